@@ -1,5 +1,5 @@
-/* What every context has from the beginning. No room but stands above all of them, so that a lower
- * one finds in the context what a higher one does for it, and nothing is global to the process. */
+/* Hooks that every context has from the start. This file is above all layers, so lower layers find
+ * the hooks of higher ones in the context, and nothing is global to the process. */
 #include "autograd.h"
 #include "comm.h"
 #include "device.h"

@@ -1,4 +1,4 @@
-/* Collectives into tensors that are there: by the rows, and nothing is recorded. */
+/* Collectives into existing tensors: by the rows, not recorded. */
 #include "collective.h"
 
 static ms_status check_operand(const char *op, const char *name, const ms_tensor *t)
@@ -32,8 +32,8 @@ static ms_status check_pair(const char *op, const ms_tensor *out, const ms_tenso
     return MS_OK;
 }
 
-/* Chunks go out and come in by turns: what is read may lie in what is written (or the other way
- * round) only where this rank's part of the whole belongs. */
+/* Chunks are written and read alternately, so operand and result may overlap only where the operand
+ * is this rank's part of the result, or the reverse. */
 static ms_status check_overlap(const ms_comm *c, const char *what, const ms_tensor *whole,
                                const ms_tensor *part)
 {

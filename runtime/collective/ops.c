@@ -1,6 +1,5 @@
-/* Collectives as operators: what they make, and their gradients, which are collectives, too. The
- * engine walks a graph in one order, the reverse of the program's; so ranks that run one program
- * call those of its backward in one order. */
+/* Collectives as operators, and their gradients, which are collectives too. The engine walks a
+ * graph in reverse program order, so ranks of one program call them in the same order. */
 #include "collective.h"
 
 #include "autograd.h"
@@ -40,13 +39,13 @@ static bool is_extreme(int32_t reduce)
     return reduce == MS_REDUCE_MAX || reduce == MS_REDUCE_MIN;
 }
 
-/* Values of the operand where the result is, which may be the operand. */
+/* Copy the operand to the result, if they differ. */
 static ms_status take_operand(const msi_op_call *c)
 {
     return c->in[0] == c->out[0] ? MS_OK : msi_copy(&c->out[0]->v, &c->in[0]->v, false);
 }
 
-/* With what tells backward that it is this group. */
+/* With the serial that identifies the group. */
 static msi_collective collective(ms_comm *comm, int32_t how)
 {
     return (msi_collective){.comm = comm,
@@ -55,7 +54,7 @@ static msi_collective collective(ms_comm *comm, int32_t how)
                             .reduce = how};
 }
 
-/* A collective of backward passes the one point as others do. A graph may outlive its group. */
+/* Run a collective of backward, observed as others. A graph may outlive its group. */
 static ms_status run_in_backward(msi_bwd *b, const msi_op *op, int32_t reduce, const msi_view *in,
                                  const msi_view *out)
 {
@@ -156,7 +155,7 @@ static ms_status all_gather_forward(msi_op_call *c)
     const msi_view *x = &c->in[0]->v, *out = &c->out[0]->v;
     msi_view part = *x;
 
-    if (!msi_view_contiguous(x)) { /* its copy is made where it belongs */
+    if (!msi_view_contiguous(x)) { /* copied to its part of the result */
         msi_view_set_contiguous(&part, x->dtype, x->ndim, x->shape);
         part.storage = out->storage;
         part.offset = out->offset + ms_comm_rank(attrs->comm) * msi_view_numel(x);

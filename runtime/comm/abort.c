@@ -1,9 +1,9 @@
-/* Telling all ranks that this one has failed, and whose failure it is. */
+/* Reporting this rank's failure to all ranks, with its cause. */
 #include "group.h"
 
 static const char NO_REASON[] = "no reason given";
 
-/* The group whose members have just been told of a failure, or NULL; and whose it is. */
+/* The group whose members just received a failure, and that failure's owner; or NULL. */
 static const ms_comm *failed_group(int32_t *owner)
 {
     const msi_groups *g = msi_groups_peek();
@@ -41,7 +41,7 @@ bool ms_dist_abort(ms_status kind, const char *message)
     }
     if (group != NULL && msi_failure_read(group, owner, text, sizeof(text)) != 0 &&
         (message == NULL || strstr(message, text) == NULL)) {
-        message = text; /* its own words, where others do not repeat them */
+        message = text; /* the owner's message, unless `message` has it */
     }
     return msi_job_abort(d->job, d->rank, rank, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
                          (int)rank, message != NULL ? message : NO_REASON);

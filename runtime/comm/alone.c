@@ -1,5 +1,5 @@
-/* The transport that needs nobody: of a group of this rank alone, and of a fake one of any size, in
- * which every member holds what this rank holds. What a peer would have to do has been done. */
+/* The transport without peers: for a group of this rank, and for fake groups, where every member
+ * has this rank's data. */
 #include "segment.h"
 
 #include <string.h>
@@ -26,7 +26,7 @@ static ms_status all_gather(ms_comm *c, uint64_t seq, const void *in, int64_t nb
     return MS_OK;
 }
 
-/* Reduction of as many times `in` as the group has members, rounded once. */
+/* Reduction of `in` once per member, rounded once. */
 static ms_status reduce_equals(const ms_comm *c, int32_t dtype, int32_t reduce, int64_t n,
                                const char *in, char *out)
 {

@@ -1,4 +1,4 @@
-/* Collectives on views and on bytes: named to the others, then moved by the group's transport. */
+/* Collectives on views and bytes: published, then moved by the group's transport. */
 #include "group.h"
 
 #include "tensor.h"
@@ -6,11 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Name the collective on a tensor to the others; `*seq` is what its waits refer to. */
+/* Publish a collective on a tensor; `*seq` is for its waits. */
 static ms_status begin(ms_comm *c, uint32_t kind, const msi_view *v, int32_t root, uint64_t forward,
                        uint64_t *seq)
 {
-    msi_fingerprint fp; /* as far as its shape goes: clearing all of it would take longer */
+    msi_fingerprint fp; /* not cleared beyond its shape, which would take longer */
 
     fp.kind = kind;
     fp.dtype = v->dtype;

@@ -1,6 +1,5 @@
-/* Do all members of a group say the same? Asked while they run, of the latest call that two have
- * made, whose hash covers everything before; and once more when all have left, for what they noted
- * after their last call. */
+/* Comparison of the members' schedules. While they run: at the latest call that two have made,
+ * whose hash covers everything before. When all have left: also notes after the last call. */
 #include "group.h"
 
 #include <stdio.h>
@@ -8,8 +7,7 @@
 
 /* -- while they run ---------------------------------------------------------------------------- */
 
-/* One of two members gave up there what it had named, and the other did not: true. The reason is
- * that member's failure. */
+/* If exactly one of two members published a reset here, report its failure as the cause: true. */
 static bool report_failure(ms_comm *c, int32_t a, const msi_fingerprint *fa, int32_t b,
                            const msi_fingerprint *fb, uint64_t s)
 {
@@ -25,7 +23,7 @@ static bool report_failure(ms_comm *c, int32_t a, const msi_fingerprint *fa, int
     return true;
 }
 
-/* Members a < b said fa and fb at sequence `s`. What they noted differently came before. */
+/* Members a < b published fa and fb at sequence `s`. Differing notes came earlier. */
 static void report_difference(ms_comm *c, int32_t a, const msi_fingerprint *fa, int32_t b,
                               const msi_fingerprint *fb, uint64_t s)
 {
@@ -79,8 +77,8 @@ static void report_mismatch(ms_comm *c, int32_t q, uint64_t last)
                   msi_sequence_text(c, first, sequence, sizeof(sequence)));
 }
 
-/* Has this member, as far as this rank and no further, said the same? Its records stay unread: they
- * would have to come from its core's cache and go back for its next call. */
+/* True if the member is at this rank's call with an equal hash. Does not read its records, which
+ * are in its core's cache. */
 static bool is_alongside(const ms_comm *c, int32_t q, uint64_t theirs)
 {
     return theirs == c->seq &&
@@ -104,7 +102,7 @@ bool msi_members_agree(ms_comm *c)
         if (!is_alongside(c, q, theirs)) {
             if (!msi_record_read(&c->members[q], last, NULL, &hash) ||
                 !msi_record_read(&c->members[c->own], last, NULL, &own)) {
-                continue; /* already overwritten: a later hash covers it */
+                continue; /* overwritten; a later hash covers it */
             }
             if (hash != own) {
                 report_mismatch(c, q, last);
@@ -123,7 +121,7 @@ static uint64_t published(const ms_comm *c, int32_t q)
     return atomic_load_explicit(&c->members[q].published, memory_order_acquire);
 }
 
-/* Member a has made one call that member b left without. */
+/* Member b left without a call that member a made. */
 static void report_call_more(ms_comm *c, int32_t a, int32_t b)
 {
     uint64_t s = published(c, b) + 1, hash;
@@ -144,7 +142,7 @@ static void report_call_more(ms_comm *c, int32_t a, int32_t b)
                   msi_failure_text(c, a, b, failure, sizeof(failure)));
 }
 
-/* Did member q leave as this one did? */
+/* Compare member q's end with this one's. */
 static bool left_alike(ms_comm *c, int32_t q)
 {
     uint64_t mine = published(c, c->own), theirs = published(c, q), hash, own;

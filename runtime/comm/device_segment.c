@@ -1,13 +1,13 @@
-/* Segments in the memory of the members' devices.
+/* Segments in device memory.
  *
- * One member's device takes it and gives a descriptor; each of the others gets one of its own, by
- * letter or, ranks as threads, in its hand-off word, and maps it through its own device. Two rounds
- * of agreement, as for memory of the host, make every rank fail when one cannot. Descriptors are
- * closed then: the memory is there as long as anybody maps it.
+ * One member's device allocates it and exports a descriptor. The others receive a copy, by letter
+ * or, as threads, in their hand-off word, and map it through their device. As for host memory, two
+ * rounds of agreement make every rank fail if one cannot. Descriptors are then closed; the memory
+ * exists while anyone maps it.
  *
- * A job keeps no list of them. A process that a rank forks has no device, which alone could reach
- * them (backend/device_lost.c), so nothing need be made its own; and the rooms that hold segments
- * close before the context's device does, so a job that ends finds none. */
+ * The job keeps no list of them. A forked process has no device to reach them
+ * (backend/device_lost.c), and their owners close before the context's device, so none are left at
+ * the end. */
 #include "segment.h"
 
 #include "device.h"
@@ -69,7 +69,7 @@ static int32_t take(msi_segment *s)
     return outcome;
 }
 
-/* Where memory is short, what lies free in the context's heap goes back, and it is asked again. */
+/* If memory is short, trim the context's heap and retry. */
 static int32_t get(msi_segment *s, int32_t (*how)(msi_segment *s))
 {
     const int32_t outcome = how(s);
@@ -91,7 +91,7 @@ static int32_t attach(const msi_segment *s, bool readonly, char **out)
     return outcome;
 }
 
-/* The maps that this rank needs, and lacks. */
+/* Map what this rank needs and has not mapped. */
 static int32_t attach_all(msi_segment *s)
 {
     if (s->owner != MSI_OWNER_ALL && is_owner(s)) {
@@ -124,14 +124,14 @@ void msi_device_segment_free(const msi_segment *s)
 
 /* -- its descriptor ---------------------------------------------------------------------------- */
 
-/* Ranks as threads: what lies in member q's hand-off word is the descriptor that it takes, or that
- * the owner takes back; -1: none. */
+/* Ranks as threads: take the descriptor from member q's hand-off word (by q, or back by the owner);
+ * -1: none. */
 static int32_t pick_up(ms_comm *c, int32_t q)
 {
     return (int32_t)(intptr_t)atomic_exchange(&c->members[q].handoff, NULL) - 1;
 }
 
-/* Gives errno. */
+/* Returns errno. */
 static int lay_down(ms_comm *c, int32_t q, int32_t fd)
 {
     const int its = fcntl(fd, F_DUPFD_CLOEXEC, 0);
@@ -143,7 +143,7 @@ static int lay_down(ms_comm *c, int32_t q, int32_t fd)
     return 0;
 }
 
-/* What lies in a mailbox of a process is thrown away by who finds it there. */
+/* A process discards a descriptor left in its mailbox. */
 static void take_back(ms_comm *c)
 {
     for (int32_t q = 0; c->job->threads && q < c->size; q++) {
@@ -155,7 +155,7 @@ static void take_back(ms_comm *c)
     }
 }
 
-/* To all other members, or none. Gives errno. */
+/* To all other members or none. Returns errno. */
 static int hand_over(ms_comm *c, msi_letter letter, int32_t fd)
 {
     int error = 0;
@@ -175,14 +175,14 @@ static int hand_over(ms_comm *c, msi_letter letter, int32_t fd)
     return error;
 }
 
-/* Likewise. */
+/* Returns errno. */
 static int receive(ms_comm *c, msi_letter letter, int32_t *fd)
 {
     if (!c->job->threads) {
         return msi_mail_receive(c->job, c->in_job[c->rank], letter, fd);
     }
     *fd = pick_up(c, c->rank);
-    return *fd >= 0 ? 0 : ECANCELED; /* its owner has given up */
+    return *fd >= 0 ? 0 : ECANCELED; /* its owner dropped it */
 }
 
 /* -- making it --------------------------------------------------------------------------------- */
@@ -216,7 +216,7 @@ ms_status msi_device_segment_map(msi_segment *s, uint64_t seq)
 {
     const ms_status status = agree_on(s, seq);
 
-    if (status == MS_COMM_ERROR && is_owner(s)) { /* else all have what is theirs */
+    if (status == MS_COMM_ERROR && is_owner(s)) { /* else all have theirs */
         take_back(s->comm);
     }
     if (s->fd >= 0) {
@@ -238,6 +238,6 @@ ms_status msi_device_segment_take(msi_segment *s, uint64_t seq)
     if (!ms_comm_is_fake(s->comm)) {
         return MS_OK;
     }
-    MS_TRY(msi_mem_set(s->device->ctx, s->rw, 0, bytes_of(s))); /* nobody fills the others' parts */
+    MS_TRY(msi_mem_set(s->device->ctx, s->rw, 0, bytes_of(s))); /* others' parts stay unfilled */
     return msi_settle(s->device->ctx);
 }

@@ -1,5 +1,4 @@
-/* The end of a rank's process: what its device was given last may have been wrong, and nobody has
- * waited for it. */
+/* The end of a rank's process: reports errors of device work that nobody waited for. */
 #include "group.h"
 
 #include "backend.h"
@@ -19,11 +18,11 @@ ms_status msi_end_work(ms_context *ctx)
     }
     snprintf(why, sizeof(why), "%s", ms_error_message());
     snprintf(line, sizeof(line), "%s: %s", ms_status_name(status), why);
-    ms_dist_abort(status, line); /* which may fail by itself */
+    ms_dist_abort(status, line); /* may itself fail */
     return MS_FAIL(status, "%s", why);
 }
 
-/* Whoever called exit() is told on stderr. */
+/* Prints errors to stderr. */
 static bool ends_well(void)
 {
     ms_context *ctx = msi_context_peek();
@@ -40,7 +39,7 @@ static bool ends_well(void)
     return status == MS_OK;
 }
 
-/* glibc goes on with the handlers that are left, and with this code. */
+/* glibc continues with the remaining handlers and this code. */
 static void at_exit(int code, void *nothing)
 {
     const ms_context *ctx = msi_context_peek();
@@ -54,17 +53,16 @@ static void at_exit(int code, void *nothing)
     }
 }
 
-/* [Note: before all others] exit() calls handlers, and destructors of C++ objects among them, in
- * the reverse order of their registration. The matrix library makes objects when it first needs
- * them, in a product say: a handler registered before would find them destroyed, and the product
- * that it waits for would use them. But before all of them exit() destroys the objects of the
- * thread that calls it (C++ [basic.start.term]; that library has none). So what is registered when
- * the device opens is the destructor of one, and that puts the handler, which alone is told the
- * code, in front of all others. */
+/* [Note: before all others] exit() calls handlers and C++ destructors in reverse order of
+ * registration. The matrix library creates objects at its first product. A handler registered
+ * earlier would run after their destruction, while pending products still use them. But exit()
+ * first destroys the calling thread's thread_local objects (C++ [basic.start.term]; that library
+ * has none). So opening a device registers such a destructor, which registers the handler: it runs
+ * first, and on_exit() gives it the code. */
 int __cxa_thread_atexit_impl(void (*destroy)(void *object), void *object, void *library);
-extern __attribute__((visibility("hidden"))) void *__dso_handle; /* which library this is */
+extern __attribute__((visibility("hidden"))) void *__dso_handle; /* identifies this library */
 
-/* Also where a thread ends alone: one that has closed its context has nothing left to end. */
+/* Also runs when a thread ends; a closed context has no device. */
 static void go_first(void *watched)
 {
     const ms_context *ctx = msi_context_peek();
@@ -91,7 +89,7 @@ void ms_dist_exit(int32_t code)
     if (code == 0 && !ends_well()) {
         code = 1;
     }
-    if (code == 0) { /* otherwise the launcher says what happened, with the code */
+    if (code == 0) { /* otherwise the launcher reports the code */
         (void)ms_dist_leave();
     }
     _exit(code);

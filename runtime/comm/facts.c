@@ -1,4 +1,4 @@
-/* What a group tells of itself. */
+/* Queries of a group. */
 #include "group.h"
 
 int32_t ms_comm_rank(const ms_comm *comm)

@@ -1,13 +1,12 @@
-/* What a rank says of its own failures, for peers that go on without it: a rank that fails alone,
- * and perhaps catches its error, is found by what it calls next, or by having left; what it says
- * here is why. */
+/* A rank's own failures. Peers that continue detect a rank that failed alone by its next call, or
+ * by its leaving; the text here gives them the reason. */
 #include "group.h"
 
 #include <stdio.h>
 
 enum { LINE_ROOM = MSI_FAILURE_TEXT - 64 };
 
-/* Was the latest call of this rank to give up for what it has said? */
+/* True if this rank's latest call was a reset for its failure. */
 static bool has_given_up(const ms_comm *c)
 {
     msi_member *m = &c->members[c->own];
@@ -26,7 +25,7 @@ void ms_comm_failed(ms_comm *c, const char *message)
 
     if (c->n_members == 1 || c->dist->gone != MSI_GONE_NOT || msi_comm_broken(c) ||
         has_given_up(c)) {
-        return; /* nobody waits, or another failure came first */
+        return; /* no peer waits, or another failure was first */
     }
     memcpy(text, message, n);
     atomic_store_explicit(&m->failed_before, 0, memory_order_relaxed);
@@ -80,7 +79,7 @@ const char *msi_failure_text(const ms_comm *c, int32_t a, int32_t b, char *buffe
     char text[LINE_ROOM], other[LINE_ROOM];
     uint64_t before_a = msi_failure_read(c, a, text, sizeof(text));
     uint64_t before_b = msi_failure_read(c, b, other, sizeof(other));
-    bool is_a = before_a > before_b; /* the later one, when both failed at different places */
+    bool is_a = before_a > before_b; /* the later one, if both failed */
     const char *why = is_a ? text : other;
     int line = (int)strcspn(why, "\n");
 

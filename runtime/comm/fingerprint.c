@@ -1,4 +1,4 @@
-/* What a rank says before it moves data, in words. */
+/* Fingerprints, and their texts. */
 #include "group.h"
 
 #include <stddef.h>
@@ -30,7 +30,7 @@ bool msi_fingerprint_same_call(const msi_fingerprint *a, const msi_fingerprint *
     return memcmp(a, &other, sizeof(other)) == 0;
 }
 
-/* -- in words ---------------------------------------------------------------------------------- */
+/* -- texts ------------------------------------------------------------------------------------- */
 
 enum { MSI_NAME_TEXT = MSI_LABEL_TEXT + MSI_MODEL_TEXT + 16 };
 

@@ -1,4 +1,4 @@
-/* Groups: that of all ranks, that of one, fake ones, and what splitting makes of others. */
+/* Groups: the world, this rank alone, fake and split ones. */
 #include "group.h"
 
 #include <stdlib.h>
@@ -25,7 +25,7 @@ static size_t comm_bytes(int32_t n_members)
     return sizeof(ms_comm) + (sizeof(uint64_t) + sizeof(int32_t)) * (size_t)n_members;
 }
 
-/* A group with room for so many members and nothing in it. */
+/* An empty group with room for `n_members`. */
 static ms_comm *comm_new(const msi_dist *d, int32_t n_members)
 {
     ms_comm *c = calloc(1, comm_bytes(n_members));
@@ -49,7 +49,7 @@ static ms_status make_world(ms_comm **out, const msi_dist *d)
     return MS_OK;
 }
 
-/* A group whose only member there is is this rank: one piece of memory. */
+/* A group in which only this rank exists, in one allocation. */
 static ms_status make_alone(ms_comm **out, const msi_dist *d, int32_t rank, int32_t size)
 {
     const int64_t members = msi_round_up((int64_t)comm_bytes(1), 64);
@@ -71,7 +71,7 @@ static ms_status make_alone(ms_comm **out, const msi_dist *d, int32_t rank, int3
     return MS_OK;
 }
 
-/* This rank's place in its job, which it joins unless it has, and its groups. */
+/* This rank's groups and place in its job, joining if needed. */
 static ms_status joined(msi_groups **g, const msi_dist **d)
 {
     MS_TRY(ms_dist_join());
@@ -111,7 +111,7 @@ ms_status ms_comm_self(ms_comm **out)
     return MS_OK;
 }
 
-/* From now on the context knows it. */
+/* Add it to the context's list. */
 static void keep(msi_groups *g, ms_comm *c)
 {
     c->next = g->others;
@@ -143,14 +143,14 @@ ms_status ms_comm_fake(ms_comm **out, int32_t rank, int32_t world)
 
 /* -- splitting --------------------------------------------------------------------------------- */
 
-/* What a member of the parent wants. */
+/* A member's arguments to split. */
 typedef struct wish {
     int32_t color, key;
-    int32_t refused; /* it has no memory for a group */
+    int32_t refused; /* it has no memory */
     int32_t rank;    /* in the parent */
 } wish;
 
-/* By color, then by place in the group. */
+/* By color, key, rank in the parent. */
 static int compare_wishes(const void *left, const void *right)
 {
     const wish *a = left, *b = right;
@@ -164,7 +164,7 @@ static int compare_wishes(const void *left, const void *right)
     return a->rank - b->rank;
 }
 
-/* One past the last of those of the color that wish `i` has. */
+/* Index after the last with the color of wish `i`. */
 static int32_t end_of(const wish *all, int32_t n, int32_t i)
 {
     int32_t end = i + 1;
@@ -192,7 +192,7 @@ static int64_t total_bytes(const wish *all, int32_t n)
     return nbytes;
 }
 
-/* The group of this rank's color. */
+/* Fill in the group of this rank's color. */
 static void fill(ms_comm *c, const ms_comm *parent, const wish *all, int32_t n)
 {
     int64_t at = 0;
@@ -220,8 +220,7 @@ static void fill(ms_comm *c, const ms_comm *parent, const wish *all, int32_t n)
     }
 }
 
-/* What every member of the parent wants, in the order in which groups are made of them. All fail
- * where one has no memory. */
+/* Exchange all members' wishes, sorted. All fail if one has no memory. */
 static ms_status exchange_wishes(ms_comm *parent, const wish *own, wish *all)
 {
     MS_TRY(msi_comm_gather_bytes(parent, "split", own, sizeof(*own), all));
@@ -269,7 +268,7 @@ failed:
     return status;
 }
 
-/* Where it stands among those that are not borrowed; NULL: nowhere. */
+/* Its link in the list of owned groups; NULL: none. */
 static ms_comm **place_of(const ms_comm *c)
 {
     msi_groups *g = msi_groups_peek();
@@ -287,7 +286,7 @@ double ms_comm_serial(const ms_comm *c)
     const bool is_there =
         g != NULL && c != NULL && (c == g->world || c == g->self || place_of(c) != NULL);
 
-    return is_there ? (double)c->serial : 0; /* not read before: it may be freed */
+    return is_there ? (double)c->serial : 0; /* read only now, as `c` may be freed */
 }
 
 static void discard_unheld(ms_comm *c)
@@ -302,7 +301,7 @@ static void discard_unheld(ms_comm *c)
 
 void ms_comm_free(ms_comm *c)
 {
-    if (c != NULL && place_of(c) != NULL) { /* else borrowed, or gone with its context */
+    if (c != NULL && place_of(c) != NULL) { /* else borrowed, or closed with its context */
         c->forsaken = true;
         discard_unheld(c);
     }

@@ -1,5 +1,4 @@
-/* Where the members of a group keep what they share, in one piece of memory; and what they are
- * called. */
+/* Layout of the members' shared memory, and their names. */
 #include "group.h"
 
 #include <stdio.h>

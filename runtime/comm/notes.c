@@ -1,4 +1,4 @@
-/* What ranks note that should be the same on all of them: see note.h. */
+/* Notes: values that must be equal on all ranks. See note.h. */
 #include "group.h"
 
 #include <stdio.h>
@@ -6,7 +6,7 @@
 _Static_assert(sizeof(msi_note) == 2 * sizeof(msi_label) + 8 * (MSI_NOTE_NUMBERS + 1),
                "a note is whole words without padding");
 
-/* -- saying ------------------------------------------------------------------------------------ */
+/* -- writing ----------------------------------------------------------------------------------- */
 
 static msi_note_record *record_of(const ms_comm *c, int32_t member, uint64_t n)
 {
@@ -62,8 +62,7 @@ static bool note_read(const ms_comm *c, int32_t member, uint64_t n, msi_note *no
     return atomic_load_explicit(&r->n, memory_order_relaxed) == n;
 }
 
-/* Number of the member's note whose hash is `noted`; 0: before the first. False when it is no
- * longer there. */
+/* Number of the member's note with hash `noted`; 0: before the first. False if overwritten. */
 static bool find(const ms_comm *c, int32_t member, uint64_t noted, uint64_t *n)
 {
     *n = 0;
@@ -80,12 +79,11 @@ static bool find(const ms_comm *c, int32_t member, uint64_t noted, uint64_t *n)
     return noted == 0;
 }
 
-/* -- in words ---------------------------------------------------------------------------------- */
+/* -- texts ------------------------------------------------------------------------------------- */
 
 enum { MSI_SUBJECT_TEXT = MSI_LABEL_TEXT + MSI_MODEL_TEXT };
 
-/* Name `index` of the note's numbers; its place, where the names are cut. @return does it stand for
- * a hash? */
+/* Name of the note's number `index`; the index, if names were truncated. @return true for a hash */
 static bool number_name(const msi_note *note, int64_t index, char *name, size_t nbytes)
 {
     const char *at = note->text.text;
@@ -139,7 +137,7 @@ static void note_text(const msi_note *note, char *buffer, size_t nbytes)
     }
 }
 
-/* Two numbers in as many digits as it takes to see that they differ. */
+/* Two numbers with enough digits to differ. */
 static void numbers_text(double a, double b, char *ta, char *tb, size_t nbytes)
 {
     for (int digits = 6; digits <= 17; digits += 11) {
@@ -151,7 +149,7 @@ static void numbers_text(double a, double b, char *ta, char *tb, size_t nbytes)
     }
 }
 
-/* Notes na of rank a and nb of rank b are about the same thing: in what do they differ? */
+/* How notes na of rank a and nb of rank b, on one subject, differ. */
 static void values_text(const msi_note *na, int32_t a, const msi_note *nb, int32_t b, char *buffer,
                         size_t nbytes)
 {
@@ -205,7 +203,7 @@ const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, u
         return buffer;
     }
     uint64_t last = last_a > last_b ? last_a : last_b;
-    bool known = last < MSI_NOTES; /* everything up to here was the same */
+    bool known = last < MSI_NOTES; /* everything so far was equal */
 
     for (uint64_t n = last >= MSI_NOTES ? last - MSI_NOTES + 1 : 1; n <= last; n++) {
         bool has_a = n <= last_a && note_read(c, a, n, &na, &hash_a);
@@ -227,7 +225,7 @@ const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, u
             snprintf(buffer, nbytes, "rank %d has %s, rank %d has not", (int)(has_a ? ra : rb), ta,
                      (int)(has_a ? rb : ra));
             return buffer;
-        } else { /* overwritten, by now */
+        } else { /* overwritten */
             known = false;
         }
     }

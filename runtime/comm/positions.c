@@ -1,4 +1,4 @@
-/* Where the ranks of a group are, in words: for waits that last long, and for those that fail. */
+/* Texts of the ranks' positions: for long waits and for those that fail. */
 #include "group.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@
 
 enum { MORE_ROOM = sizeof(" and 127 more"), SECOND = 1000000000 };
 
-/* " (pid 4711, T stopped)", or "" for a thread and for a process that has gone; gives the state. */
+/* " (pid 4711, T stopped)", or "" for a thread or ended process; returns the state. */
 static char process_text(const msi_job *job, int32_t rank, char *buffer, size_t nbytes)
 {
     static const char letters[] = "RSDTtZ";
@@ -23,7 +23,7 @@ static char process_text(const msi_job *job, int32_t rank, char *buffer, size_t 
     if (job->threads || pid <= 0 || !msi_process_look(pid, &state, &parent)) {
         return 0;
     }
-    if (pid == getpid()) { /* who asks runs, and yet it waits */
+    if (pid == getpid()) { /* it runs now, but counts as waiting */
         snprintf(buffer, nbytes, " (pid %d)", (int)pid);
         return state;
     }
@@ -34,8 +34,7 @@ static char process_text(const msi_job *job, int32_t rank, char *buffer, size_t 
     return state;
 }
 
-/* Does member q keep the others waiting? Who waits for them does not, unless it has been stopped.
- */
+/* True if others wait for member q: it does not wait for them, or is stopped. */
 static bool is_waited_for(const ms_comm *c, int32_t q)
 {
     const msi_job_rank *its = &c->job->block->rank[c->in_job[q]];
@@ -87,7 +86,7 @@ void msi_positions_text(const ms_comm *c, char *buffer, size_t nbytes)
     for (int32_t q = 0; q < c->n_members; q++) {
         late[q] = is_waited_for(c, q);
     }
-    for (int32_t i = 0; i < 2 * c->n_members; i++) { /* those that matter first */
+    for (int32_t i = 0; i < 2 * c->n_members; i++) { /* the important ones first */
         int32_t q = i % c->n_members;
         char text[MSI_CALL_TEXT + 128];
 
@@ -120,8 +119,8 @@ static const char *waited_for_text(const ms_comm *c, char *buffer, size_t nbytes
     return msi_ranks_text(c, late, buffer, nbytes);
 }
 
-/* How long a wait may last before it is announced; 0: it is not. Starting takes milliseconds, so
- * who has called nothing yet is missed sooner. */
+/* Time until a wait is announced; 0: never. Shorter for ranks without a call, since starting takes
+ * milliseconds. */
 static int64_t patience_ns(const ms_comm *c)
 {
     int64_t limit = c->job->block->announce_ns;
@@ -140,7 +139,7 @@ void msi_announce(const ms_comm *c, uint64_t seq, int64_t waited_ns)
     int64_t limit = patience_ns(c), now = msi_now_ns();
     int64_t quiet = atomic_load(&c->job->block->quiet_until);
 
-    /* One says it for all, the first rank if it waits. */
+    /* One rank warns for all, the first if it waits. */
     if (limit <= 0 || waited_ns < limit + c->own * MSI_LOOK_MS * 1000000LL || now < quiet ||
         !atomic_compare_exchange_strong(&c->job->block->quiet_until, &quiet, now + 4 * waited_ns)) {
         return;

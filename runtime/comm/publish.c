@@ -1,4 +1,4 @@
-/* Saying what comes next, and what that says of the peers: are they to be woken, are they there? */
+/* Publishing an operation: comparing with peers, waking them. */
 #include "group.h"
 
 bool msi_comm_broken(ms_comm *c)

@@ -1,4 +1,4 @@
-/* What members have said, where the others read it. */
+/* Records: fingerprints that members have published. */
 #include "group.h"
 
 #include <stdio.h>
@@ -55,7 +55,7 @@ ms_status msi_comm_fail(const ms_comm *c, const char *verb, const char *operatio
         return MS_FAIL(MS_INTERNAL_ERROR, "a group failed without a reason");
     }
     bool at_once = cause == MSI_CAUSE_DIED || cause == MSI_CAUSE_LEFT;
-    int line = (int)strcspn(text, "\n"); /* what follows is the other rank's traceback */
+    int line = (int)strcspn(text, "\n"); /* the other rank's traceback follows */
 
     return MS_FAIL(MS_COMM_ERROR, "%.*s%s this rank %s %s%s", line, text, at_once ? " while" : ";",
                    verb, operation, text + line);

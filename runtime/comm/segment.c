@@ -48,7 +48,7 @@ ms_status msi_segment_new_on(msi_segment *out, ms_comm *comm, struct msi_device 
 
 void msi_segment_free(msi_segment *s)
 {
-    if (s->comm == NULL) { /* never made, or freed: descriptor 0 is not its */
+    if (s->comm == NULL) { /* never made, or freed: fd is not valid */
         return;
     }
     if (s->device != NULL) {

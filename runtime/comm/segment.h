@@ -1,4 +1,4 @@
-/* Making segments, for transports: of the host's memory (shm_segment.c), of a device's
+/* Making segments, for transports: in host memory (shm_segment.c) and device memory
  * (device_segment.c). */
 #ifndef MSI_SEGMENT_H
 #define MSI_SEGMENT_H
@@ -7,15 +7,15 @@
 
 enum { MSI_WHY = 192 };
 
-/* Why a member cannot do its part; MS_OK: it can. */
+/* Why a member failed; MS_OK: it did not. */
 typedef struct msi_refusal {
     ms_status status;
     char why[MSI_WHY];
 } msi_refusal;
 
-/* What failed by `b.error`, if anything did. */
+/* From `b.error`. */
 msi_refusal msi_refusal_of(msi_bound b);
-/* Every member learns the first refusal of any: "rank 1 cannot map a shared segment of 4096 bytes:
+/* Exchange the first failure of any member: "rank 1 cannot map a shared segment of 4096 bytes:
  * ...", where `verb` is "map". */
 ms_status msi_segment_agree(const msi_segment *s, uint64_t seq, const msi_refusal *mine,
                             const char *verb);

@@ -1,7 +1,6 @@
-/* The transport over memory that all members map: in steps, of a chunk of every rank. Reductions
- * run over ranks by the fixed tree of the `tree` kernel over equal values, so results are equal
- * bits everywhere. Small messages are reduced whole by every rank; of larger ones each rank reduces
- * a part and passes it round. */
+/* The transport over memory that all members map, in steps of one chunk per rank. Reductions run
+ * the `tree` kernel over ranks, so all get equal bits. Small messages are reduced whole by every
+ * rank; of larger ones each rank reduces a part, and the parts are exchanged. */
 #include "shm.h"
 
 #include "segment.h"
@@ -14,8 +13,8 @@ _Static_assert(MSI_TREE_SUM == (int)MS_REDUCE_SUM && MSI_TREE_MAX == (int)MS_RED
 
 enum { REDUCE_WHOLE_BYTES = 16 * 1024 };
 
-/* out[0, n) = reduction of every member's n elements: own ones at `own`, the others' `offset` bytes
- * into what they staged. */
+/* out[0, n) = reduction of every member's n elements: `own`, and `offset` bytes into the others'
+ * stages. */
 static ms_status reduce_members(ms_comm *c, int32_t dtype, int32_t reduce, int64_t n,
                                 const char *own, int64_t offset, char *out)
 {
@@ -56,7 +55,7 @@ static ms_status reduce_scatter(ms_comm *c, uint64_t seq, int32_t dtype, int32_t
     return MS_OK;
 }
 
-/* Elements [first, last) of a chunk of n that member q reduces; starts stay on cache lines. */
+/* Elements [first, last) of a chunk of n that member q reduces; starts are cache aligned. */
 static void part_of(int32_t q, int32_t size, int64_t n, int64_t *first, int64_t *last)
 {
     int64_t lines = (n + 63) / 64;
@@ -67,7 +66,7 @@ static void part_of(int32_t q, int32_t size, int64_t n, int64_t *first, int64_t 
     *last = *last < n ? *last : n;
 }
 
-/* Reduce one chunk at `data` in place: every member a part, then the parts go round. */
+/* Reduce one chunk at `data` in place: every member a part, then exchange. */
 static ms_status all_reduce_parts(ms_comm *c, uint64_t seq, int32_t dtype, int32_t reduce,
                                   int64_t n, char *data)
 {

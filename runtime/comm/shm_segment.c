@@ -1,9 +1,8 @@
-/* Memory that all members of a group of one host map: a memfd, its pages reserved before anybody
- * touches them.
+/* Host memory that all members of a group map: a memfd whose pages are reserved first.
  *
- * The group's first rank makes it and sends the descriptor to the others' mailboxes. Two rounds of
- * agreement (made, mapped) make every rank fail when one cannot. Ranks as threads share the first
- * rank's maps; under ThreadSanitizer there is one map only, so that it sees who touches what. */
+ * The group's first rank creates it and mails the descriptor to the others. Two rounds of agreement
+ * (made, mapped) make every rank fail if one cannot. Ranks as threads share the first rank's maps.
+ * Under ThreadSanitizer there is one map, so that it sees conflicting accesses. */
 #include "segment.h"
 #include "shm.h"
 
@@ -28,7 +27,7 @@ static msi_bound map_fd(msi_segment *s, bool one_map)
     return msi_bound_of(error);
 }
 
-/* Put what is mapped into the job's list. */
+/* Add the map to the job's list. */
 static msi_bound enlist(msi_segment *s, int32_t owners)
 {
     const msi_shared_map made = {.fd = s->fd, .rw = s->rw, .ro = s->ro, .nbytes = s->nbytes};
@@ -37,7 +36,7 @@ static msi_bound enlist(msi_segment *s, int32_t owners)
     return (msi_bound){.error = s->shared != NULL ? 0 : ENOMEM};
 }
 
-/* -- handing over ------------------------------------------------------------------------------ */
+/* -- descriptor transfer ----------------------------------------------------------------------- */
 
 static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
 {

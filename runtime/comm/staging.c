@@ -1,7 +1,7 @@
 /* Moving bytes between ranks: every rank stages a chunk, all wait for all, all read.
  *
- * Two buffers per rank take turns. A rank may overwrite the buffer of step k in step k + 2 without
- * asking: it has seen everybody arrive at k + 1, and who arrives there has done reading step k. */
+ * Each rank alternates two buffers. It may overwrite the buffer of step k in step k + 2: all have
+ * arrived at k + 1, so all have finished reading step k. */
 #include "shm.h"
 
 #include <string.h>

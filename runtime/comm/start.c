@@ -1,6 +1,4 @@
-/* Jobs whose ranks talk in groups: what job/ asks of them, and the public functions that make a
- * job.
- */
+/* Calls from job/ into groups, and the public functions that make a job. */
 #include "group.h"
 
 static void positions(msi_job *job, char *buffer, size_t nbytes)

@@ -17,8 +17,8 @@ static bool all_have_left(const ms_comm *c)
     return true;
 }
 
-/* The launcher compares what all ranks said, when they have left. It does not see what is shared by
- * some of them: there whoever leaves last does it. */
+/* The launcher compares the world when all have left. For other groups, whose memory it does not
+ * see, the last member compares. */
 static void leave(ms_comm *c, uint64_t how)
 {
     if (c->dist->gone != MSI_GONE_NOT || atomic_exchange(&c->members[c->own].left, how) != 0) {
@@ -32,7 +32,7 @@ static void leave(ms_comm *c, uint64_t how)
 
 void msi_groups_leave(void)
 {
-    if (msi_groups_peek() != NULL) { /* what was promised comes true before this rank is gone */
+    if (msi_groups_peek() != NULL) { /* finish promised work before leaving */
         msi_drain(msi_context_peek());
     }
     msi_groups_end();
@@ -47,7 +47,7 @@ void msi_groups_end(void)
     }
 }
 
-/* -- the room's state -------------------------------------------------------------------------- */
+/* -- state in the context ---------------------------------------------------------------------- */
 
 void msi_comm_discard(ms_comm *c)
 {

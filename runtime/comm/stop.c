@@ -7,7 +7,7 @@ ms_status ms_dist_catch_signals(void)
     return msi_stop_catch(msi_dist_state());
 }
 
-/* What has reached a member, or the launcher; of a fake group this rank alone. */
+/* Signals of any member or the launcher; in a fake group of this rank only. */
 static ms_status seen_by_any(uint32_t *all, ms_comm *comm)
 {
     const uint32_t mine = msi_stop_look(comm->dist);

@@ -1,5 +1,5 @@
-/* Waiting for words that other ranks store, without a hang and without a lost wake-up. Before it
- * sleeps (doorbell.c) a rank spins briefly, if every rank has its own core. */
+/* Waiting for words that other ranks store, without hangs or lost wake-ups. Spins briefly before it
+ * sleeps (doorbell.c), if every rank has its own core. */
 #include "group.h"
 
 #include "device.h"
@@ -15,7 +15,7 @@ static void cpu_pause(void)
 #endif
 }
 
-/* -- can the others still answer? -------------------------------------------------------------- */
+/* -- state of the peers ------------------------------------------------------------------------ */
 
 /* A member that left before it published `seq`, or -1. */
 static int32_t member_gone(ms_comm *c, uint64_t seq)
@@ -35,7 +35,7 @@ static int32_t member_gone(ms_comm *c, uint64_t seq)
 
 typedef struct watch {
     int64_t looked_at;
-    int64_t waited_ns; /* while this process ran: when all of a job is stopped nobody is late */
+    int64_t waited_ns; /* while this process ran, so that a stopped job does not time out */
     msi_watch others;
 } watch;
 
@@ -48,12 +48,12 @@ static void report_stuck(ms_comm *c, const char *what)
                   "%s; last calls: %s", what, positions);
 }
 
-/* What became of those we wait for. [Note: judge first] A rank may answer and leave at any moment,
- * so this is asked before the last look: whoever had left by then had answered before, and the
- * look sees it. The other way round an answer in between would be taken for none. */
+/* State of the awaited peers. [Note: judge first] A rank may answer and leave at any moment, so its
+ * state is read before the last look at the words: a rank that had left had answered before, and
+ * the look sees it. In the other order an answer in between would be missed. */
 typedef struct fate {
     enum { FATE_OPEN, FATE_LEFT, FATE_STUCK, FATE_TIMEOUT } verdict;
-    int32_t member; /* FATE_LEFT: which */
+    int32_t member; /* FATE_LEFT: the member */
 } fate;
 
 static fate judge_others(ms_comm *c, uint64_t seq, watch *w)
@@ -76,7 +76,7 @@ static fate judge_others(ms_comm *c, uint64_t seq, watch *w)
         msi_announce(c, seq, w->waited_ns);
         return (fate){FATE_OPEN, -1};
     }
-    gone = member_gone(c, UINT64_MAX); /* it owes a store of this call, not the call itself */
+    gone = member_gone(c, UINT64_MAX); /* it owes a store of this call */
     return gone >= 0 ? (fate){FATE_LEFT, gone} : (fate){FATE_STUCK, -1};
 }
 
@@ -114,7 +114,7 @@ static void report_fate(ms_comm *c, fate f)
 
 enum { LOOK_READY, LOOK_FAILED, LOOK_WAIT };
 
-/* What is ready stays so even if the job has failed since: the next operation will tell. */
+/* A ready word counts even if the job has failed since; the next operation reports that. */
 static int32_t look(ms_comm *c, bool (*ready)(void *user), void *user)
 {
     bool broken = msi_comm_broken(c), is_ready = ready(user);
@@ -133,7 +133,7 @@ static int32_t spin(ms_comm *c, bool (*ready)(void *user), void *user, int64_t b
         return seen;
     }
     do {
-        /* Others' records are looked at once a turn: their writers have to wait for the line. */
+        /* Other ranks' records are read once per turn, since reading slows their writers. */
         for (int32_t i = 0; i < PAUSES_PER_CLOCK && !ready(user); i++) {
             cpu_pause();
         }
@@ -142,7 +142,7 @@ static int32_t spin(ms_comm *c, bool (*ready)(void *user), void *user, int64_t b
     return seen;
 }
 
-/* Peers may wait for what this rank's device was given, and runs only when it is called. */
+/* True if peers may wait for device work that runs only when polled. */
 static bool device_polls(void)
 {
     const ms_context *ctx = msi_any_device() ? msi_context_peek() : NULL;
@@ -204,7 +204,7 @@ ms_status msi_comm_wait(ms_comm *c, uint64_t seq, bool (*ready)(void *user), voi
     return MS_OK;
 }
 
-/* A group that still can do what its members have said. */
+/* Error if a group cannot do what was published. */
 static ms_status check_members(ms_comm *c)
 {
     char operation[MSI_OPERATION_TEXT];

@@ -24,7 +24,7 @@ static int64_t largest(const double *values, int64_t n)
     return best;
 }
 
-/* The value of rank `k` (from 1), found in a sorted copy. NAN when memory is out. */
+/* The k-th largest value (from 1), by sorting a copy. NAN without memory. */
 static double kth_largest(const double *values, int64_t n, int64_t k)
 {
     double *sorted = malloc((size_t)n * sizeof(*sorted));
@@ -39,8 +39,8 @@ static double kth_largest(const double *values, int64_t n, int64_t k)
     return value;
 }
 
-/* exp((value - top) / temperature), also where it is a limit: beside an infinite logit nothing else
- * is drawn, and one of -inf never. */
+/* exp((value - top) / temperature), with limits: 0 for -inf, and for finite values if top is inf.
+ */
 static double weight(double value, double top, double temperature)
 {
     const double distance = value - top;
@@ -48,7 +48,7 @@ static double weight(double value, double top, double temperature)
     return value == top ? 1 : isinf(distance) ? 0 : exp(distance / temperature);
 }
 
-/* Of equal values at the edge of the top k, those that come first are in. */
+/* Of equal values at the limit of the top k, the first ones count. */
 static ms_status draw_from(int64_t *token, double *values, int64_t n, double temperature,
                            int64_t top_k, double u)
 {
@@ -74,7 +74,7 @@ static ms_status draw_from(int64_t *token, double *values, int64_t n, double tem
     for (int64_t i = 0; i < n; i++) {
         sum += values[i];
         if (values[i] > 0) {
-            *token = i; /* the last possible one, should rounding leave u * total above the sum */
+            *token = i; /* the last possible one, if rounding puts u * total above the sum */
         }
         if (sum > u * total) {
             break;

@@ -1,14 +1,12 @@
-/* Files of tokens, mapped.
+/* Mapped files of tokens.
  *
- * [Note: files that shrink] Touching a mapped page which the file no longer has (somebody cut it
- * short, a disk fails) is SIGBUS, and ends the process. Holding a copy instead would cost every
- * rank the size of its data, and looking at the file before each read would put system calls into
- * every step and still be too early. So a handler takes the signal for mappings of ours: it puts
- * zeros in place of what is lost, notes that and says it, as ops that read cannot fail for it.
- * Faults elsewhere go to the handler that was there before. But a page that is only cut reads as
- * zeros, without a signal. So whoever has taken windows looks at one byte near the end of the file:
- * its last one that is not zero. Any cut that loses more than zeros takes it along, by the signal
- * or by making it zero. */
+ * [Note: files that shrink] Access to a mapped page that the file lost (truncated, disk failure)
+ * raises SIGBUS and ends the process. A copy would cost every rank the size of its data; checking
+ * the file before each read costs system calls and is still too early. So a handler serves our
+ * mappings: it maps zeros over lost pages, sets a flag and prints a warning, since reading ops
+ * cannot fail. Other faults go to the previous handler. A truncated last page reads as zeros
+ * without a signal. So after taking windows we check the file's last nonzero byte: a truncation
+ * that loses more than zeros clears it or raises the signal. */
 #include "token_file.h"
 #include "moonshard/data.h"
 
@@ -26,34 +24,34 @@
 
 enum { MAX_MAPPINGS = 256 };
 
-/* What the handler may look at. */
+/* State that the handler may read. */
 typedef struct mapping {
     atomic_bool taken;
     atomic_uintptr_t begin, end; /* end 0: not mapped */
     atomic_bool lost;
-    const volatile char *last; /* byte other than 0 of the last page; the page's first if none is */
+    const volatile char *last; /* last nonzero byte of the last page, else its first */
     bool last_is_zero;
     int64_t nbytes;
     char *path; /* while it is mapped */
 } mapping;
 
-/* An action that was there before ours. Kept for good, as a handler may be reading it. */
+/* A previous action. Never freed, as a handler may read it. */
 typedef struct earlier {
     struct sigaction action;
     struct earlier *next;
 } earlier;
 
 static mapping mappings[MAX_MAPPINGS];
-static earlier *seen; /* all there ever were, under the lock */
+static earlier *seen; /* all of them, under the lock */
 static pthread_mutex_t installing = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(const earlier *) before; /* the process's own action */
-/* The threads that pass a fault on, 0: free. Should it come back to us, nobody wants it. No
- * thread-local variable, which may be allocated where it is first used. */
+/* Threads passing on a fault, 0: free. If it comes back, nobody handles it. Not thread-local, as
+ * first use may allocate. */
 static atomic_int passing_on[16];
 
-/* -- the handler: nothing here but what is safe in one ----------------------------------------- */
+/* -- the handler: async-signal-safe ------------------------------------------------------------ */
 
-/* A warning without what is not for a handler; in one piece, as others print too. */
+/* Print the warning in one write, without unsafe calls. */
 static void say_lost(const mapping *m)
 {
     static const char before_path[] = "moonshard: UserWarning: '",
@@ -66,7 +64,7 @@ static void say_lost(const mapping *m)
     };
     const ssize_t written = writev(STDERR_FILENO, pieces, MSI_COUNT(pieces));
 
-    (void)written; /* nobody else can be told */
+    (void)written; /* no other way to report */
 }
 
 static bool put_zeros(uintptr_t at)
@@ -76,8 +74,7 @@ static bool put_zeros(uintptr_t at)
         const uintptr_t end = atomic_load(&m->end);
         const uintptr_t page = at & ~((uintptr_t)sysconf(_SC_PAGESIZE) - 1);
 
-        /* read once more: another thread may be putting another file in place of one that is gone
-         */
+        /* check again: another thread may be replacing a freed mapping */
         if (at < end && at >= atomic_load(&m->begin) && atomic_load(&m->end) == end) {
             if (!atomic_exchange(&m->lost, true)) {
                 say_lost(m);
@@ -89,8 +86,7 @@ static bool put_zeros(uintptr_t at)
     return false;
 }
 
-/* A place among those that pass faults on; NULL when this thread has one already, or there is none.
- */
+/* A free entry for this thread; NULL if it has one already, or all are taken. */
 static atomic_int *take_place(int thread)
 {
     atomic_int *place = NULL;
@@ -123,9 +119,9 @@ static void pass_on(int number, siginfo_t *info, void *context)
     atomic_int *place = theirs ? take_place(gettid()) : NULL;
 
     if (place == NULL) {
-        signal(number, SIG_DFL); /* and the fault happens again */
+        signal(number, SIG_DFL); /* the fault repeats */
         if (sent) {
-            raise(number); /* nothing happens by itself then */
+            raise(number); /* a sent signal does not repeat */
         }
         return;
     }
@@ -164,7 +160,7 @@ static const earlier *record_of(const struct sigaction *action)
     return e;
 }
 
-/* Put the handler in front, also when somebody has put another there since the last mapping. */
+/* Install the handler first, again if another was installed since the last mapping. */
 static ms_status install_handler(void)
 {
     struct sigaction now,
@@ -179,7 +175,7 @@ static ms_status install_handler(void)
         if (e == NULL) {
             status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory to map a token file");
         } else {
-            atomic_store(&before, e); /* first: ours reads it */
+            atomic_store(&before, e); /* first, as ours reads it */
             sigaction(SIGBUS, &ours, NULL);
         }
     }
@@ -193,7 +189,7 @@ static void unmap(msi_storage *s, void *user)
 {
     mapping *m = user;
 
-    atomic_store(&m->end, 0); /* first: what is unmapped may become anybody's */
+    atomic_store(&m->end, 0); /* before the memory is reused */
     munmap(s->host != NULL ? s->host : s->data, (size_t)s->nbytes);
     free(m->path);
     atomic_store(&m->taken, false);
@@ -214,12 +210,12 @@ static ms_status take_mapping(mapping **out, const char *path)
         }
     }
     free(copy);
-    /* what a collection of garbage may end, as it may free memory */
+    /* garbage collection may free one, as for memory */
     return MS_FAIL(MS_OUT_OF_MEMORY, "'%s' would be token file %d, expected at most %d at a time",
                    path, MAX_MAPPINGS + 1, MAX_MAPPINGS);
 }
 
-/* Find the byte that goes with any cut. */
+/* Find the byte that every truncation loses. */
 static void find_last(mapping *m, const char *data)
 {
     const int64_t page = (m->nbytes - 1) / sysconf(_SC_PAGESIZE) * sysconf(_SC_PAGESIZE);
@@ -232,7 +228,7 @@ static void find_last(mapping *m, const char *data)
     m->last_is_zero = data[at] == 0;
 }
 
-/* Map the file that is open, and let the handler know where. */
+/* Map the open file and register it for the handler. */
 static ms_status map_open(int fd, const char *path, int64_t nbytes, mapping **out, void **data)
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
@@ -258,7 +254,7 @@ static ms_status map_open(int fd, const char *path, int64_t nbytes, mapping **ou
 
 static ms_status map_file(const char *path, int64_t element, mapping **out, void **data)
 {
-    /* O_NONBLOCK: opening a pipe must not wait for somebody who writes into it */
+    /* O_NONBLOCK: do not wait for a pipe's writer */
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     struct stat info;
     ms_status status;
@@ -322,7 +318,7 @@ ms_status msi_token_file_check(const msi_storage *s)
     if (*m->last == 0 && !m->last_is_zero) {
         atomic_store(&m->lost, true);
     }
-    if (!atomic_load(&m->lost)) { /* after the look, which may be what finds the page gone */
+    if (!atomic_load(&m->lost)) { /* after the read, which may raise the signal */
         return MS_OK;
     }
     if (stat(m->path, &info) == 0 && info.st_size < m->nbytes) {

@@ -32,9 +32,9 @@ ms_status ms_data_n_windows(const ms_tensor *tokens, int64_t context, int64_t *n
 
 enum { ROUNDS = 6 };
 
-/* [Note: shuffling] A Feistel network permutes [0, 4^k) whatever its round function is. Following
- * it until it falls below n (at most four steps on average, as 4^k < 4 n) permutes [0, n). So the
- * order of an epoch needs no memory and any place in it can be asked for, in any order. */
+/* [Note: shuffling] A Feistel network permutes [0, 4^k) for any round function. Iterating it until
+ * the result is below n (at most four steps on average, as 4^k < 4 n) permutes [0, n). So an
+ * epoch's order needs no memory and has random access. */
 static uint64_t permute(uint64_t i, uint64_t n, uint64_t key)
 {
     int half = 1;
@@ -70,7 +70,7 @@ static ms_status check_windows(const char *name, const ms_tensor *t, const ms_te
     return MS_OK;
 }
 
-/* Tokens [first, first + n), without gaps. */
+/* Tokens [first, first + n), contiguous. */
 static msi_view tokens_at(const ms_tensor *tokens, int64_t first, int64_t n)
 {
     msi_view v = tokens->v;
@@ -80,7 +80,7 @@ static msi_view tokens_at(const ms_tensor *tokens, int64_t first, int64_t n)
     return v;
 }
 
-/* The window's tokens, and those that follow each. */
+/* The window's tokens and their successors. */
 static ms_status copy_window(int64_t *x, int64_t *y, const ms_tensor *tokens, int64_t first,
                              int64_t n)
 {
@@ -125,7 +125,7 @@ ms_status ms_data_digest(const ms_tensor *tokens, uint64_t *digest)
     return msi_token_file_check(tokens->v.storage);
 }
 
-/* Rows of windows that begin with sample `first` of an epoch of n windows, drawn by `key`. */
+/* Fill windows from sample `first` of an epoch of n windows with key `key`. */
 static ms_status fill_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, int64_t first,
                               int64_t n, uint64_t key, bool shuffle)
 {

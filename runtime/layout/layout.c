@@ -1,11 +1,9 @@
-/* The arithmetic of sharding, decided once: where each parameter lies in a flat buffer, how the
- * buffer is padded, which elements each rank holds.
+/* Offsets in the flat buffer, padding, and owners of elements.
  *
  * [Note: two kinds of padding] With alignment, every parameter begins at a multiple of `align`, and
- * the flat itself is filled up to a multiple of the world size, so a reduce-scatter reads it as it
- * stands. Without alignment the flat is the parameters and nothing else; then it is the shards that
- * are filled up on the right, and trailing ranks may hold only zeros. Either way rank r's shard is
- * [r * shard, (r + 1) * shard) of the index space. */
+ * the flat is padded to a multiple of the world size, so a reduce-scatter can read it directly.
+ * Without it the flat is only the parameters; shards are padded on the right, and trailing ranks
+ * may have only zeros. In both cases rank r's shard is [r * shard, (r + 1) * shard). */
 #include "layout.h"
 #include "base.h"
 #include "extent.h"
@@ -23,7 +21,7 @@ struct ms_layout {
     ms_layout_entry *entries; /* (n_entries) */
 };
 
-/* Beyond this, products with a world size might leave 64 bits. */
+/* Above this, products with the world size may overflow. */
 static const int64_t NUMEL_MAX = INT64_C(1) << 60;
 
 static int64_t ceil_div(int64_t a, int64_t b)
@@ -36,7 +34,7 @@ static int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Append a stretch of `numel` elements; true while the flat stays addressable. */
+/* Append `numel` elements; true while the flat is addressable. */
 static bool append(ms_layout *l, int64_t numel, int32_t param)
 {
     if (numel > NUMEL_MAX - l->total) {
@@ -48,7 +46,7 @@ static bool append(ms_layout *l, int64_t numel, int32_t param)
     return true;
 }
 
-/* Append padding up to a multiple of `multiple`, if any is missing. */
+/* Append padding to a multiple of `multiple`. */
 static bool pad_to(ms_layout *l, int64_t multiple)
 {
     int64_t over = l->total % multiple;
@@ -85,7 +83,7 @@ ms_status ms_layout_flat(ms_layout **out, const int64_t *numels, int32_t n, int6
         l->magic = MSI_MAGIC_LAYOUT;
         l->entry_of = calloc((size_t)n, sizeof(*l->entry_of));
         l->entries =
-            calloc(2 * (size_t)n + 1, sizeof(*l->entries)); /* padding before each, after */
+            calloc(2 * (size_t)n + 1, sizeof(*l->entries)); /* padding before each, and last */
     }
     if (l == NULL || l->entry_of == NULL || l->entries == NULL) {
         ms_layout_free(l);
@@ -151,9 +149,8 @@ int64_t ms_layout_offset(const ms_layout *layout, int32_t param)
     return layout->entries[layout->entry_of[param]].offset;
 }
 
-/* Shard and parameter are compared as inclusive ranges. That decides the case of a parameter
- * without elements, [a, a - 1]: it is present where a shard holds the elements on both sides of it.
- */
+/* Compares shard and parameter as inclusive ranges. So an empty parameter, [a, a - 1], is present
+ * in a shard with the elements on both its sides. */
 ms_status ms_layout_piece_get(const ms_layout *layout, int32_t rank, int32_t param,
                               ms_layout_piece *piece)
 {

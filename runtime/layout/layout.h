@@ -1,4 +1,4 @@
-/* The layout room's inside. It has no secrets from the rooms above it: everything is public. */
+/* The layout folder has no private interface; everything is public. */
 #ifndef MSI_LAYOUT_H
 #define MSI_LAYOUT_H
 

@@ -1,7 +1,7 @@
-/* The end of a context, as this room sees it. */
+/* Closing the tensors of a context. */
 #include "pool.h"
 
-/* Every handle becomes stale, every storage gives its bytes back. */
+/* Make every handle stale and free every storage. */
 static void close_state(void *state)
 {
     msi_tensor_state *s = state;
@@ -17,7 +17,7 @@ static void close_state(void *state)
         for (int32_t i = 0; i < MSI_SLAB_STORAGES; i++) {
             if (slab->u.storage[i].refcount > 0) {
                 slab->u.storage[i].refcount = 1;
-                slab->u.storage[i].base = NULL; /* which goes by itself */
+                slab->u.storage[i].base = NULL; /* freed by this loop itself */
                 msi_storage_release(&slab->u.storage[i]);
             }
         }

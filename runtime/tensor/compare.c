@@ -1,9 +1,9 @@
-/* Questions about whole tensors, answered yes or no. */
+/* Predicates of whole tensors. */
 #include "tensor.h"
 
 #include <string.h>
 
-/* Does `kernel` hold between every pair of elements? `a` and `b` broadcast to (ndim, shape). */
+/* True if `kernel` holds for all pairs of elements; `a` and `b` broadcast to (ndim, shape). */
 static ms_status holds_everywhere(ms_context *ctx, const char *what, int32_t kernel,
                                   const msi_view *a, const msi_view *b, int32_t ndim,
                                   const int64_t *shape, const double *scalars, bool *answer)
@@ -61,7 +61,7 @@ ms_status ms_tensor_allclose(const ms_tensor *a, const ms_tensor *b, double rtol
                             close);
 }
 
-/* Is there an element that is `wanted` in a view without gaps? */
+/* True if a contiguous view has an element `wanted`. */
 static ms_status find_in(const msi_view *v, bool wanted, bool *found)
 {
     const int64_t n = msi_view_numel(v);
@@ -77,7 +77,7 @@ static ms_status find_in(const msi_view *v, bool wanted, bool *found)
     return msi_host_view_end(&host, MS_OK);
 }
 
-/* Is there one in a tensor? */
+/* The same for a tensor. */
 static ms_status find(const ms_tensor *t, const char *what, bool wanted, bool *found)
 {
     msi_view v = t->v;

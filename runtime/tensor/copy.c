@@ -1,7 +1,7 @@
-/* Copies: casting, broadcasting, and on a device to and from memory of the host. */
+/* Copies: casting, broadcasting, and between device and host memory. */
 #include "tensor.h"
 
-/* From element 0 up to the last. */
+/* Bytes from the first to the last element. */
 static int64_t span_of(const msi_view *v)
 {
     int64_t last = 0;
@@ -12,8 +12,8 @@ static int64_t span_of(const msi_view *v)
     return msi_view_numel(v) > 0 ? (last + 1) * ms_dtype_size(v->dtype) : 0;
 }
 
-/* A view as this one of the host's memory, in the device's, with what lies there if it is to be
- * fetched. Of the device's: the same. The caller releases the storage. */
+/* Device copy of a view of host memory, with its contents if `fetch`; a device view as it is. The
+ * caller releases the storage. */
 static ms_status bring(const msi_view *v, bool fetch, msi_view *out)
 {
     ms_context *ctx = v->storage->ctx;
@@ -35,7 +35,7 @@ static ms_status bring(const msi_view *v, bool fetch, msi_view *out)
     return status;
 }
 
-/* What lies between the elements of `dst` is written, too, as it was. */
+/* Also rewrites bytes between the elements of `dst`, unchanged. */
 static ms_status copy_brought(const char *op, const msi_view *dst, const msi_view *from,
                               bool accumulate)
 {
@@ -71,7 +71,7 @@ static ms_status copy_across(const char *op, const msi_view *dst, const msi_view
         msi_drain(dst->storage->ctx);
         return status;
     }
-    return msi_settle(dst->storage->ctx); /* the host has its memory again */
+    return msi_settle(dst->storage->ctx); /* the host may use its memory again */
 }
 
 ms_status msi_copy_of(const char *op, const msi_view *dst, const msi_view *src, bool accumulate)

@@ -30,7 +30,7 @@ ms_status ms_tensor_empty(ms_tensor **out, int32_t dtype, int32_t ndim, const in
     return msi_tensor_make(out, msi_context(), dtype, ndim, shape, MS_MEM_ACTIVATION);
 }
 
-/* Pass `status` up after freeing the half-made `*out`. */
+/* Return `status`; on failure free the unfinished `*out`. */
 static ms_status finish(ms_tensor **out, ms_status status)
 {
     if (status != MS_OK) {
@@ -133,7 +133,7 @@ ms_status ms_tensor_meta(ms_tensor **out, int32_t dtype, int32_t ndim, const int
     return MS_OK;
 }
 
-/* Can `n` numbers from `start` be counted in an integer dtype? */
+/* Check that an integer dtype can hold `n` numbers from `start`. */
 static ms_status check_count(int32_t dtype, double start, double step, int64_t n)
 {
     int64_t last = 0;
@@ -187,7 +187,7 @@ done:
     return finish(out, status);
 }
 
-/* Writes are not recorded: one of a value that requires grad would cut its gradient in silence. */
+/* Writes are not recorded, so writing a value that requires grad would lose its gradient. */
 static ms_status check_write_of(const ms_tensor *src, const ms_tensor *t, const char *what)
 {
     MS_TRY(msi_check_source(what, &t->v, &src->v));
@@ -202,7 +202,7 @@ static ms_status check_write_of(const ms_tensor *src, const ms_tensor *t, const 
     return msi_tensor_check_write(t, what);
 }
 
-/* What a write came to; a kernel that refuses has written nothing. */
+/* End of a write; a failing kernel has written nothing. */
 static ms_status written(ms_tensor *t, ms_status status)
 {
     t->v.storage->version += status == MS_OK;

@@ -1,4 +1,4 @@
-/* Handles: birth, death, rebinding, what they tell about themselves. */
+/* Handles: making, freeing, rebinding, queries. */
 #include "op.h"
 #include "pool.h"
 
@@ -46,11 +46,11 @@ ms_status msi_tensor_make(ms_tensor **out, ms_context *ctx, int32_t dtype, int32
     MS_TRY(msi_storage_new(&v.storage, ctx, msi_view_numel(&v) * ms_dtype_size(dtype), mem_kind));
     ms_status status = msi_tensor_new(out, ctx, &v);
 
-    msi_storage_release(v.storage); /* the handle has its own reference */
+    msi_storage_release(v.storage); /* the handle has its own */
     return status;
 }
 
-/* The memory a parameter never had forgets its name, which is about to go. */
+/* Drop the name from an unmaterialized parameter's storage before it is freed. */
 static void unlabel(ms_tensor *t)
 {
     if (t->param != NULL && t->v.storage->kind == MS_STORAGE_NONE) {

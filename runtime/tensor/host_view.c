@@ -1,4 +1,4 @@
-/* What the host sees of tensors. tensor.h: [Note: host views]. */
+/* Host access to tensors. tensor.h: [Note: host views]. */
 #include "tensor.h"
 
 static int64_t bytes_of(const msi_view *v)
@@ -30,7 +30,7 @@ failed:
     return msi_host_view_end_on(h, status);
 }
 
-/* Nothing that was enqueued uses the copy any more when it goes. */
+/* Frees the copy only after the work that uses it. */
 ms_status msi_host_view_end_on(msi_host_view *h, ms_status status)
 {
     if (status == MS_OK && h->to != NULL) {

@@ -5,7 +5,7 @@
 
 ms_status msi_clip_check(double max_norm, double norm_type, bool *largest)
 {
-    if (!(max_norm >= 0)) { /* a negative bound would turn all gradients round */
+    if (!(max_norm >= 0)) { /* a negative bound would flip all gradients */
         return MS_FAIL(MS_VALUE_ERROR, "max_norm is %g, expected 0 or more", max_norm);
     }
     if (norm_type != 2 && norm_type != HUGE_VAL) {
@@ -20,7 +20,7 @@ int64_t msi_norm_n_blocks(int64_t numel)
     return numel / MSI_NORM_BLOCK + (numel % MSI_NORM_BLOCK != 0);
 }
 
-/* v, or a packed copy when it has gaps; the caller releases the storage. */
+/* v, or a contiguous copy; the caller releases the storage. */
 static ms_status packed(const msi_view *v, msi_view *out)
 {
     if (msi_view_contiguous(v)) {
@@ -56,9 +56,10 @@ ms_status msi_norm_blocks(const msi_view *v, bool largest, double *out)
     return status;
 }
 
-/* -- a norm that stays where kernels made it --------------------------------------------------- */
+/* -- a norm in context memory -------------------------------------------------------------------
+ */
 
-enum { FACTOR, BLOCKS }; /* places in its storage */
+enum { FACTOR, BLOCKS }; /* offsets in its storage */
 
 static double *number_at(const msi_norm *norm, int64_t place)
 {

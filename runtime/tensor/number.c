@@ -1,4 +1,4 @@
-/* Numbers that arithmetic takes beside a tensor. */
+/* Numbers as operands of tensor arithmetic. */
 #include "tensor.h"
 
 #include <math.h>

@@ -3,7 +3,7 @@
 
 #include "pool.h"
 
-/* An op failed: it may be for the shape of an operand that is a shard. */
+/* Add to an op's error that an operand is a shard, which may be the cause. */
 static ms_status about_shards(ms_status status, const msi_op_call *call)
 {
     for (int32_t i = 0; i < call->n_in; i++) {
@@ -22,7 +22,7 @@ static ms_status about_shards(ms_status status, const msi_op_call *call)
     return status;
 }
 
-/* Memory for a result that is no view. */
+/* Memory for a result that is not a view. */
 static ms_status take_memory(const msi_op_call *call, msi_view *v)
 {
     const int64_t nbytes = msi_view_numel(v) * ms_dtype_size(v->dtype);
@@ -43,11 +43,11 @@ static ms_status make_result(msi_op_call *call, int32_t i, msi_view *v)
     MS_TRY(take_memory(call, v));
     ms_status status = msi_tensor_new(&call->out[i], call->ctx, v);
 
-    msi_storage_release(v->storage); /* the handle has its own reference */
+    msi_storage_release(v->storage); /* the handle has its own */
     return status;
 }
 
-/* Make the results, and fill those that are neither views nor meta. */
+/* Make the results; fill those that are neither views nor meta. */
 static ms_status compute(msi_op_call *call, const msi_view *const *in)
 {
     msi_view result[MSI_OP_MAX_OUT];
@@ -131,7 +131,7 @@ ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, 
     return status;
 }
 
-/* Of a context that has tensors. */
+/* The context must have tensors. */
 static const msi_op_observer *observer_of(const ms_context *ctx)
 {
     return ((const msi_tensor_state *)ctx->room[MSI_ROOM_TENSOR])->observer;

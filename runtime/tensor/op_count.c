@@ -13,12 +13,12 @@ typedef struct op_count {
 struct ms_op_counter {
     ms_context *ctx;
     msi_op_observer observer;
-    op_count *counts; /* (n_ops) in the order in which they ran first */
+    op_count *counts; /* (n_ops) in order of first run */
     int32_t n_ops;
-    bool missed; /* one, for want of memory */
+    bool missed; /* one, for lack of memory */
 };
 
-/* NULL when memory is out. */
+/* NULL without memory. */
 static op_count *count_of(ms_op_counter *c, const msi_op *op)
 {
     for (int32_t i = 0; i < c->n_ops; i++) {
@@ -75,7 +75,7 @@ void ms_op_counter_free(ms_op_counter *c)
     if (c == NULL) {
         return;
     }
-    if (msi_context_peek() == c->ctx) { /* else that was closed, with all that watched it */
+    if (msi_context_peek() == c->ctx) { /* else closed, with its observer */
         msi_op_observe(c->ctx, NULL);
     }
     free(c->counts);

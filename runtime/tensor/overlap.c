@@ -1,8 +1,8 @@
-/* Do two views share memory? What an in-place write has to know: between partly overlapping views
- * its result would depend on the order in which elements are written.
+/* Overlap of two views. An in-place write between partly overlapping views would depend on the
+ * order of elements.
  *
- * Strides are not negative, and dimensions nest: the span of a dimension's inner ones is no longer
- * than its stride. Only expanded dimensions (stride 0) do not. */
+ * Strides are not negative, and dimensions nest: the span of the inner dimensions does not exceed a
+ * dimension's stride, except for expanded ones (stride 0). */
 #include "tensor.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@ typedef struct term {
     int64_t stride, low, high;
 } term;
 
-/* A sum of terms, longest stride first; no two have one stride. */
+/* A sum of terms with distinct strides, longest first. */
 typedef struct sum {
     term term[2 * MS_MAX_DIMS + 1];
     int32_t n;
@@ -40,8 +40,8 @@ static int64_t floor_div(int64_t a, int64_t b)
     return a / b - (a % b < 0);
 }
 
-/* Does the sum of the terms from `first` on take this value? What the shorter strides reach leaves
- * few x to try. */
+/* True if the terms from `first` on can sum to `value`. The span of the shorter strides leaves few
+ * x to try. */
 static bool reaches(const sum *s, int32_t first, int64_t value)
 {
     const term *t = &s->term[first];
@@ -86,7 +86,7 @@ bool msi_view_shares(const msi_view *a, const msi_view *b)
         (uintptr_t)bt >= (uintptr_t)at + (uintptr_t)a_span) {
         return false;
     }
-    /* Bytes of a minus bytes of b that give the distance between their starts. */
+    /* Byte of a minus byte of b equals the distance of their starts. */
     for (int32_t d = 0; d < a->ndim; d++) {
         if (a->shape[d] > 1 && a->stride[d] > 0) {
             add_term(&s, a->stride[d] * a_size, 0, a->shape[d] - 1);
@@ -101,7 +101,7 @@ bool msi_view_shares(const msi_view *a, const msi_view *b)
     return reaches(&s, 0, (int64_t)((intptr_t)bt - (intptr_t)at));
 }
 
-/* Is element i of one element i of the other, for all i? */
+/* True if element i of one is element i of the other, for all i. */
 static bool same_elements(const msi_view *a, const msi_view *b)
 {
     int32_t i = 0, j = 0;

@@ -1,4 +1,4 @@
-/* Parameters: declared without memory, materialised whole or (by a unit) shard by shard. */
+/* Parameters: declared without memory, materialized whole or, by a unit, shard by shard. */
 #include "tensor.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@ static ms_status new_param(ms_tensor *t)
     p->ndim = t->v.ndim;
     memcpy(p->shape, t->v.shape, sizeof(p->shape));
     t->param = p;
-    t->v.storage->meta = false; /* what has no values yet will get some */
+    t->v.storage->meta = false; /* values will follow */
     t->requires_grad = true;
     return MS_OK;
 }
@@ -40,10 +40,10 @@ ms_status ms_tensor_parameter(ms_tensor **out, int32_t dtype, int32_t ndim, cons
     (*out)->param->init = init;
     (*out)->param->a = a;
     (*out)->param->b = b;
-    return ms_scope_keep(*out); /* parameters outlive the scope they were declared in */
+    return ms_scope_keep(*out); /* parameters outlive their scope */
 }
 
-/* The master copy is the tensor's own memory: all of it. */
+/* The master is the tensor's own memory. */
 static void adopt_master(ms_tensor *t)
 {
     msi_param *p = t->param;
@@ -82,7 +82,7 @@ ms_status ms_tensor_make_parameter(ms_tensor *t)
     return ms_scope_keep(t);
 }
 
-/* A parameter without values says by its name that it has none; the text is the parameter's. */
+/* Make errors of an unmaterialized parameter show its name; it owns the text. */
 static void label(ms_tensor *t)
 {
     if (t->v.storage->kind == MS_STORAGE_NONE) {
@@ -209,7 +209,7 @@ static ms_status check_cast(const ms_tensor *t)
     return MS_OK;
 }
 
-/* Values and gradient together, or neither. */
+/* Casts value and gradient, or neither. */
 static ms_status cast_param(ms_tensor *t, int32_t dtype)
 {
     msi_param *p = t->param;
@@ -238,7 +238,7 @@ static ms_status cast_param(ms_tensor *t, int32_t dtype)
     msi_storage_release(p->master.storage);
     p->dtype = dtype;
     adopt_master(t);
-    p->drawn = -1; /* no rule would draw what was rounded */
+    p->drawn = -1; /* rounded values follow no rule */
     return MS_OK;
 }
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Slabs no context uses at present. Inert memory: nothing in it is shared. */
+/* Slabs that no context uses; nothing in them is shared. */
 static struct {
     pthread_mutex_t lock;
     msi_slab *tensor, *storage;

@@ -1,8 +1,7 @@
-/* Recycling of the tensor room's records: handles and storages.
+/* Recycling of records: handles and storages.
  *
- * Records are cut from slabs and never handed back one by one. Slabs outlive the context (they go
- * to a process-wide pool and are used again), so a stale ref always points at a record, whose
- * generation tells that it is stale. */
+ * Records are cut from slabs and never freed singly. Slabs outlive the context (a process-wide pool
+ * reuses them), so a stale ref always points to a record whose generation differs. */
 #ifndef MSI_POOL_H
 #define MSI_POOL_H
 
@@ -16,12 +15,12 @@ enum {
 
 typedef struct msi_scope {
     const char *name;
-    uint64_t serial;  /* which of all scopes that were opened */
-    ms_tensor **list; /* handles made in it; NULL where one was freed or kept */
+    uint64_t serial;  /* unique among opened scopes */
+    ms_tensor **list; /* its handles; NULL where freed or kept */
     int32_t count, capacity;
 } msi_scope;
 
-/* One slab holds either handles or storages. */
+/* Holds either handles or storages. */
 typedef struct msi_slab {
     struct msi_slab *next;
     union {
@@ -30,7 +29,7 @@ typedef struct msi_slab {
     } u;
 } msi_slab;
 
-/* What the room keeps in a context. */
+/* State of tensor/ in a context. */
 typedef struct msi_tensor_state {
     ms_context *ctx;
     ms_tensor *free_tensors;
@@ -42,9 +41,9 @@ typedef struct msi_tensor_state {
     const struct msi_op_observer *observer;
 } msi_tensor_state;
 
-/* NULL with the error set when memory is out. */
+/* NULL, with the error set, if memory is out. */
 msi_tensor_state *msi_tensor_state_of(ms_context *ctx);
-/* Its records, of which none is in use any more, serve the next context. */
+/* Its unused records go to the next context. */
 void msi_tensor_state_free(msi_tensor_state *s);
 /* A zeroed record (a handle keeps its generation and released_by). NULL with the error set. */
 ms_tensor *msi_pool_take_tensor(msi_tensor_state *s);
@@ -53,7 +52,7 @@ msi_storage *msi_pool_take_storage(msi_tensor_state *s);
 void msi_pool_give_storage(msi_tensor_state *s, msi_storage *storage);
 /* Put a handle into the list of the scope at `depth` (>= 1). */
 ms_status msi_scope_enlist(msi_tensor_state *s, ms_tensor *t, int32_t depth);
-/* Release what a dying handle holds, bump its generation, recycle it. */
+/* Release what a handle owns, increment its generation, recycle it. */
 void msi_tensor_destroy(ms_tensor *t, const char *released_by);
 
 #endif

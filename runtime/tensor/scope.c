@@ -1,4 +1,4 @@
-/* Scopes: lists of handles that die together; and the refs scripts hold. */
+/* Scopes: lists of handles that are released together; and refs of scripts. */
 #include "pool.h"
 
 #include <stdlib.h>
@@ -25,7 +25,7 @@ ms_status ms_scope_open(const char *name)
     return MS_OK;
 }
 
-/* Take a handle out of its list: it is the caller's, until another scope gets it. */
+/* Remove a handle from its list; the caller owns it. */
 static void move_out(msi_tensor_state *s, ms_tensor *t)
 {
     s->scope[t->scope - 1].list[t->scope_index] = NULL;
@@ -48,7 +48,7 @@ ms_status ms_scope_close(const ms_ref *results, int32_t n_results)
         ms_tensor *t = results[i].ptr;
 
         if (t == NULL || t->generation != results[i].generation || t->scope != depth) {
-            continue; /* stale, or owned further out: nothing to move */
+            continue; /* stale, or of an outer scope */
         }
         move_out(s, t);
         if (depth > 1) {
@@ -66,8 +66,7 @@ ms_status ms_scope_close(const ms_ref *results, int32_t n_results)
         if (--t->refcount == 0) {
             msi_tensor_destroy(t, scope->name);
         } else {
-            t->generation++; /* the runtime holds on to it; refs into the scope are stale all the
-                                same */
+            t->generation++; /* the runtime retains it, but refs of the scope become stale */
             t->released_by = scope->name;
         }
     }

@@ -86,7 +86,7 @@ void msi_storage_release(msi_storage *s)
     msi_storage *base = s->base;
 
     if (s->dispose != NULL || (s->kind == MS_STORAGE_BORROWED && base == NULL)) {
-        msi_drain(s->ctx); /* what reads the host's memory has run */
+        msi_drain(s->ctx); /* readers of the host memory have finished */
     }
     if (s->dispose != NULL) {
         s->dispose(s, s->user);

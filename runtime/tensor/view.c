@@ -21,7 +21,7 @@ bool msi_view_contiguous(const msi_view *v)
 
     for (int32_t i = v->ndim - 1; i >= 0; i--) {
         if (v->shape[i] == 0) {
-            return true; /* whatever the strides of the others */
+            return true; /* for any strides */
         }
         dense = dense && (v->shape[i] == 1 || v->stride[i] == expected);
         expected *= v->shape[i];
@@ -209,12 +209,12 @@ bool msi_view_reshape(const msi_view *v, int32_t ndim, const int64_t *shape, msi
                 new_n *= shape[j++];
             }
         }
-        int64_t stride = 1; /* of the innermost that counts */
+        int64_t stride = 1; /* of the innermost one with size > 1 */
         int32_t last = -1;
 
         for (int32_t k = i - 1; k >= i0; k--) {
             if (v->shape[k] == 1) {
-                continue; /* its stride says nothing */
+                continue; /* size 1: any stride */
             }
             if (last < 0) {
                 stride = v->stride[k];

@@ -42,9 +42,9 @@ void msi_accumulator_free_levels(msi_accumulator *a)
     }
 }
 
-/* `low` and what is at hand, of `*dtype`, become one in the node dtype: in `slot`, or in whichever
- * of the two has room, or in new memory (only two micro-batches need that). Releases what of ours
- * it does not use again. After an error both are as before. */
+/* Sum `low` and the current gradient (`*dtype`) in the node dtype: in `slot`, in place if one of
+ * them has that dtype, else in new memory (two micro-batches). Frees the blocks no longer needed.
+ * After an error both are unchanged. */
 static ms_status merge(msi_accumulator *a, msi_node low, void *slot, int32_t *dtype)
 {
     const msi_tree_source src[] = {{low.block->data, low.dtype}, {a->micro, *dtype}};
@@ -83,8 +83,8 @@ static ms_status merge(msi_accumulator *a, msi_node low, void *slot, int32_t *dt
     return MS_OK;
 }
 
-/* What is at hand and level j become one, in `slot` or as merge() chooses. Either may be empty.
- * `dtype` is that of what is at hand. After an error both are as before. */
+/* Merge level j into the current gradient, which has `dtype`, in `slot` or where merge() chooses.
+ * Either may be empty. After an error both are unchanged. */
 static ms_status merge_level(msi_accumulator *a, int32_t j, void *slot, int32_t *dtype)
 {
     const msi_node low = a->level[j];
@@ -116,7 +116,7 @@ ms_status msi_accumulator_keep(msi_accumulator *a, uint64_t n_kept)
     return MS_OK;
 }
 
-/* What had nothing to merge with, as the slot wants it. */
+/* Copy an unmerged gradient to the slot, in the slot's dtype. */
 static ms_status move(msi_accumulator *a, int32_t dtype, void *slot, int32_t slot_dtype)
 {
     if (dtype == slot_dtype) {
@@ -150,7 +150,7 @@ ms_status msi_accumulator_fold(msi_accumulator *a, void *slot, int32_t slot_dtyp
     return MS_OK;
 }
 
-/* -- what may be seen of it before it is reduced ----------------------------------------------- */
+/* -- reading it before the reduction ----------------------------------------------------------- */
 
 ms_status msi_accumulator_sum(const msi_accumulator *a, int64_t first, int64_t n, void *out)
 {

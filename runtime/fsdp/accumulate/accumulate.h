@@ -1,14 +1,14 @@
 /* The tree over the micro-batches of one rank. Knows neither units nor ranks.
  *
  * [Note: gradient tree] The gradients of one rank's micro-batches merge as a binary counter
- * (no_sync): the k-th merges as often as k has trailing ones. Then the ranks' sums merge by the
- * same rule. With m micro-batches a rank (m a power of two) number i = r m + k stands at the same
- * place of the same tree whatever the number of ranks, so the sum has the same bits. Inner nodes
- * are f32 (f64 for f64); the one multiplication comes after the tree, then one rounding.
+ * (no_sync): the k-th merges as often as k has trailing ones. The ranks' sums then merge by the
+ * same rule. With m micro-batches per rank (m a power of two), micro-batch i = r m + k is at the
+ * same position of the same tree for any number of ranks, so the sum has the same bits. Inner nodes
+ * are f32 (f64 for f64). One multiplication and one rounding follow.
  *
- * The model counts, not the unit: one that a micro-batch does not reach has an empty gradient
- * there, and empty + x = x. So it is the same tree for every unit, however the model was wrapped.
- * Level j may hold something when bit j of the count is set. */
+ * The count is the model's, not the unit's: a unit that a micro-batch does not reach has an empty
+ * gradient there, and empty + x = x. So the tree is the same for every unit and wrapping. Level j
+ * is used only if bit j of the count is set. */
 #ifndef MSI_FSDP_ACCUMULATE_H
 #define MSI_FSDP_ACCUMULATE_H
 
@@ -29,24 +29,24 @@ typedef struct msi_accumulator {
     int32_t micro_dtype;
     int32_t node_dtype; /* of inner nodes */
     msi_node level[MSI_MAX_LEVELS];
-    void *micro; /* where this backward's gradient is born, or what it has become; NULL: nowhere */
-    msi_mem_block *own; /* what that is in; NULL: a slot */
+    void *micro;        /* this backward's gradient, or its partial sum; NULL: none */
+    msi_mem_block *own; /* memory of `micro`; NULL: it is in a slot */
 } msi_accumulator;
 
-/* A place of our own for the running micro-batch's gradient; or one in a slot. */
+/* Put the running micro-batch's gradient into own memory, or into a slot. */
 ms_status msi_micro_new(msi_accumulator *a);
 void msi_micro_in_slot(msi_accumulator *a, void *slot);
 void msi_micro_drop(msi_accumulator *a);
 
 bool msi_accumulator_holds(const msi_accumulator *a);
-/* The micro-batch's gradient, be it empty, joins those of `n_kept` before it. */
+/* Merge the micro-batch's gradient, even an empty one, with the `n_kept` before it. */
 ms_status msi_accumulator_keep(msi_accumulator *a, uint64_t n_kept);
-/* With that of the last micro-batch, if there is one, all levels become one, smallest first, in
- * `slot`, of `dtype`. After an error nothing is lost. */
+/* Sum the last micro-batch's gradient, if any, and all levels, smallest first, into `slot`, in
+ * `dtype`. After an error nothing is lost. */
 ms_status msi_accumulator_fold(msi_accumulator *a, void *slot, int32_t dtype);
 void msi_accumulator_free_levels(msi_accumulator *a);
 
-/* The levels' sum of elements [first, first + n), as the fold will be, in `out` (node dtype). */
+/* Sum of elements [first, first + n) of the levels, equal to the fold's, to `out` (node dtype). */
 ms_status msi_accumulator_sum(const msi_accumulator *a, int64_t first, int64_t n, void *out);
 
 #endif

@@ -21,7 +21,7 @@ static bool may_fill(const msi_task *task)
     return msi_slot_is_read(g->slot, g->pool->plan.world);
 }
 
-/* The master may be read: what wrote it has been enqueued, and gathering goes on after that. */
+/* Stream GATHER waits for the writes of the master, which have been enqueued. */
 static ms_status await_master(msi_gather *g)
 {
     const int64_t version = g->user->version(g->unit);
@@ -38,7 +38,7 @@ static ms_status await_own(msi_gather *g)
     return msi_stream_dep_after(g->ctx, MSI_DEP_USED, MSI_STREAM_GATHER, g->slot->used);
 }
 
-/* All ranks have released what is in this rank's part, or in the one of all. */
+/* After all ranks have released this rank's part (or the shared part). */
 static ms_status fill(msi_gather *g, bool staged)
 {
     const int32_t rank = ms_comm_rank(g->pool->comm);
@@ -54,7 +54,7 @@ static ms_status fill(msi_gather *g, bool staged)
     return MS_OK;
 }
 
-/* What computes goes on after what gathers. */
+/* Stream COMPUTE waits for GATHER. */
 static void join(msi_gather *g)
 {
     if (!g->joined) {
@@ -64,14 +64,14 @@ static void join(msi_gather *g)
     }
 }
 
-/* No more of it is read or written by what this rank enqueues. */
+/* This rank will enqueue no more reads or writes of it. */
 static void leave(msi_gather *g, bool unfilled)
 {
     if (unfilled) {
         atomic_store(&msi_slot_words_of(g->slot, ms_comm_rank(g->pool->comm))->dropped,
                      g->slot->generation);
     }
-    join(g); /* if it is given up unread: its memory and the master may be written from now on */
+    join(g); /* also if unread: the slot and the master may be written from now on */
     g->slot->used = msi_stream_dep_mark(g->ctx, MSI_STREAM_COMPUTE);
     g->slot->holder = NULL;
 }
@@ -79,7 +79,7 @@ static void leave(msi_gather *g, bool unfilled)
 typedef ms_status (*step_fn)(msi_task *task, bool *finished);
 typedef void (*drop_fn)(msi_task *task);
 
-/* The task's steps are the layout's. */
+/* `step` and `drop`: the layout's. */
 static ms_status begin(msi_gather *g, step_fn step, drop_fn drop)
 {
     msi_slot *slot = g->home != NULL ? g->home : msi_slot_oldest(g->pool, is_free);
@@ -105,7 +105,7 @@ static ms_status begin(msi_gather *g, step_fn step, drop_fn drop)
     return MS_OK;
 }
 
-/* Off the list of what is to be filled. Was it on it? */
+/* Remove the task. Returns true if it was unfilled. */
 static bool take_off(msi_gather *g)
 {
     const bool unfilled = g->task.listed;
@@ -114,7 +114,7 @@ static bool take_off(msi_gather *g)
     return unfilled;
 }
 
-/* Ranks that differ may have filled the slot with two units: not ready, so the wait compares. */
+/* False if another rank filled the slot with another unit; the wait then compares. */
 static bool all_filled_or_dropped(void *user)
 {
     const msi_gather *g = user;
@@ -128,7 +128,7 @@ static bool all_filled_or_dropped(void *user)
     return true;
 }
 
-/* What gathers from now on sees what all have put in. */
+/* GATHER waits until all ranks have filled the slot. */
 static ms_status await_all(msi_gather *g)
 {
     MS_TRY(msi_progress_wait(g->progress, g->seq, all_filled_or_dropped, g));
@@ -188,9 +188,9 @@ static void shared_end(msi_gather *g)
 const msi_gather_ops msi_gather_shared = {true, slot_available, shared_begin, shared_ready,
                                           shared_end};
 
-/* -- pull: each copies all stages into memory of its own --------------------------------------- */
+/* -- pull: each rank copies all stages into private memory ------------------------------------- */
 
-/* What this rank has read of its stage it has read by gathering: that is in order. */
+/* This rank's reads of its stage were on stream GATHER, so they are in order. */
 static ms_status fill_stage(msi_task *task, bool *finished)
 {
     msi_gather *g = (msi_gather *)task;
@@ -206,7 +206,7 @@ static void release_stages(msi_gather *g)
     msi_slot_publish(g->pool, g->slot, MSI_STREAM_GATHER, MSI_SLOT_RELEASED);
 }
 
-/* It has released the stages if it has copied them. */
+/* If they were copied, they are already released. */
 static void leave_stages(msi_gather *g, bool unfilled)
 {
     const bool copied = g->joined;
@@ -228,7 +228,7 @@ static ms_status pull_begin(msi_gather *g)
     return begin(g, fill_stage, drop_stage);
 }
 
-/* This rank's own stage first, so that each reads in another order. */
+/* Start with this rank's stage, so that ranks read in different orders. */
 static ms_status copy_stages(msi_gather *g)
 {
     const int32_t rank = ms_comm_rank(g->pool->comm), world = g->pool->plan.world;

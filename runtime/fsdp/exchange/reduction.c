@@ -2,7 +2,7 @@
 
 /* -- the slot ---------------------------------------------------------------------------------- */
 
-/* No backward writes it now. An earlier gradient in it is reduced first. */
+/* True if no backward writes it. An older gradient is reduced first. */
 static bool may_be_taken(const msi_slot *slot)
 {
     const msi_reduction *holder = slot->holder;
@@ -86,8 +86,8 @@ static char *element(const msi_reduction *r, int32_t rank, int64_t i)
     return (char *)msi_reduction_part(r, rank) + i * ms_dtype_size(r->dtype);
 }
 
-/* The tree over ranks for elements [first, first + n). In a fake group all have the same part,
- * which is multiplied. */
+/* Tree sum over ranks of elements [first, first + n). In a fake group: a multiple of the one part.
+ */
 static ms_status sum(const msi_reduction *r, int64_t first, int64_t n, void *out, int32_t dtype,
                      bool add)
 {
@@ -107,7 +107,7 @@ static ms_status sum(const msi_reduction *r, int64_t first, int64_t n, void *out
     return n > 0 ? msi_dispatch("reduce", MSI_K_tree, dtype, &args) : MS_OK;
 }
 
-/* n sums out of rank q's part, from element `first` on. */
+/* Copy n sums of rank q's part, from `first` on. */
 static ms_status take_sums(const msi_reduction *r, int32_t q, int64_t first, int64_t n, void *out,
                            bool add)
 {
@@ -120,9 +120,9 @@ static ms_status take_sums(const msi_reduction *r, int32_t q, int64_t first, int
     return n > 0 ? msi_dispatch("reduce", MSI_K_copy, r->sum_dtype, &args) : MS_OK;
 }
 
-/* Is the sum kept in another type than the tree computes in? The tree computes in that of its
- * result, so its result stays in this rank's part then, where no peer reads these elements, and is
- * converted at the end, as micro-batches are summed in the type of the slot. */
+/* True if the sum is stored in another dtype than the tree computes in. The tree then writes into
+ * this rank's part, whose elements no peer reads, in the slot's dtype, and the result is converted.
+ */
 static bool converts(const msi_reduction *r)
 {
     return (r->sum_dtype == MS_DTYPE_F64) != (r->dtype == MS_DTYPE_F64);
@@ -137,7 +137,7 @@ static ms_status sum_extent(const msi_reduction *r, const msi_extent *e, void *o
     return take_sums(r, r->rank, e->in_full, e->numel, out, add);
 }
 
-/* Reducing goes on when all ranks' gradients are written. */
+/* REDUCE waits until all gradients are written. */
 static ms_status await_gradients(const msi_reduction *r)
 {
     MS_TRY(msi_stream_dep_after(r->pool->ctx, MSI_DEP_WRITTEN, MSI_STREAM_REDUCE, r->written));
@@ -145,7 +145,7 @@ static ms_status await_gradients(const msi_reduction *r)
                           r->slot->generation);
 }
 
-/* ... and what the sum adds to, if it does. */
+/* It waits for a destination it adds to. */
 static ms_status await_prepared(const msi_reduction *r, bool add)
 {
     const ms_context *ctx = r->pool->ctx;
@@ -225,7 +225,7 @@ static bool all_are_ready(const msi_task *task)
 
     for (int32_t q = 0; q < r->world; q++) {
         if (!msi_slot_has(r->slot, q, what, said)) {
-            return false; /* not yet; or ranks differ, which a wait finds out */
+            return false; /* not yet, or ranks differ, which the wait detects */
         }
     }
     return true;
@@ -299,7 +299,7 @@ ms_status msi_reduction_close(msi_reduction *r, int32_t dtype, double factor, bo
     return msi_progress_run(r->progress);
 }
 
-/* A member whose chunk this rank needs and will not get, or -1. */
+/* A rank that dropped the chunk this rank needs, or -1. */
 static int32_t dropped_by(const msi_reduction *r)
 {
     return r->phase == MSI_GRAD_REDUCED ? msi_slot_dropped_by(r->slot, r->world, MSI_SLOT_REDUCED)

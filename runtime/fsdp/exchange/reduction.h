@@ -1,6 +1,6 @@
-/* How a unit's gradients become one: every rank writes its own into its part of a slot, and when
- * all are there each adds its extents of all parts, in place. Replicas add a chunk each and then
- * copy the others'. */
+/* How a unit's gradients are summed: every rank writes its gradient into its part of a slot; when
+ * all are complete, each rank adds its extents of all parts, in place. Replicas add one chunk each,
+ * then copy the other chunks. */
 #ifndef MSI_FSDP_REDUCTION_H
 #define MSI_FSDP_REDUCTION_H
 
@@ -10,64 +10,64 @@
 
 enum {
     MSI_GRAD_NONE,    /* nothing */
-    MSI_GRAD_WRITING, /* the running backward writes it */
-    MSI_GRAD_READY,   /* complete in the slot; own extents not reduced yet */
-    MSI_GRAD_REDUCED  /* of a replica: own chunk reduced; the others' not copied yet */
+    MSI_GRAD_WRITING, /* the running backward is writing it */
+    MSI_GRAD_READY,   /* complete in the slot; own extents unreduced */
+    MSI_GRAD_REDUCED  /* replicas: own chunk reduced, the others' not copied */
 };
 
-/* What it asks of the unit. */
+/* Calls to the unit. */
 typedef struct msi_reduction_user {
-    /* Where the sum of own extents goes, and whether it adds to what is there. */
+    /* Destination of the sum of own extents; `*add`: accumulate into it. */
     ms_status (*prepare)(void *unit, void **out, bool *add);
-    /* The sum is there; the slot still is. Needs no memory. */
+    /* The sum is complete; the slot is still valid. Needs no memory. */
     void (*arrived)(void *unit);
-    /* It was given up. Needs no memory. */
+    /* The reduction was dropped. Needs no memory. */
     void (*dropped)(void *unit);
-    /* The phase is another one. */
+    /* The phase has changed. */
     void (*changed)(void *unit);
 } msi_reduction_user;
 
 typedef struct msi_reduction {
-    msi_task task; /* until the sum is there */
+    msi_task task; /* until the sum is complete */
     msi_progress *progress;
     msi_slot_pool *pool;
     const msi_reduction_user *user;
     void *unit;
-    msi_fingerprint fp; /* what every use is named with, but for slot, generation and dtype */
+    msi_fingerprint fp; /* of every use, except slot, generation and dtype */
     int32_t rank, world;
-    bool replicated;       /* every rank gets all of it */
-    int64_t total;         /* elements of one rank's whole gradient, without padding of the tail */
+    bool replicated;       /* every rank gets the whole sum */
+    int64_t total;         /* elements of one rank's whole gradient, without tail padding */
     const msi_extent *own; /* (n_own) this rank's extents */
     int32_t n_own;
     int32_t sum_dtype, round_dtype;
 
-    msi_slot *home; /* own slot, or NULL: one of the ring */
-    msi_slot *slot; /* from open() until the sum is there */
+    msi_slot *home; /* own slot, or NULL: use the ring */
+    msi_slot *slot; /* from open() until the sum is complete */
     uint64_t seq;
     int32_t phase; /* MSI_GRAD_* */
-    int32_t dtype; /* of the finished gradient in the slot */
+    int32_t dtype; /* of the gradient in the slot */
     double factor;
-    msi_mark written; /* after what wrote this rank's gradient */
-    msi_mark summed;  /* after what made the latest sum */
+    msi_mark written; /* after the writes of this rank's gradient */
+    msi_mark summed;  /* after the latest sum */
 } msi_reduction;
 
-/* Take a slot that every peer has read. */
+/* Take a slot that every peer has finished reading. */
 ms_status msi_reduction_open(msi_reduction *r);
-/* Rank's part of it, and which parameters that has contributed to. */
+/* Rank's part of it, and its flags: one per parameter, set if it contributed. */
 void *msi_reduction_part(const msi_reduction *r, int32_t rank);
 bool *msi_reduction_flags(const msi_reduction *r, int32_t rank);
-/* This rank's part is complete, in `dtype`: name it, and reduce when all are. The sum is multiplied
+/* This rank's part is complete, in `dtype`: commit it; reduce when all are. The sum is multiplied
  * by `factor`. `whole`: all flags are set. */
 ms_status msi_reduction_close(msi_reduction *r, int32_t dtype, double factor, bool whole);
-/* Has any rank contributed to parameter `index`? */
+/* True if any rank contributed to parameter `index`. */
 bool msi_reduction_has(const msi_reduction *r, int32_t index);
-/* Give up what is open or closed, and the slot. Needs neither memory nor peers. */
+/* Drop an open or closed gradient and its slot. Needs neither memory nor peers. */
 void msi_reduction_drop(msi_reduction *r);
-/* Wait until what was closed is reduced. */
+/* Wait until the closed gradient is reduced. */
 ms_status msi_reduction_wait(msi_reduction *r);
-/* What computes from now on sees the latest sum. */
+/* Stream COMPUTE waits for the latest sum. */
 void msi_reduction_join(const msi_reduction *r);
-/* Wait for all that was closed. */
+/* Wait for all closed gradients. */
 ms_status msi_reductions_finish(msi_progress *progress, const msi_slot_pool *pool);
 
 #endif

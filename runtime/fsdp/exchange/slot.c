@@ -6,11 +6,12 @@
 
 /* -- memory ------------------------------------------------------------------------------------ */
 
-/* What some slots lie in. */
+/* Memory of several slots. */
 typedef struct memory {
     const msi_segment *words;
-    const msi_segment *owned; /* (n_parts), one rank's parts each; NULL: all lie behind the words */
-    int64_t offset;           /* of the parts, behind the words */
+    const msi_segment
+        *owned;     /* (n_parts), one rank's parts each; NULL: all parts follow the words */
+    int64_t offset; /* of the parts, after the words */
 } memory;
 
 static void free_segments(msi_slot_pool *pool, int32_t kept)
@@ -39,8 +40,8 @@ static ms_status add_owned_segments(msi_slot_pool *pool, int32_t n_owned, int64_
     return MS_OK;
 }
 
-/* @param nbytes  of words and parts, which begin at `offset`
- * @param planned  bytes of it for all ranks, which are counted; of a fake group less is mapped */
+/* @param nbytes  of words and parts, which start at `offset`
+ * @param planned  bytes counted, for all ranks; a fake group maps less */
 static ms_status add_memory(msi_slot_pool *pool, int64_t offset, int64_t nbytes, int64_t planned,
                             memory *m)
 {
@@ -69,7 +70,7 @@ failed:
 
 /* -- slots ------------------------------------------------------------------------------------- */
 
-/* Where one slot lies: its words, and its parts as if they followed these. */
+/* Offsets of one slot: its words, and its parts as if they followed. */
 typedef struct place {
     int64_t words, word_bytes, parts, part_bytes, own_bytes;
 } place;
@@ -125,7 +126,7 @@ static ms_status add_slot(msi_slot_pool *pool, const memory *m, const place *p, 
     slot->block = own;
     slot->own = own != NULL ? own->data : NULL;
     slot->own_bytes = p->own_bytes;
-    slot->used = msi_stream_dep_mark(pool->ctx, MSI_STREAM_COMPUTE); /* `own` was computing's */
+    slot->used = msi_stream_dep_mark(pool->ctx, MSI_STREAM_COMPUTE); /* COMPUTE used `own` */
     slot->number = pool->n_slots;
     pool->slots[pool->n_slots++] = slot;
     *out = slot;
@@ -193,7 +194,7 @@ ms_status msi_slot_pool_new(msi_slot_pool *pool, ms_context *ctx, ms_comm *comm,
 void msi_slot_pool_free(msi_slot_pool *pool)
 {
     if (pool->n_segments > 0) {
-        msi_drain(pool->ctx); /* what uses them has run */
+        msi_drain(pool->ctx); /* its users have run */
         msi_count_external(pool->ctx, -pool->nbytes, MS_MEM_ARENA);
     }
     for (int32_t i = 0; i < pool->n_slots; i++) {
@@ -322,7 +323,7 @@ bool msi_slot_has(const msi_slot *slot, int32_t q, msi_slot_event what, uint64_t
                schedule_hash;
 }
 
-/* What it has done it had done before it dropped anything later: that is looked at last. */
+/* Check `dropped` last: a rank drops only what it has not done. */
 bool msi_slot_has_dropped(const msi_slot *slot, int32_t q, msi_slot_event what)
 {
     return atomic_load(&msi_slot_words_of(slot, q)->dropped) >= slot->generation &&

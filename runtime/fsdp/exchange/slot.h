@@ -1,28 +1,30 @@
-/* Slots: memory that the ranks of a host share, in which they exchange one unit's parameters or
- * gradients at a time.
+/* Slots: memory shared by the ranks of a host, for exchanging one unit's parameters or gradients at
+ * a time.
  *
- * [Note: slot protocol] A slot of parameters is one part, into which every rank casts its own
- * extents; or, in layout pull, a part for each rank, its stage, which the others copy into memory
- * of their own, and `released` says that this rank has. A slot of gradients has a part for each
- * rank. Per slot and rank there are words:
+ * [Note: slot protocol] A slot of parameters has one part, into which every rank casts its own
+ * extents; in layout pull it has one part per rank (its stage), which the others copy to private
+ * memory before `released`. A slot of gradients has one part per rank. Words per slot and rank:
  *
- *     filled    generation whose extents, or whose gradient, this rank has put in
- *     reduced   generation of which it has reduced its chunk in place (replicas only)
- *     dropped   generation that it will not fill, or reduce, any more
- *     released  generation it is done reading
- *     schedule_hash  hash of all this rank had said when it named the generation it filled
+ *     filled         generation whose extents or gradient this rank has written
+ *     reduced        generation whose chunk it has reduced in place (replicas only)
+ *     dropped        generation that it will not fill, or not reduce
+ *     released       generation it has finished reading
+ *     schedule_hash  hash of all notes and fingerprints of this rank when it committed `filled`
  *
- * Slot and generation of every use follow from program order alone: of those that may be taken the
- * one that was taken longest ago is, and its generation is counted up. So ranks agree without
- * talking. Generation g is filled once released[q] >= g - 1 for every rank q, and read once
- * filled[q] >= g for every q that has said the same. (Of gradients: written and read.) No barriers.
- * What cannot be done yet is a task, and every wait runs the tasks. One that is given up, as the
- * unit is skipped, written or reset, stores `dropped` and `released`, and the slot is left alone.
- * Ranks that run one program all give it up, and nobody reads. One that does so alone leaves a
- * reader with dropped[q] >= g and filled[q] < g (or reduced[q] < g); that stays so, as q fills
- * nothing later before the reader releases g: the job ends there. (One that had filled what it
- * skips is told apart by its note.) The model in slots.pml checks that this neither deadlocks, nor
- * lets a slot change under a reader, nor lets anybody read what was not filled. */
+ * Slot and generation of a use follow from program order alone: the allowed slot that was taken
+ * longest ago, and its next generation. So ranks agree without messages. Generation g is filled
+ * once released[q] >= g - 1 for every rank q, and read once filled[q] >= g for every q with an
+ * equal hash. (Gradients: written, and read.) There are no barriers. Steps that must wait are
+ * tasks, and every wait runs the tasks.
+ *
+ * A task that is dropped, because its unit is skipped, written or reset, stores `dropped` and
+ * `released` and leaves the slot alone. Ranks of one program all drop it, and nobody reads. If one
+ * drops it alone, a reader sees dropped[q] >= g and filled[q] < g (or reduced[q] < g). That is
+ * stable, since q fills nothing later before the reader releases g: the reader ends the job. (A
+ * rank that skips what it had filled is found by its note.)
+ *
+ * The model slots.pml checks that there is no deadlock, no slot changes under a reader, and nobody
+ * reads an unfilled slot. */
 #ifndef MSI_FSDP_SLOT_H
 #define MSI_FSDP_SLOT_H
 
@@ -30,15 +32,15 @@
 #include "slots_plan.h"
 #include "stream_dep.h"
 
-/* What one rank says about a slot; its flags stand behind it. */
+/* One rank's state of a slot, followed by its flags. */
 typedef struct msi_slot_word {
     _Alignas(64) _Atomic uint64_t filled;
     _Atomic uint64_t reduced;
     _Atomic uint64_t dropped;
     _Atomic uint64_t released;
     _Atomic uint64_t schedule_hash;
-    _Atomic uint64_t whole; /* not 0: this rank has contributed to every parameter */
-    /* What of it has come true, where a device runs things later: [Note: promises]. */
+    _Atomic uint64_t whole; /* not 0: this rank contributed to every parameter */
+    /* The completed part of it, on a device that runs work later: [Note: promises]. */
     _Alignas(64) _Atomic uint64_t has_filled;
     _Atomic uint64_t has_reduced;
     _Atomic uint64_t has_released;
@@ -48,19 +50,19 @@ _Static_assert(sizeof(msi_slot_word) == MSI_SLOT_WORDS, "two cache lines");
 
 typedef struct msi_slot {
     char *words;        /* (W, word_bytes) */
-    int64_t word_bytes; /* 0: there are this rank's alone, which are every rank's */
-    char *ro;           /* the first part, where it is only read */
-    char *own;          /* pull: this rank's full parameters; NULL: they are the first part */
+    int64_t word_bytes; /* 0: one entry, used for every rank */
+    char *ro;           /* read-only mapping of the first part */
+    char *own;          /* pull: private full parameters; NULL: they are the first part */
     int64_t own_bytes;
     msi_mem_block *block; /* of `own` */
-    int32_t number;       /* in its pool: the same on all ranks */
+    int32_t number;       /* in its pool, equal on all ranks */
     uint64_t generation;  /* of the latest use, in this rank's program order */
-    uint64_t seq;         /* that its latest use was named with */
-    int64_t taken_at;     /* order in which it was taken last */
-    msi_mark used;        /* after the last of its latest use that this rank has enqueued */
-    void *holder;         /* what uses it; NULL: nothing does */
+    uint64_t seq;         /* sequence of its latest use */
+    int64_t taken_at;     /* counter for the order of takes */
+    msi_mark used;        /* after this rank's last enqueued access */
+    void *holder;         /* current user, or NULL */
     bool ring;            /* false: a home slot */
-    int32_t part_step;    /* 1; 0: there is one part, which is every rank's */
+    int32_t part_step;    /* 1; 0: one part for every rank */
     char *part[];         /* (W or 1) */
 } msi_slot;
 
@@ -69,13 +71,13 @@ static inline msi_slot_word *msi_slot_words_of(const msi_slot *slot, int32_t q)
     return (msi_slot_word *)(void *)(slot->words + q * slot->word_bytes);
 }
 
-/* A byte for each parameter: has rank q contributed to it? */
+/* One byte per parameter: true if rank q contributed to it. */
 static inline bool *msi_slot_flags_of(const msi_slot *slot, int32_t q)
 {
     return (bool *)(void *)(msi_slot_words_of(slot, q) + 1);
 }
 
-/* On a device another rank's may only be read. */
+/* On a device, other ranks' parts are read-only. */
 static inline char *msi_slot_part(const msi_slot *slot, int32_t q)
 {
     return slot->part[q * slot->part_step];
@@ -83,16 +85,15 @@ static inline char *msi_slot_part(const msi_slot *slot, int32_t q)
 
 /* All slots of one kind, and their memory. Zeroed: none.
  *
- * What is planned, and each slot that the ring grows by, lies in a segment of the host's: words,
- * then parts. On a device the host's holds words alone, and there is a segment of each rank's
- * device, which it alone writes, for its parts; or, where there is one part, a segment of the first
- * rank's, which all write. An owner's parts follow each other as all parts do where they lie
- * together. Words are always the host's: hosts and streams look at them. */
+ * The planned slots, and each slot that the ring grows by, are in one host segment: words, then
+ * parts. On a device the host segment has only words. The parts of each rank are in a segment of
+ * its device, which only it writes; a single part is in the first rank's segment, which all write.
+ * One owner's parts are laid out as all parts are in a host segment. */
 typedef struct msi_slot_pool {
     ms_context *ctx;
     ms_comm *comm;
-    msi_slots_plan plan;   /* for all ranks: what is counted */
-    msi_slots_plan mapped; /* the same; in a fake group for this rank alone */
+    msi_slots_plan plan;   /* for all ranks, as counted */
+    msi_slots_plan mapped; /* the same; in a fake group, for this rank alone */
     msi_segment *segments;
     msi_slot **slots;
     int32_t n_segments, n_slots;
@@ -100,41 +101,39 @@ typedef struct msi_slot_pool {
     int64_t n_taken; /* so far */
 } msi_slot_pool;
 
-/* Map what is planned; homes[i] is the home slot of wish i, or NULL. Collective where anything is.
- * After an error the pool is empty. In a fake group the wishes move to where one rank's parts lie.
- */
+/* Map the planned slots; homes[i] is wish i's home slot, or NULL. Collective if any is mapped.
+ * After an error the pool is empty. In a fake group the wishes move to one rank's offsets. */
 ms_status msi_slot_pool_new(msi_slot_pool *pool, ms_context *ctx, ms_comm *comm,
                             const msi_slots_plan *plan, msi_slot_wish *wishes, int32_t n,
                             msi_slot **homes);
 void msi_slot_pool_free(msi_slot_pool *pool);
-/* Bytes of the arena that are counted for it. */
+/* Bytes counted as arena. */
 int64_t msi_slot_pool_bytes(const msi_slot_pool *pool);
-/* Of the ring's slots that may be taken the one that was taken longest ago, or NULL. Not the one
- * that became free first: what a slot becomes free by, in the middle of a backward or at its end,
- * may differ between ranks whose graphs do. What they take is compared, so they take it in one
- * order. */
+/* The allowed ring slot that was taken longest ago, or NULL. Not the one freed first: the time of
+ * freeing may differ between ranks with different graphs, and all must take slots in one order. */
 msi_slot *msi_slot_oldest(const msi_slot_pool *pool, bool (*may)(const msi_slot *slot));
-/* More slots are held at once than the ring was made for (deep nesting): it grows by one, on all
- * ranks at the same point of the program. */
+/* All ring slots are in use (deep nesting): add one, on all ranks at the same point of the program.
+ */
 ms_status msi_slot_grow(msi_slot_pool *pool, msi_slot **slot);
-/* The next generation is `holder`'s. */
+/* Begin the next generation for `holder`. */
 void msi_slot_take(msi_slot_pool *pool, msi_slot *slot, void *holder);
-/* Has every rank read all generations before this one? */
+/* True if every rank has released all earlier generations. */
 bool msi_slot_is_read(const msi_slot *slot, int32_t world);
 /* What a rank does with a generation. */
 typedef enum msi_slot_event { MSI_SLOT_FILLED, MSI_SLOT_REDUCED, MSI_SLOT_RELEASED } msi_slot_event;
-/* This rank has done that with the slot's, in the order of `stream`: tell the peers. Needs neither
- * memory nor peers. */
+/* Publish that this rank has done `what`, in the order of `stream`. Needs neither memory nor peers.
+ */
 void msi_slot_publish(const msi_slot_pool *pool, msi_slot *slot, int32_t stream,
                       msi_slot_event what);
-/* `stream` goes on once all other ranks have done that with `generation`, as all have said. */
+/* `stream` waits until all other ranks have done `what` with `generation`; all have published it.
+ */
 ms_status msi_slot_await(const msi_slot_pool *pool, const msi_slot *slot, msi_stream_dep order,
                          int32_t stream, msi_slot_event what, uint64_t generation);
-/* Has rank q done that with this one, and had said the same when it named it? */
+/* True if rank q did `what` with the current generation, with an equal schedule hash. */
 bool msi_slot_has(const msi_slot *slot, int32_t q, msi_slot_event what, uint64_t schedule_hash);
-/* Will it not? */
+/* True if it never will. */
 bool msi_slot_has_dropped(const msi_slot *slot, int32_t q, msi_slot_event what);
-/* The first rank that will not, or -1. */
+/* The first rank that never will, or -1. */
 int32_t msi_slot_dropped_by(const msi_slot *slot, int32_t world, msi_slot_event what);
 
 #endif

@@ -1,4 +1,4 @@
-/* What .grad tells and takes while gradients are accumulated and not reduced yet (no_sync). */
+/* .grad while gradients are accumulated and not yet reduced (no_sync). */
 #include "param_group.h"
 
 void msi_unit_levels_free(ms_fsdp_unit *u)
@@ -23,7 +23,7 @@ bool msi_unit_accumulates(void *unit, int32_t index)
     return u->params[index].accumulated;
 }
 
-/* A handle on the copy; what were written into it would go nowhere. */
+/* A handle on the copy; read-only, since writes into it would be lost. */
 static ms_status show_copy(ms_tensor **out, ms_context *ctx, const msi_view *copy)
 {
     copy->storage->readonly = "is a copy of what no_sync has accumulated; give another value to "
@@ -75,7 +75,7 @@ static ms_status write_level(ms_fsdp_unit *u, int32_t j, int32_t index, const ms
     return status;
 }
 
-/* The value goes into one level and zeros into the others: their sum is the value. */
+/* Write the value to one level and zeros to the others, so that their sum is the value. */
 ms_status msi_unit_replace_accumulated(void *unit, int32_t index, const msi_view *value)
 {
     ms_fsdp_unit *u = unit;

@@ -1,4 +1,4 @@
-/* What a unit tells of itself. */
+/* Queries of a unit. */
 #include "param_group.h"
 
 void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);

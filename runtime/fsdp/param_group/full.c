@@ -1,24 +1,24 @@
-/* Full parameters outside training: gather, load, hash. Private full-precision copies; no slot is
- * touched. */
+/* Full parameters outside training: gather, load, hash. Uses private full-precision copies, no
+ * slots. */
 #include "param_group.h"
 
 #include <string.h>
 
-/* Of every rank's bytes. Peers count on it from here on.
- * @param what  the script has called, and the kind of thing that `name` is the name of */
+/* All-gather of bytes. From here on peers rely on it.
+ * @param what  the script's call and the kind of object that `name` denotes */
 static ms_status gather(ms_fsdp_unit *u, const char *what, const char *name, const void *in,
                         int64_t nbytes, void *out)
 {
     msi_label label;
 
     msi_label_about(&label, what, name);
-    if (u->run != NULL) { /* none before its first forward, when the root is not wrapped */
+    if (u->run != NULL) { /* without a tree before the root's first forward */
         u->run->progress.peers_committed = true;
     }
     return msi_comm_gather_named(u->comm, &label, msi_unit_model(u), in, nbytes, out);
 }
 
-/* The same, of shards. */
+/* The same, for shards. */
 static ms_status all_gather(ms_fsdp_unit *u, const char *what, const char *name, const void *in,
                             int64_t nbytes, void *out)
 {
@@ -73,7 +73,7 @@ static ms_status check_index(const ms_fsdp_unit *u, int32_t index)
     return MS_OK;
 }
 
-/* Into their places, of every rank's, in room for `most` elements each. */
+/* Copy every rank's piece to its position; received in `most` elements each. */
 static ms_status place_pieces(const ms_fsdp_unit *u, int32_t index, int64_t most,
                               const char *received, const ms_tensor *full)
 {
@@ -90,7 +90,7 @@ static ms_status place_pieces(const ms_fsdp_unit *u, int32_t index, int64_t most
     return MS_OK;
 }
 
-/* Every rank sends its piece in room for the largest. */
+/* All-gather of the pieces, each padded to the largest. */
 static ms_status gather_pieces(ms_fsdp_unit *u, int32_t index, const ms_tensor *full)
 {
     const ms_layout_piece *own = &u->params[index].piece;
@@ -116,7 +116,7 @@ static ms_status gather_pieces(ms_fsdp_unit *u, int32_t index, const ms_tensor *
                 done);
     status = place_pieces(u, index, most, received->data, full);
 done:
-    msi_drain(u->ctx); /* nothing reads them any more */
+    msi_drain(u->ctx); /* no copy uses them now */
     msi_release(send);
     msi_release(received);
     return status;
@@ -162,7 +162,7 @@ ms_status ms_fsdp_unit_gather_all(ms_tensor **out, ms_fsdp_unit *u, int64_t *off
     *out = NULL;
     MS_TRY(msi_masters_check(u->run, "state_dict"));
     MS_TRY(msi_unit_gather_flat(u, "state_dict of unit", &full));
-    msi_mem_set_kind(full->block, MS_MEM_ACTIVATION); /* a copy, as that of one is */
+    msi_mem_set_kind(full->block, MS_MEM_ACTIVATION); /* a copy, like one's */
     full->mem_kind = MS_MEM_ACTIVATION;
     numel = msi_unit_full_numel(u);
     v.storage = full;
@@ -210,7 +210,7 @@ ms_status ms_fsdp_unit_load(ms_fsdp_unit *u, int32_t index, const ms_tensor *ful
     }
     msi_storage_release(src.storage);
     MS_TRY(status);
-    p->origin = loaded; /* before the first use: what the ranks begin with */
+    p->origin = loaded; /* before the first use: the initial value */
     p->given = true;
     return ms_param_touch(p->tensor);
 }

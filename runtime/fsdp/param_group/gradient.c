@@ -1,7 +1,7 @@
-/* The reduced gradient of a unit: where it lies, what of it .grad shows, what it adds to. */
+/* The reduced gradient of a unit: its memory, what .grad shows of it, accumulation into it. */
 #include "param_group.h"
 
-/* A parameter's place in the reduced gradient: this rank's elements, or (NO_SHARD) all. */
+/* A parameter's part of the reduced gradient: this rank's elements; NO_SHARD: all. */
 static msi_view reduced_view(const ms_fsdp_unit *u, const msi_unit_param *p)
 {
     const msi_param *param = p->tensor->param;
@@ -22,11 +22,11 @@ void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like)
     *like = reduced_view(u, &u->params[index]);
 }
 
-/* [Note: gradients inside a backward] How far reductions are while it runs follows timing. So what
- * takes or scales all gradients is refused there, and who reads one of a parameter waits until what
- * was announced of it by then is reduced: its own, the same on all ranks. Accumulate hooks run when
- * all is settled, in every tree, for parameters that any rank's backward has reached, on all ranks
- * in one order. */
+/* [Note: gradients inside a backward] The progress of reductions during a backward depends on
+ * timing. Calls that read or scale all gradients are therefore rejected. Reading one parameter's
+ * gradient waits for the reductions announced so far, which are the same on all ranks. Accumulate
+ * hooks run when all reductions of every tree are done, for parameters that any rank's backward has
+ * reached, in one order on all ranks. */
 ms_status msi_unit_check_gradient(void *unit, const char *what)
 {
     const ms_fsdp_unit *u = unit;
@@ -47,7 +47,7 @@ ms_status msi_unit_await_gradient(void *unit)
     if (u->reduction.phase == MSI_GRAD_READY || u->reduction.phase == MSI_GRAD_REDUCED) {
         return msi_reduction_wait(&u->reduction);
     }
-    if (u->reduction.pool != NULL) { /* else the model was not used yet */
+    if (u->reduction.pool != NULL) { /* else the model is unused */
         msi_reduction_join(&u->reduction);
     }
     return MS_OK;
@@ -63,7 +63,8 @@ void msi_unit_gradient_trim(ms_fsdp_unit *u)
     if (u->grad == NULL || u->reduction.phase != MSI_GRAD_NONE) {
         return;
     }
-    for (int32_t i = u->n_params - 1; i >= 0; i--) { /* dropped in order, the last shows longest */
+    for (int32_t i = u->n_params - 1; i >= 0;
+         i--) { /* dropped in order, so the last is dropped last */
         if (shows_reduced(&u->params[i])) {
             return;
         }
@@ -94,8 +95,8 @@ bool msi_unit_has_gradient(void *unit, int32_t index)
     return ((const ms_fsdp_unit *)unit)->params[index].reduced;
 }
 
-/* A gradient that was dropped while others of its unit were not, and that a script still holds,
- * keeps its values: elsewhere, as its place is used again. */
+/* A dropped gradient that a script still holds keeps its values: they move to new memory, because
+ * its place is reused for other gradients of the unit. */
 static ms_status move_dropped(ms_fsdp_unit *u, msi_unit_param *p)
 {
     msi_storage *apart;
@@ -103,7 +104,7 @@ static ms_status move_dropped(ms_fsdp_unit *u, msi_unit_param *p)
     MS_TRY(msi_storage_new(&apart, u->ctx, p->place->nbytes, MS_MEM_GRADIENT));
     MS_TRY(msi_mem_copy(u->ctx, apart->data, p->place->data, p->place->nbytes));
     msi_storage_bind(p->place, apart, apart->data, apart->nbytes);
-    msi_storage_release(apart); /* the place has its own reference */
+    msi_storage_release(apart); /* `place` has its own reference */
     msi_storage_release(p->place);
     p->place = NULL;
     return MS_OK;
@@ -121,7 +122,7 @@ static ms_status make_place(ms_fsdp_unit *u, msi_unit_param *p)
                                                p->piece.numel * size);
 }
 
-/* All memory that the outcome needs. Once peers count on this rank nothing may be missing. */
+/* Allocate the result. Nothing may fail once peers rely on this rank. */
 static ms_status make_shown(ms_fsdp_unit *u)
 {
     if (u->grad == NULL) {
@@ -154,8 +155,8 @@ static void drop_shown(ms_fsdp_unit *u)
 
 /* -- reduction --------------------------------------------------------------------------------- */
 
-/* What a parameter's gradient is before the new one adds to it: itself where it lies here already,
- * a copy of one that was set from outside, -0 for none: x + -0 is x, whatever x. */
+/* Set the value that the new gradient is added to: its current one if it is in the shard, a copy of
+ * one set from outside, or -0 for none (x + -0 is x for every x). */
 static ms_status prepare_piece(ms_fsdp_unit *u, int32_t index)
 {
     msi_unit_param *p = &u->params[index];
@@ -169,12 +170,11 @@ static ms_status prepare_piece(ms_fsdp_unit *u, int32_t index)
     }
     MS_TRY(msi_copy(&v, &p->tensor->grad->v, false));
     ms_tensor_free(p->tensor->grad);
-    p->tensor->grad = NULL; /* shown again with the new sum */
+    p->tensor->grad = NULL; /* `shown` replaces it after the sum */
     return MS_OK;
 }
 
-/* What the reduced shard is before the new one adds to it, if `*add`: when a piece has a gradient
- * already. */
+/* Set `*add` if any piece has a gradient; then set the shard that the sum is added to. */
 static ms_status prepare(void *unit, void **out, bool *add)
 {
     ms_fsdp_unit *u = unit;
@@ -186,7 +186,7 @@ static ms_status prepare(void *unit, void **out, bool *add)
         *add |= u->params[i].piece.numel > 0 && u->params[i].tensor->grad != NULL;
         stored |= shows_reduced(&u->params[i]);
     }
-    if (*add && !stored) { /* padding, too, is added to */
+    if (*add && !stored) { /* padding is added to, too */
         MS_TRY(msi_mem_set(u->ctx, u->grad->data, 0, u->grad->nbytes));
     }
     for (int32_t i = 0; *add && i < u->n_params; i++) {
@@ -254,7 +254,7 @@ void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
     r->home = home;
 }
 
-/* Peers learn with the gradient which parameters it is one of. */
+/* Publish which parameters have a gradient; true if all. */
 static bool tell_used(ms_fsdp_unit *u)
 {
     bool *used = msi_reduction_flags(&u->reduction, u->rank), whole = true;
@@ -273,9 +273,8 @@ static ms_status close_slot(ms_fsdp_unit *u, bool whole)
                                u->run->factor != 0 ? u->run->factor : 1.0 / u->world, whole);
 }
 
-/* This rank's gradient (W n) -> its part (n) of the sum over ranks; of a replica all. What it makes
- * is there when all ranks have come so far, which follows timing; so what is seen is that it was
- * named, which follows the program. */
+/* This rank's gradient (W n) -> its part (n) of the sum over ranks; of a replica all. When the sum
+ * completes depends on timing; the operator is observed when it is committed, in program order. */
 static ms_status reduce_meta(const msi_meta *m)
 {
     const ms_fsdp_unit *u = ((const msi_unit_attrs *)m->attrs)->unit;
@@ -288,7 +287,7 @@ static ms_status reduce_forward(msi_op_call *c)
     const msi_unit_attrs *attrs = c->attrs;
 
     MS_TRY(close_slot(attrs->unit, attrs->whole));
-    msi_reduction_join(&attrs->unit->reduction); /* who sees what is summed computes with it */
+    msi_reduction_join(&attrs->unit->reduction); /* observers compute with the result */
     return MS_OK;
 }
 

@@ -1,4 +1,4 @@
-/* The master shard: its first values, and who reads and writes it from outside. */
+/* The master shard: initial values, and access from outside. */
 #include "param_group.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@ static msi_view piece_view(const ms_fsdp_unit *u, const msi_unit_param *p, msi_s
     return msi_flat_view(u, shard, p->piece.present ? p->piece.offset_in_shard : 0, p->piece.numel);
 }
 
-/* All that decides the values a rule makes, and which of them. */
+/* The rule of initial values, and the range of elements. */
 static msi_init_args rule_of(const ms_fsdp_unit *u, const msi_unit_param *p)
 {
     const msi_param *param = p->tensor->param;
@@ -22,7 +22,7 @@ static msi_init_args rule_of(const ms_fsdp_unit *u, const msi_unit_param *p)
                            .key = msi_param_key(param, p->name)};
 }
 
-/* What a parameter's first values come from: its own, or the rule they are made by. */
+/* Hash of the source of a parameter's initial values: its values, or the rule. */
 static ms_status origin_of(const msi_param *param, const msi_init_args *rule, uint64_t *origin)
 {
     const double numbers[] = {rule->kind, rule->a, rule->b};
@@ -39,7 +39,7 @@ static ms_status origin_of(const msi_param *param, const msi_init_args *rule, ui
     return MS_OK;
 }
 
-/* Own elements of one parameter, into its place in the shard. */
+/* Fill this rank's elements of one parameter into the shard. */
 static ms_status fill_piece(ms_fsdp_unit *u, msi_unit_param *p)
 {
     msi_param *param = p->tensor->param;
@@ -61,7 +61,7 @@ static ms_status fill_piece(ms_fsdp_unit *u, msi_unit_param *p)
         return msi_copy(&shard, &src, false);
     }
     if (rule.kind == MS_INIT_NONE) {
-        return MS_OK; /* zeros already */
+        return MS_OK; /* already zeros */
     }
     rule.out = msi_view_ptr(&shard);
     return msi_dispatch("init", MSI_K_init, u->orig_dtype, &rule);
@@ -78,7 +78,7 @@ ms_status ms_fsdp_unit_materialize(ms_fsdp_unit *u)
     }
     MS_TRY(msi_storage_new(&master, u->ctx, nbytes, MS_MEM_PARAMETER));
     u->master = master;
-    status = msi_mem_set(u->ctx, master->data, 0, nbytes); /* padding stays zero for good */
+    status = msi_mem_set(u->ctx, master->data, 0, nbytes); /* padding stays zero */
     for (int32_t i = 0; i < u->n_params && status == MS_OK; i++) {
         status = fill_piece(u, &u->params[i]);
     }

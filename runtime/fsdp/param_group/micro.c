@@ -1,13 +1,13 @@
-/* Gradients of one rank: born in place, handed on when complete.
+/* Gradients of one rank: written in place, passed on when complete.
  *
- * A micro gradient is that of one backward on one rank, in the reduce dtype; inside it the first
- * contribution to a parameter stores and later ones add, in program order. What becomes of it:
- * [Note: gradient tree] in accumulate.h. */
+ * A micro gradient is the gradient of one backward on one rank, in the reduce dtype. The first
+ * contribution to a parameter stores, later ones add, in program order. Then: [Note: gradient tree]
+ * in accumulate.h. */
 #include "param_group.h"
 
-/* -- its place --------------------------------------------------------------------------------- */
+/* -- its memory -------------------------------------------------------------------------------- */
 
-/* It is born in the slot when it, or what it merges into in place, is what peers read. */
+/* It is written into the slot if peers read it, or the sum it merges into in place. */
 static ms_status begin_micro(ms_fsdp_unit *u)
 {
     const int64_t nbytes = msi_unit_full_numel(u) * ms_dtype_size(u->reduce_dtype);
@@ -29,7 +29,7 @@ static ms_status begin_micro(ms_fsdp_unit *u)
     return MS_OK;
 }
 
-/* -- what autograd asks ------------------------------------------------------------------------ */
+/* -- calls from autograd ----------------------------------------------------------------------- */
 
 static ms_status sink_expect(void *user, int32_t index)
 {
@@ -75,8 +75,7 @@ static ms_status sink_dest(void *user, int32_t index, msi_view *dst, bool *add)
 
     MS_TRY(check_expected(u));
     if (u->reduction.phase != MSI_GRAD_WRITING) {
-        if (u->reduction.phase !=
-            MSI_GRAD_NONE) { /* an earlier backward's is still to be reduced */
+        if (u->reduction.phase != MSI_GRAD_NONE) { /* an earlier backward's is unreduced */
             MS_TRY(msi_reductions_finish(&u->run->progress, &u->run->gradients));
         }
         MS_TRY(begin_micro(u));
@@ -88,10 +87,10 @@ static ms_status sink_dest(void *user, int32_t index, msi_view *dst, bool *add)
     return MS_OK;
 }
 
-/* -- complete, or given up --------------------------------------------------------------------- */
+/* -- complete, or dropped ---------------------------------------------------------------------- */
 
-/* Parameters nothing came for have -0, which leaves what is added to it as it is (0 makes 0 of -0),
- * padding has zeros. */
+/* Fill parameters without contribution with -0 (x + -0 is x, but -0 + 0 is 0) and padding with
+ * zeros. */
 static ms_status fill_gaps(ms_fsdp_unit *u)
 {
     const int64_t size = ms_dtype_size(u->reduce_dtype);
@@ -133,10 +132,10 @@ ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u)
                                 msi_unit_slot_dtype(u));
 }
 
-/* All gradients of this backward are in: hand them on. */
+/* All gradients of this backward are complete: pass them on. */
 static ms_status complete(ms_fsdp_unit *u)
 {
-    if (u->reduction.phase != MSI_GRAD_WRITING) { /* every contribution was undefined */
+    if (u->reduction.phase != MSI_GRAD_WRITING) { /* all contributions were undefined */
         MS_TRY(begin_micro(u));
     }
     MS_TRY(fill_gaps(u));
@@ -175,7 +174,7 @@ void msi_unit_gradient_drop(ms_fsdp_unit *u, bool all)
         msi_storage_unbind(u->micro_view);
     }
     u->use.pending = 0;
-    if (all) { /* units may be at different micro-batches now: drop all that was accumulated */
+    if (all) { /* units may be at different micro-batches: drop all levels */
         msi_unit_levels_free(u);
     }
     for (int32_t i = 0; i < u->n_params; i++) {

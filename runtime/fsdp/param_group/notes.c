@@ -1,4 +1,4 @@
-/* Notes of units and models: what all ranks of the group should do alike. See note.h. */
+/* Notes of units and models, compared over the ranks of the group: see note.h. */
 #include "param_group.h"
 
 void msi_model_note(ms_comm *comm, int32_t model, const msi_note *note)

@@ -1,10 +1,10 @@
-/* Units at the one observable point (op.h): unsharding, resharding and reducing are operators on
- * tensors. Nobody but a watcher needs these, so they are made where somebody watches. */
+/* Units at the one observable point (op.h): unshard, reshard and reduce are operators on tensors.
+ * These tensors are made only if there is an observer. */
 #include "param_group.h"
 
 #include <stdlib.h>
 
-/* -- this rank's shard, and the unsharded parameters ------------------------------------------- */
+/* -- the shard and the unsharded parameters ---------------------------------------------------- */
 
 static ms_status make_shard(ms_fsdp_unit *u)
 {
@@ -14,7 +14,7 @@ static ms_status make_shard(ms_fsdp_unit *u)
     return msi_tensor_new_internal(&u->observed[0], u->ctx, &v);
 }
 
-/* Of the forms that the row says; bound late, as all views of what is unsharded. */
+/* Of the shapes that `unshard` gives; bound later, like all unsharded views. */
 static ms_status make_params(ms_fsdp_unit *u, const msi_op *unshard)
 {
     const msi_unit_attrs attrs = {.unit = u};

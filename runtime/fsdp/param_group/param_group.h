@@ -1,24 +1,23 @@
-/* Parameter groups: the parameters that are gathered, used and released together. Knows no
- * schedule: what runs above it tells it by msi_model_state, and by nothing else.
+/* Parameter groups: parameters that are gathered, used and released together. Units know no
+ * schedule; the schedule controls them through msi_model_state only.
  *
  * Glossary
  *     unit          one parameter group (ms_fsdp_unit)
- *     run           what the units of one model have in common while it is trained
  *     flat          the unit's parameters in a row, with padding
- *     master        this rank's shard of the flat in full precision, private; of a replica all
- *     replica       a unit that is not sharded (NO_SHARD): all ranks hold the same
- *     extent        a stretch of the flat that one rank holds
- *     full          the unsharded parameters, in the dtype that is computed in
- *     slot          memory that the ranks of a host share, for one unit's full parameters or for
+ *     master        this rank's private shard of the flat in full precision; of a replica all of it
+ *     replica       a unit that is not sharded (NO_SHARD): all ranks have the same values
+ *     extent        a range of the flat that one rank owns
+ *     full          the unsharded parameters, in the compute dtype
+ *     slot          memory shared by the ranks of a host, for one unit's full parameters or for
  *                   all ranks' gradients of it, at a time
- *     ring, home    slots that units take in turn, and those that are one unit's own
+ *     ring, home    slots that units use in turn; slots that one unit owns
  *     micro         the gradient of one backward on one rank, in the reduce dtype
  *     levels        inner nodes of the tree over a rank's micro-batches (no_sync)
  *     reduced       this rank's shard of the gradient, summed over ranks, in the master's dtype
- *     named         said to the peers, who count on it from then on
- *     published     own extents are cast into the slot, or will be as soon as peers have read it
+ *     committed     announced to the peers, which rely on it from then on
+ *     published     own extents are cast into the slot, or will be once peers have read it
  *     pass          one forward of one unit, as its graph remembers it
- *     summoned      private full-precision copies stand behind the handles */
+ *     summoned      handles show private full-precision copies */
 #ifndef MSI_FSDP_PARAM_GROUP_H
 #define MSI_FSDP_PARAM_GROUP_H
 
@@ -32,22 +31,22 @@
 #include "op.h"
 #include "reduction.h"
 
-/* What the units of one model have in common. The schedule writes it, units read it. */
+/* State shared by the units of one model. The schedule writes it, units read it. */
 typedef struct msi_model_state {
-    void *owner;       /* the schedule's */
-    int32_t model;     /* its number in the group; 0: before the first use */
+    void *owner;       /* the schedule's tree */
+    int32_t model;     /* number in the group; 0: unused */
     bool initialized;  /* units have slots */
     bool sync;         /* backwards reduce */
-    bool summoned;     /* full-precision copies stand behind the handles */
-    bool hides_shards; /* a root forward runs */
-    bool settled;      /* all that the running backward reduces is reduced */
-    bool given_up;     /* its gradients were, in the middle of it */
-    bool fp32_slots;   /* gradient slots hold inner nodes of the tree over micro-batches */
-    uint64_t n_kept;   /* backwards of no_sync to be reduced */
+    bool summoned;     /* handles show full copies */
+    bool hides_shards; /* a root forward is running */
+    bool settled;      /* the running backward has no more reductions */
+    bool given_up;     /* its gradients were dropped meanwhile */
+    bool fp32_slots;   /* gradient slots are wide enough for inner nodes (no_sync) */
+    uint64_t n_kept;   /* unreduced no_sync backwards */
     double factor;     /* of reduced gradients; 0: 1 / world */
     msi_progress progress;
     msi_slot_pool params, gradients;
-    /* What units ask of it. */
+    /* Calls from units. */
     ms_status (*may_begin_backward)(void *owner);
     /* A unit's gradient of the running backward is complete. */
     ms_status (*gradient_complete)(ms_fsdp_unit *u);
@@ -59,34 +58,34 @@ typedef struct msi_unit_param {
     char *name;
     int64_t numel;
     int64_t offset;        /* in the flat */
-    ms_layout_piece piece; /* this rank's */
+    ms_layout_piece piece; /* of this rank */
     bool contributed;      /* the running backward has written to its gradient */
-    bool reduced;          /* the whole parameter has a gradient, whoever holds its elements */
-    bool accumulated;      /* the levels hold a gradient of it that is not reduced yet */
+    bool reduced;          /* the whole parameter has a gradient, on any rank */
+    bool accumulated;      /* the levels have an unreduced gradient of it */
     msi_storage *place;    /* its elements in the unit's reduced gradient, or NULL */
-    bool arrived;          /* the running backward has reduced a gradient of it */
-    ms_tensor *shown; /* its .grad to be, made before the reduction that fills it is announced */
-    uint64_t origin;  /* hash of what its first values came from: equal for equal values */
-    bool given;       /* ... which the script wrote or loaded, before the first use */
+    bool arrived;          /* the running backward reduced its gradient */
+    ms_tensor *shown;      /* its future .grad, made before the reduction is announced */
+    uint64_t origin;       /* hash of the source of its initial values: equal for equal values */
+    bool given;            /* the script set or loaded them before the first use */
     msi_grad_sink sink;
 } msi_unit_param;
 
-/* What is known of the master's values. */
+/* Versions of the master's values. */
 typedef struct msi_values {
-    int64_t followed; /* version whose values `full` was last given */
-    bool outdated;    /* written since the program named its latest publish */
+    int64_t followed; /* version of the values in `full` */
+    bool outdated;    /* written since the latest publish was committed */
 } msi_values;
 
-/* Who uses the full parameters. */
+/* Users of the full parameters. */
 typedef struct msi_use {
-    int32_t running;         /* forwards */
-    bool differentiated;     /* the running backward has come to results of its forwards */
-    int32_t backward_passes; /* passes that it reaches and is not past yet */
-    int32_t pending;         /* gradients of its parameters that are still to come */
-    bool expects_grad;       /* ... or were, in the running backward */
-    int32_t n_waiting;       /* graphs that wait for a backward since the turn began */
-    int64_t eval_epoch;      /* counts evaluations; from 1 */
-    bool held;               /* the script, for as long as they stay unsharded */
+    int32_t running;         /* running forwards */
+    bool differentiated;     /* the running backward has reached results of its forwards */
+    int32_t backward_passes; /* passes it reaches and has not finished */
+    int32_t pending;         /* gradients of its parameters still expected */
+    bool expects_grad;       /* the running backward expected some */
+    int32_t n_waiting;       /* graphs of this eval_epoch that wait for a backward */
+    int64_t eval_epoch;      /* number of evaluations, from 1 */
+    bool held;               /* by the script's unshard(), until resharded */
 } msi_use;
 
 struct ms_fsdp_unit {
@@ -94,15 +93,15 @@ struct ms_fsdp_unit {
     msi_chained chained; /* while in no tree */
     ms_context *ctx;
     ms_comm *comm;
-    msi_model_state *run; /* NULL: in no tree */
+    msi_model_state *run; /* NULL: not in a tree */
     char *name;
     msi_label label;      /* of the name */
-    char absent[512];     /* why views have no memory while sharded ... */
-    char hidden_why[200]; /* ... and why shards have none in a forward */
+    char absent[512];     /* error of views without memory while sharded */
+    char hidden_why[200]; /* error of shards without memory in a forward */
     int32_t index;        /* in the tree */
     int32_t rank, world;
 
-    /* what was planned */
+    /* plan */
     ms_fsdp_unit_options options;
     int32_t orig_dtype, param_dtype, reduce_dtype;
     bool is_root, is_sharded; /* is_sharded: not NO_SHARD */
@@ -110,7 +109,7 @@ struct ms_fsdp_unit {
     msi_unit_param *params;
     ms_layout *layout;
     msi_extent *own;                   /* (n_own) this rank's extents */
-    msi_extent *theirs;                /* room for those of another */
+    msi_extent *theirs;                /* room for another rank's extents */
     int64_t numel, total, shard_numel; /* total: without the tail padding */
 
     /* parameters */
@@ -119,17 +118,17 @@ struct ms_fsdp_unit {
     bool materialized;
     msi_values values;
     msi_gather gather;
-    msi_storage *full;     /* what unsharded views read; bound to what is gathered */
-    msi_storage *hidden;   /* what shards show in a forward: nothing */
-    msi_storage *summoned; /* private full copy while summoned, or NULL */
+    msi_storage *full;     /* storage of unsharded views; bound to the gathered memory */
+    msi_storage *hidden;   /* storage of shards in a forward: no memory */
+    msi_storage *summoned; /* private full copy, or NULL */
     msi_use use;
-    ms_tensor **observed; /* (1 + n_params), once watched: the shard, the unsharded parameters */
+    ms_tensor **observed; /* (1 + n_params) or NULL: the shard, the full parameters */
 
     /* gradients */
     msi_accumulator sums;
-    msi_storage *micro_view; /* wraps the running micro-batch's gradient for views */
+    msi_storage *micro_view; /* storage of views of the running micro-batch's gradient */
     msi_reduction reduction;
-    msi_storage *grad; /* reduced, orig_dtype; NULL while no parameter shows any */
+    msi_storage *grad; /* reduced, orig_dtype; NULL if no .grad shows it */
 };
 
 /* Elements of the unsharded flat, with all padding. */
@@ -138,14 +137,14 @@ static inline int64_t msi_unit_full_numel(const ms_fsdp_unit *u)
     return msi_layout_gathered_numel(u->layout);
 }
 
-/* Does it gather in a slot? (Else the master or a private copy is read.) */
+/* True if it gathers in a slot; otherwise the master or a private copy is used. */
 static inline bool msi_unit_shares(const ms_fsdp_unit *u)
 {
     return u->is_sharded && (u->world > 1 || u->param_dtype != u->orig_dtype);
 }
 
-/* dtype of a whole gradient in the slot, the same on all ranks, also where one rank's backwards
- * have reached the unit only once. */
+/* dtype of a whole gradient in the slot. Equal on all ranks, even if one rank's backwards reached
+ * the unit only once. */
 static inline int32_t msi_unit_slot_dtype(const ms_fsdp_unit *u)
 {
     return u->run->n_kept > 0 ? u->sums.node_dtype : u->reduce_dtype;
@@ -161,7 +160,7 @@ static inline msi_view msi_flat_view(const ms_fsdp_unit *u, msi_storage *s, int6
     return v;
 }
 
-/* 0 for a unit in no tree. */
+/* 0 for a unit without a tree. */
 static inline int32_t msi_unit_model(const ms_fsdp_unit *u)
 {
     return u->run != NULL ? u->run->model : 0;
@@ -171,96 +170,93 @@ static inline int32_t msi_unit_model(const ms_fsdp_unit *u)
 msi_group_facts msi_unit_facts(const ms_fsdp_unit *u);
 /* Hash of the values of a parameter of a replica. */
 ms_status msi_replica_hash(const ms_fsdp_unit *u, int32_t index, uint64_t *hash);
-/* May `what` the script has called read or write the masters now? While they are summoned the
- * copies are the values, and what went to the masters would be stale, or lost when the copies are
- * written back: MS_ASSERTION_ERROR. `run` NULL: of a unit in none. */
+/* MS_ASSERTION_ERROR if the masters are summoned: then the copies are the values, and masters would
+ * be stale, or overwritten by the write-back. `what`: the script's call. `run` may be NULL. */
 ms_status msi_masters_check(const msi_model_state *run, const char *what);
 
 /* -- unit.c ------------------------------------------------------------------------------------ */
-/* Free what a unit holds; the struct stays. */
+/* Free what a unit owns, but not the struct. */
 void msi_unit_dispose(ms_fsdp_unit *u);
-/* A unit of a tree is that's to close, one of none its context's. */
+/* Remove a unit without a tree from its context's list. */
 void msi_unit_delist(ms_fsdp_unit *u);
 
 /* -- show.c: what handles show ----------------------------------------------------------------- */
-/* Let them show what they should now: [Note: what handles show]. */
+/* Update all handles: [Note: what handles show]. */
 void msi_unit_show(ms_fsdp_unit *u);
-/* The same, where nothing but what uses the unit may have changed: cheap when they do already. */
+/* The same if only the unit's users may have changed; cheap without a change. */
 void msi_unit_show_use(ms_fsdp_unit *u);
-/* Of what shows shards: have they memory? (run->hides_shards has changed) */
+/* Update handles that show shards after run->hides_shards changed. */
 void msi_unit_hide_shards(ms_fsdp_unit *u);
-/* Views without memory say that the unit is sharded; or, not NULL, that the running backward's
- * gradients were given up by a forward that failed with `cause`. */
+/* Set the error of views without memory: sharded (NULL), or the backward's gradients were dropped
+ * because a forward failed with `cause`. */
 void msi_unit_explain(ms_fsdp_unit *u, const char *cause);
-/* Will ops of the running backward still read its parameters? (After a forward that a hook ran.) */
+/* True if ops of the running backward will still read its parameters. */
 static inline bool msi_unit_is_differentiated(const ms_fsdp_unit *u)
 {
     return u->use.differentiated && (u->use.pending > 0 || u->use.backward_passes > 0);
 }
 
 /* -- unshard.c: parameters --------------------------------------------------------------------- */
-/* Choose how full parameters come about; `home` slot, or NULL. The unit is materialized. */
+/* Choose how parameters are gathered; `home` slot, or NULL. The unit is materialized. */
 void msi_unit_connect_params(ms_fsdp_unit *u, msi_slot *home);
-/* SHARDED -> PUBLISHED: name the use, cast own extents into the slot as soon as it may be written.
- */
+/* SHARDED -> PUBLISHED: commit the use; cast own extents once the slot may be written. */
 ms_status msi_unit_publish(ms_fsdp_unit *u);
-/* -> UNSHARDED: wait for the others' extents, bind the views. */
+/* -> UNSHARDED: wait for peers' extents, bind the views. */
 ms_status msi_unit_unshard(ms_fsdp_unit *u);
-/* -> SHARDED: unbind, tell the others. Needs neither memory nor peers. */
+/* -> SHARDED: unbind, signal the peers. Needs neither memory nor peers. */
 void msi_unit_reshard(ms_fsdp_unit *u);
-/* The master was written, on this rank or another: a publish named before is void, so that no slot
- * mixes old and new. */
+/* The master was written on any rank: an earlier publish is void, so that no slot mixes old and new
+ * values. */
 void msi_unit_written(ms_fsdp_unit *u);
-/* Kept in a slot with other values than this rank's shard has now? */
+/* True if the slot has older values than this rank's shard. */
 bool msi_unit_differs(const ms_fsdp_unit *u);
 
 /* -- observed.c: units at the one observable point --------------------------------------------- */
-/* What the rows of units are asked for. */
+/* Attributes of the units' operators. */
 typedef struct msi_unit_attrs {
     ms_fsdp_unit *unit;
-    bool whole; /* of a reduction: see msi_reduction_close() */
+    bool whole; /* reduction: see msi_reduction_close() */
 } msi_unit_attrs;
-/* Make `observed`, unless it is there. `unshard`: the row that says what it makes of a shard. */
+/* Make `observed`, if needed. `unshard`: the operator that gives shapes of a shard's results. */
 ms_status msi_observed_params(ms_fsdp_unit *u, const msi_op *unshard);
 void msi_observed_free(ms_fsdp_unit *u);
-/* Run `reduce` on tensors: the gradient in the slot, the reduced one to be. */
+/* Run `reduce` on tensors: the gradient in the slot, and the result. */
 ms_status msi_observed_reduce(ms_fsdp_unit *u, const msi_op *reduce, bool whole);
 
 /* -- micro.c: gradients of one rank ------------------------------------------------------------ */
 void msi_unit_sinks_install(ms_fsdp_unit *u);
-/* Drop the running backward's gradient after an error, announced or not; `all`: and what earlier
- * ones have reduced or accumulated. Needs neither memory nor peers. */
+/* Drop the running backward's gradient after an error, announced or not; `all`: earlier ones as
+ * well, reduced or accumulated. Needs neither memory nor peers. */
 void msi_unit_gradient_drop(ms_fsdp_unit *u, bool all);
-/* An error when it was dropped in the middle of the running backward: a forward that a hook ran and
- * caught has failed. */
+/* Error if that happened in the running backward (a hook ran and caught a failing forward). */
 ms_status msi_unit_check_kept(const ms_fsdp_unit *u);
-/* no_sync: the backward's gradient joins the levels; an empty one, too. */
+/* no_sync: add the backward's gradient, even an empty one, to the levels. */
 ms_status msi_unit_accumulate(ms_fsdp_unit *u);
-/* The last backward's, if there is one, and all levels: into the slot. */
+/* Sum the last backward's gradient, if any, and all levels into the slot. */
 ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u);
 
-/* -- accumulated.c: what .grad tells of the levels --------------------------------------------- */
+/* -- accumulated.c: .grad of the levels ------------------------------------------------------- */
 void msi_unit_levels_free(ms_fsdp_unit *u);
-/* The unit's part of msi_param_ops. */
+/* For msi_param_ops. */
 bool msi_unit_accumulates(void *unit, int32_t index);
 ms_status msi_unit_accumulated(void *unit, int32_t index, ms_tensor **out);
 ms_status msi_unit_replace_accumulated(void *unit, int32_t index, const msi_view *value);
 
 /* -- gradient.c: the reduced gradient ---------------------------------------------------------- */
-/* `home` slot, or NULL. The run's gradient slots are there. */
+/* `home` slot, or NULL. The model's gradient slots exist. */
 void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home);
-/* The gradient in the unit's slot is complete: make what its reduction needs, tell the peers. */
+/* The gradient in the slot is complete: allocate what its reduction needs, signal the peers. */
 ms_status msi_gradient_announce(ms_fsdp_unit *u);
-/* The unit's part of msi_param_ops: [Note: gradients inside a backward]. */
+/* For msi_param_ops: [Note: gradients inside a backward]. */
 ms_status msi_unit_check_gradient(void *unit, const char *what);
 ms_status msi_unit_await_gradient(void *unit);
-/* The unit's part of msi_param_ops: set to none; does the whole parameter have one? */
+/* For msi_param_ops: .grad was dropped; does the whole parameter have one? */
 void msi_unit_gradient_dropped(void *unit, int32_t index);
 bool msi_unit_has_gradient(void *unit, int32_t index);
-/* Give the reduced gradient's memory back when nothing shows it any more. */
+/* Free the reduced gradient if no .grad shows it. */
 void msi_unit_gradient_trim(ms_fsdp_unit *u);
 void msi_unit_gradient_free(ms_fsdp_unit *u);
-/* The unit's part of msi_param_ops: the place of parameter `index` in the reduced gradient. */
+/* For msi_param_ops: view of parameter `index` in the reduced gradient. */
 void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like);
 
 /* -- full.c ------------------------------------------------------------------------------------ */
@@ -269,11 +265,11 @@ void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like);
 ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out);
 
 /* -- notes.c ----------------------------------------------------------------------------------- */
-/* Compare a note (note.h) over the ranks of the unit's group; part of msi_param_ops. */
+/* Compare a note (note.h) over the ranks of the unit's group; for msi_param_ops. */
 void msi_unit_note(void *unit, const msi_note *note);
 void msi_model_note(ms_comm *comm, int32_t model, const msi_note *note);
 
-/* Test hook: called at every change of state of a unit or its gradient. */
+/* Test hook: called whenever the state of a unit or its gradient changes. */
 extern void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);
 static inline void msi_unit_changed(const ms_fsdp_unit *u)
 {

@@ -1,4 +1,4 @@
-/* What handles of a unit's parameters show, and what they say where there is nothing to see. */
+/* What handles of a unit's parameters show, and the error of handles without memory. */
 #include "param_group.h"
 
 #include <stdio.h>
@@ -36,12 +36,17 @@ static void show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype)
     }
 }
 
-/* [Note: what handles show] The summoned copy; the full parameters of an unsharded unit while a
- * forward of it runs or a backward reads it, and, unless they were written since, while a root
- * forward runs, the script holds them, or a graph waits for its backward and nothing was evaluated
- * since; else the shards, whatever memory is kept for the next use. A graph that is let go of waits
- * no more. One that a rank's collector lets go of does: when that finds it must not be seen, as
- * ranks would show different things. */
+/* [Note: what handles show] In this order:
+ *
+ * | handles show        | if                                                               |
+ * | the summoned copy   | summoned                                                         |
+ * | full parameters     | unsharded, and a forward runs or a backward reads it; or, unless |
+ * |                     | written since, a root forward runs, the script holds it, or a    |
+ * |                     | graph waits for its backward and no evaluation came since        |
+ * | shards              | otherwise, whatever memory is kept                               |
+ *
+ * A freed graph no longer waits, unless a garbage collector freed it: its timing differs between
+ * ranks, which must show the same. */
 static bool shows_full(const ms_fsdp_unit *u)
 {
     const msi_use *use = &u->use;
@@ -76,7 +81,7 @@ void msi_unit_hide_shards(ms_fsdp_unit *u)
     for (int32_t k = 0; k < u->n_params; k++) {
         ms_tensor *t = u->params[k].tensor;
 
-        if (t->param->shows_shard) { /* the view stays: this is done in every step */
+        if (t->param->shows_shard) { /* keeps the view, as this runs in every step */
             msi_storage *shown = t->v.storage;
 
             t->v.storage = msi_storage_retain(u->run->hides_shards ? u->hidden : u->master);
@@ -97,5 +102,5 @@ void msi_unit_explain(ms_fsdp_unit *u, const char *cause)
     snprintf(u->absent, sizeof(u->absent),
              "the gradients of unit '%s' were given up when a forward inside this backward failed: "
              "%.*s",
-             u->name, (int)strcspn(cause, "\n"), cause); /* a line, the stack comes behind it */
+             u->name, (int)strcspn(cause, "\n"), cause); /* first line; a stack may follow */
 }

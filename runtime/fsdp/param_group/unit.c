@@ -1,4 +1,4 @@
-/* Units: which parameters belong together, their layout, their master shard. */
+/* Units: their parameters, layout and master shard. */
 #include "param_group.h"
 
 #include <stdio.h>
@@ -16,7 +16,7 @@ void ms_fsdp_unit_options_init(ms_fsdp_unit_options *o, uint32_t struct_size)
     msi_struct_give(o, struct_size, &defaults, sizeof(defaults));
 }
 
-/* -- what lower rooms may ask ------------------------------------------------------------------ */
+/* -- for lower layers -------------------------------------------------------------------------- */
 
 static void touched(void *unit, int32_t index)
 {
@@ -57,7 +57,7 @@ static const msi_param_ops param_ops = {
     .note = msi_unit_note,
 };
 
-/* -- those in no tree ------------------------------------------------------------------------- */
+/* -- units without a tree ---------------------------------------------------------------------- */
 
 static void close_units(void *first)
 {
@@ -203,7 +203,7 @@ static ms_status take_options(ms_fsdp_unit_options *o, const ms_fsdp_unit_option
     return check_dtype("reduce_dtype", o->reduce_dtype);
 }
 
-/* Everything that follows from the options, the group and the parameters' dtype. */
+/* Set what follows from the options, the group and the parameters' dtype. */
 static void describe(ms_fsdp_unit *u, ms_comm *comm, const ms_fsdp_unit_options *o,
                      int32_t orig_dtype)
 {
@@ -220,7 +220,7 @@ static void describe(ms_fsdp_unit *u, ms_comm *comm, const ms_fsdp_unit_options 
     u->use.eval_epoch = 1;
 }
 
-/* From now on the parameters' masters are this unit's. */
+/* The unit takes over the parameters' masters. */
 static ms_status manage_params(ms_fsdp_unit *u)
 {
     bool any_values = false;
@@ -230,14 +230,14 @@ static ms_status manage_params(ms_fsdp_unit *u)
         msi_param *p = t->param;
 
         any_values |= p->materialized;
-        ms_tensor_free(t->grad); /* of the whole parameter: no place for it here */
+        ms_tensor_free(t->grad); /* of the whole parameter; no memory for it here */
         t->grad = NULL;
         p->unit = u;
         p->unit_index = i;
         p->ops = &param_ops;
     }
     msi_unit_sinks_install(u);
-    /* shard what exists now, so that no full copy stays behind */
+    /* shard existing values, so that no full copy remains */
     return any_values ? ms_fsdp_unit_materialize(u) : MS_OK;
 }
 
@@ -294,7 +294,7 @@ ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,
     return MS_OK;
 }
 
-/* As far as its layout goes, and no further: of that the parameters know nothing. */
+/* Only its layout; leaves the parameters unchanged. */
 static ms_status outline(ms_fsdp_unit *u, ms_tensor *const *params, int32_t n)
 {
     u->params = calloc((size_t)n, sizeof(*u->params));

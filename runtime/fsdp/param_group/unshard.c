@@ -1,10 +1,10 @@
-/* Full parameters: publish, unshard, reshard. The latter two are operators to who watches; a
- * publish is none, as nothing can be read yet. */
+/* Full parameters: publish, unshard, reshard. The latter two are observable operators; publish is
+ * not, as nothing can be read yet. */
 #include "param_group.h"
 
-/* `full` has the master's values of now. Whoever wrote them, a script through a handle too: a
- * backward over older ones must not run. (The flag `outdated` knows of optimizers and loads only;
- * it decides the order of slots, so it must not follow what one rank alone may do.) */
+/* `full` now has the master's values. A backward over older ones must fail, whoever wrote the
+ * master, even a script. (`outdated` is set by optimizers and loads only: it decides the order of
+ * slots, so it must not depend on writes of one rank.) */
 static void follow_version(ms_fsdp_unit *u)
 {
     if (u->values.followed != u->master->version) {
@@ -131,7 +131,7 @@ static void reshard_stale(ms_fsdp_unit *u)
     }
 }
 
-/* What nobody shares follows the master whenever it is used, or is the master. */
+/* Without peers, `full` is the master or is updated from it at each use. */
 static ms_status bind(ms_fsdp_unit *u)
 {
     msi_storage *base = u->gather.ops == &msi_gather_alias ? u->master : NULL;
@@ -200,7 +200,7 @@ static ms_status reshard_forward(msi_op_call *c)
     return MS_OK;
 }
 
-/* shard (n) -> its unit's parameters; and those -> nothing. */
+/* shard (n) -> the unit's parameters; those -> nothing. */
 static const msi_op unshard_op = {
     .name = "fsdp.unshard", .meta = unshard_meta, .forward = unshard_forward};
 static const msi_op reshard_op = {
@@ -215,7 +215,7 @@ static ms_status observed_unshard(ms_fsdp_unit *u)
                            u->n_params);
 }
 
-/* It goes without operands where a watcher came when all was unsharded, and memory is out. */
+/* Without operands if it was unsharded before there was an observer, and memory is out. */
 static void observed_reshard(ms_fsdp_unit *u)
 {
     const msi_unit_attrs attrs = {.unit = u};
@@ -249,7 +249,7 @@ void msi_unit_written(ms_fsdp_unit *u)
 {
     u->values.outdated = true;
     if (u->master != NULL && u->master->version != u->values.followed) {
-        u->full->version++; /* at once, as a unit that is kept may be read without another use */
+        u->full->version++; /* now, as a kept unit may be read without another use */
     }
     if (u->state == MS_UNIT_PUBLISHED) {
         msi_unit_reshard(u);

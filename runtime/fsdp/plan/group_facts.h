@@ -1,5 +1,5 @@
-/* What a plan must know of a parameter group: numbers alone, so that a model of any size can be
- * planned for any number of ranks, whoever is there. */
+/* What a plan needs of a parameter group: numbers only, so that any model can be planned for any
+ * number of ranks without them. */
 #ifndef MSI_FSDP_GROUP_FACTS_H
 #define MSI_FSDP_GROUP_FACTS_H
 
@@ -14,7 +14,7 @@ static inline int32_t msi_node_dtype(int32_t reduce_dtype)
     return reduce_dtype == MS_DTYPE_F64 ? MS_DTYPE_F64 : MS_DTYPE_F32;
 }
 
-/* A stretch of a replica's gradient: the one that rank q adds for all. */
+/* The range of a replica's gradient that rank q reduces for all. */
 typedef struct msi_chunk {
     int64_t first, numel;
 } msi_chunk;

@@ -1,4 +1,4 @@
-/* What training will hold, in bytes: from numbers alone, before anything runs. */
+/* Bytes that training allocates, computed from numbers before anything runs. */
 #include "memory_plan.h"
 
 int64_t msi_plan_masters(const msi_group_facts *groups, int32_t n)
@@ -27,8 +27,8 @@ int64_t msi_plan_state(const msi_group_facts *groups, int32_t n)
 
 /* -- gradients --------------------------------------------------------------------------------- */
 
-/* What a unit's levels hold when `n` backwards of no_sync are kept: level j where bit j of n is
- * set, a micro-batch's gradient at level 0, inner nodes above. */
+/* Bytes of a unit's levels after `n` kept backwards (no_sync): level j exists if bit j of n is set;
+ * level 0 is a micro-batch's gradient, higher ones are inner nodes. */
 static int64_t level_bytes(const msi_group_facts *g, uint64_t n)
 {
     const int64_t micro = (n & 1) != 0 ? ms_dtype_size(g->reduce_dtype) : 0;
@@ -38,8 +38,8 @@ static int64_t level_bytes(const msi_group_facts *g, uint64_t n)
     return g->full_numel * (micro + nodes);
 }
 
-/* What one backward does to a unit: bytes of gradients before and after it, of the
- * micro-batch's while it is open, and of what its end takes beside that for a moment. */
+/* Bytes of a unit's gradients in one backward: before and after it, of the open micro-batch, and
+ * temporarily at its end. */
 typedef struct course {
     int64_t before, micro, merging, after;
 } course;
@@ -48,8 +48,9 @@ typedef struct course {
 static course course_of(const msi_group_facts *g, uint64_t n, bool last)
 {
     const bool narrow =
-        g->reduce_dtype != msi_node_dtype(g->reduce_dtype); /* two of them need a new node ... */
-    const bool merges = narrow && (n & 1) != 0 && !(last && n == 1); /* ... unless in the slot */
+        g->reduce_dtype != msi_node_dtype(g->reduce_dtype); /* two of them need a new node */
+    const bool merges =
+        narrow && (n & 1) != 0 && !(last && n == 1); /* in memory, except in the slot */
     const bool in_slot = last && (n == 0 || !narrow);
 
     if (!g->trains) {
@@ -68,8 +69,8 @@ static int64_t largest(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* The most that gradients take in the backward after `n` kept ones. Units' are open one at a
- * time, the last unit's first; the root's from the first op to the last, as its slot is. */
+/* Peak bytes of gradients in the backward after `n` kept ones. Units' gradients are open one at a
+ * time, the last unit's first; the root's during all of it, like its slot. */
 static int64_t backward_bytes(const msi_group_facts *groups, int32_t n_groups, uint64_t n,
                               bool last)
 {
@@ -91,13 +92,13 @@ static int64_t backward_bytes(const msi_group_facts *groups, int32_t n_groups, u
     return peak;
 }
 
-/* The most they take in a step of m backwards. Of the kept counts with t trailing ones, all of
- * which merge alike, the one with the most levels above holds most. */
+/* Peak in a step of m backwards. Kept counts with t trailing ones merge alike; of these the one
+ * with the most higher levels has the peak. */
 int64_t msi_plan_gradients(const msi_group_facts *groups, int32_t n_groups, int64_t m)
 {
     int64_t peak = backward_bytes(groups, n_groups, (uint64_t)m - 1, true);
 
-    for (int32_t t = 0; ((int64_t)1 << t) < m; t++) { /* backwards 1 to m - 1 keep theirs */
+    for (int32_t t = 0; ((int64_t)1 << t) < m; t++) { /* backwards 1 to m - 1 are kept */
         const int64_t ones = ((int64_t)1 << t) - 1, above = (m - 2 - ones) >> (t + 1);
         int64_t most = 1;
 

@@ -14,7 +14,7 @@ static bool wants_ring(const msi_slot_wish *wish)
     return wish->nbytes > 0 && !wish->owns;
 }
 
-/* Of those that want the ring. */
+/* Of the units that use the ring. */
 static ms_status median(const msi_slot_wish *wishes, int32_t n, int64_t *out)
 {
     int64_t *sizes = malloc(sizeof(*sizes) * ((size_t)n + 1));
@@ -42,7 +42,7 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* The ring takes the most that any of its units wants. */
+/* A ring slot has the largest size that a unit needs. */
 static void size_ring(const msi_slot_wish *wishes, int32_t n, int32_t n_ring, msi_slots_plan *p)
 {
     int32_t n_ringed = 0;
@@ -107,7 +107,7 @@ ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t
                                int32_t world, msi_slots_layout layout, msi_slot_wish *wishes,
                                msi_slots_plan *plan)
 {
-    const bool pulls = layout == MSI_SLOTS_PULL && world > 1; /* from whom, alone? */
+    const bool pulls = layout == MSI_SLOTS_PULL && world > 1; /* alone there are no peers */
 
     for (int32_t i = 0; i < n; i++) {
         const msi_group_facts *g = &groups[i];

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-/* -- what is given ----------------------------------------------------------------------------- */
+/* -- checks ------------------------------------------------------------------------------------ */
 
 static ms_status check_number(int32_t i, const char *name, int64_t number, int64_t least,
                               int64_t most)
@@ -69,8 +69,8 @@ static int64_t gathered(const msi_group_facts *groups, int32_t n, int64_t micro_
     return nbytes;
 }
 
-/* Elements that a rank reads of its peers' gradients: of a shard those of its own extents. Of a
- * replica it reads those of its chunk, and then the sums of theirs. */
+/* Elements of peers' gradients that a rank reads. Shard: its own extents of each. Replica: its
+ * chunk of each, then the peers' summed chunks. */
 static int64_t elements_reduced(const msi_group_facts *g, const msi_step *s)
 {
     if (g->is_sharded) {
@@ -121,8 +121,8 @@ done:
     return status;
 }
 
-/* Every sum of a plan is less than all elements in the widest type, as often as a step gathers
- * them, or once for each rank, and words beside. */
+/* No sum overflows: each is below all elements in the widest dtype, times the gathers of a step or
+ * the ranks, with words. */
 static ms_status check_fits(const msi_group_facts *groups, int32_t n, const msi_step *s)
 {
     double elements = 0;

@@ -1,4 +1,4 @@
-/* All that is known of a step of training before there is any memory: see ms_fsdp_plan. */
+/* What is known of a training step before any allocation: see ms_fsdp_plan. */
 #ifndef MSI_FSDP_STEP_PLAN_H
 #define MSI_FSDP_STEP_PLAN_H
 
@@ -7,20 +7,19 @@
 
 typedef struct msi_step {
     int32_t rank, world;
-    int32_t n_ring; /* slots of parameters that units take in turn, at most */
+    int32_t n_ring; /* parameter slots that units use in turn, at most */
     msi_slots_layout layout;
-    bool wide;             /* gradient slots hold inner nodes already */
-    int64_t micro_batches; /* backwards, of which the last reduces */
+    bool wide;             /* gradient slots are wide enough for inner nodes */
+    int64_t micro_batches; /* backwards; the last one reduces */
 } msi_step;
 
-/* Of groups that a host describes itself: MS_VALUE_ERROR, MS_TYPE_ERROR name what no unit can be.
- */
+/* Check groups described by a host: MS_VALUE_ERROR, MS_TYPE_ERROR for impossible units. */
 ms_status msi_plan_check(const msi_group_facts *groups, int32_t n);
-/* But `same_numerics`, which takes asking. */
+/* All but `same_numerics`, which needs communication. */
 ms_status msi_plan_step(const msi_group_facts *groups, int32_t n, const msi_step *step,
                         ms_fsdp_plan *plan);
-/* How often a group's parameters are gathered in a step: for each forward, and again for its
- * backward where they were given back between. */
+/* Gathers of a group's parameters per step: one per forward, and one per backward if they were
+ * released between. */
 int64_t msi_plan_gathers(const msi_group_facts *group, int64_t micro_batches);
 
 #endif

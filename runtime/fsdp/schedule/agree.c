@@ -1,6 +1,5 @@
-/* What ranks tell each other before they train together: the plan and the values of replicas, which
- * must be equal, where shards come from and what decides the bits of results, which had better be.
- */
+/* What ranks compare at first use. Plans and values of replicas must be equal (error); the origin
+ * of shards and the numerics should be (warning). */
 #include "schedule.h"
 
 #include <stdio.h>
@@ -9,7 +8,7 @@
 
 /* -- the plan ---------------------------------------------------------------------------------- */
 
-/* What must be equal on all ranks about one unit. */
+/* One unit's plan, equal on all ranks. */
 typedef struct plan_entry {
     msi_label name;
     int64_t numel, shard_numel;
@@ -18,7 +17,7 @@ typedef struct plan_entry {
     int32_t use_orig_params;
 } plan_entry;
 
-/* What must be equal about one parameter: gathered only to name the one that differs. */
+/* One parameter's plan; gathered only to report which one differs. */
 typedef struct param_entry {
     msi_label name;
     int64_t shape[MS_MAX_DIMS];
@@ -81,14 +80,14 @@ static void param_text(const param_entry *e, char *text, size_t nbytes)
              e->requires_grad != 0 ? "" : ", frozen");
 }
 
-/* Behind two texts about things that differ. */
+/* Suffix for texts that differ beyond the cut. */
 static const char *where_cut(const char *first, const char *other)
 {
     return strcmp(first, other) == 0 ? ", not the same where it is cut" : "";
 }
 
-/* Unit `i` has parameters of equal number and total size on ranks 0 and q, but they differ: gather
- * them (every rank finds the same difference) and name the first that does. */
+/* Unit `i` has as many parameters and elements on ranks 0 and q, but they differ: gather them and
+ * report the first difference (every rank finds the same). */
 static ms_status name_param(ms_fsdp_tree *tree, int32_t i, int32_t q)
 {
     const ms_fsdp_unit *u = tree->units[i];
@@ -155,7 +154,7 @@ static ms_status compare_plans(ms_fsdp_tree *tree, const plan_entry *all, int32_
     return MS_OK;
 }
 
-/* The most units any rank has, into `*most` (0 before). */
+/* Maximum number of units, to `*most` (first 0). */
 static ms_status largest_tree(ms_fsdp_tree *tree, int32_t *most)
 {
     int32_t *counts = calloc((size_t)tree->world, sizeof(*counts));
@@ -174,7 +173,7 @@ static ms_status largest_tree(ms_fsdp_tree *tree, int32_t *most)
     return status;
 }
 
-/* Both of (most) and (world, most) entries, zeroed; freed by the caller, after an error too. */
+/* `mine` (most), `all` (world, most), both zeroed; the caller frees them in any case. */
 static ms_status compare_with_peers(ms_fsdp_tree *tree, int32_t most, plan_entry *mine,
                                     plan_entry *all)
 {
@@ -211,11 +210,10 @@ ms_status msi_plans_agree(ms_fsdp_tree *tree)
 
 /* -- values ------------------------------------------------------------------------------------ */
 
-/* What must be equal for one parameter: a replica's values, or the whole that a shard was cut from.
- */
+/* Compared for one parameter: a replica's values, or the origin of a shard's. */
 typedef struct first_values {
     uint64_t hash;
-    uint64_t given; /* by the script: loaded, or written; else a rule made them */
+    uint64_t given; /* loaded or written by the script; else 0: made by a rule */
 } first_values;
 
 static ms_status first_values_of(const ms_fsdp_unit *u, int32_t index, first_values *out)
@@ -226,9 +224,8 @@ static ms_status first_values_of(const ms_fsdp_unit *u, int32_t index, first_val
     return u->is_sharded ? MS_OK : msi_replica_hash(u, index, &out->hash);
 }
 
-/* Rank q's first values of parameter `index` are not rank 0's. Shards cut from what was drawn of
- * other seeds, by rules or into tensors that became parameters, are legal, but no script loads or
- * writes other values on purpose. */
+/* Rank q's initial values of parameter `index` differ from rank 0's. For shards a different seed is
+ * legal (rules, or tensors made parameters); loading or writing different values is not. */
 static ms_status values_differ(const ms_fsdp_unit *u, int32_t index, int32_t q, bool given,
                                bool *warned)
 {

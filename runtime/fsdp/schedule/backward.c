@@ -1,13 +1,12 @@
-/* When units are unsharded, resharded and reduced: backward, its end, and what becomes of errors.
- */
+/* When units are unsharded, resharded and reduced, part 2: backward, its end, errors. */
 #include "schedule.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-/* -- its units --------------------------------------------------------------------------------- */
+/* -- units of a backward ----------------------------------------------------------------------- */
 
-/* Did the running backward reach it? */
+/* True if it reached the tree. */
 bool msi_is_reached(const ms_fsdp_tree *tree)
 {
     bool any = false;
@@ -19,7 +18,7 @@ bool msi_is_reached(const ms_fsdp_tree *tree)
     return any;
 }
 
-/* The unit whose backward comes after u's: the one before it in forward. */
+/* Prefetch the unit whose backward is next: the previous one in forward. */
 static ms_status prefetch_backward(ms_fsdp_unit *u)
 {
     const int32_t at = msi_unit_schedule_of(u)->post_index;
@@ -34,7 +33,7 @@ static ms_status prefetch_backward(ms_fsdp_unit *u)
                : MS_OK;
 }
 
-/* no_sync trades memory for the next forward's gather. */
+/* no_sync saves the next forward's gather. */
 static bool keeps_after_backward(const ms_fsdp_unit *u)
 {
     return !u->run->sync && u->options.strategy != MS_FSDP_FULL_SHARD;
@@ -51,7 +50,7 @@ static ms_status post_backward(ms_fsdp_unit *u)
     return tree->options.backward_prefetch == MS_FSDP_PREFETCH_POST ? prefetch_backward(u) : MS_OK;
 }
 
-/* Everything that this forward recorded has run. */
+/* Backward has passed all it recorded. */
 static ms_status left_behind(void *user)
 {
     msi_pass *pass = user;
@@ -71,11 +70,11 @@ static ms_status may_begin(void *tree)
                                u->name);
 }
 
-/* [Note: what still reads a unit] The op that finishes its last gradient need not be the last to
- * read it: frozen parameters have none, and a trainable one may be read apart from its gradient
- * (detach). Nor need ops of its forwards be the only ones: what is kept unsharded may be read
- * between them. So a unit lingers from the start of a backward until that is past all that its
- * forwards did which it reaches, and its gradients are finished. */
+/* [Note: what still reads a unit] The op that completes the unit's last gradient need not be its
+ * last reader: frozen parameters have no gradient, and a trainable one may be read through
+ * detach(). Ops outside its forwards may also read it while it is kept. So a unit stays unsharded
+ * until the backward has passed everything that its reached forwards recorded, and its gradients
+ * are complete. */
 static ms_status expect_backward(void *user)
 {
     msi_pass *pass = user;
@@ -112,7 +111,6 @@ static ms_status pre_backward(void *user)
     return msi_progress_run(&u->run->progress);
 }
 
-/* Before any of the outputs is differentiated the unit must be unsharded again. */
 ms_status msi_pass_hook_outputs(msi_pass *pass, ms_tensor *const *outputs, int32_t n_outputs)
 {
     for (int32_t i = 0; i < n_outputs; i++) {
@@ -149,14 +147,13 @@ static ms_status backward_begins(void *user)
 
     tree->in_backward = true;
     tree->run.progress.peers_committed = false;
-    if (tree->run.n_kept > 0 &&
-        !accumulates(tree)) { /* reduced, or dropped by an error or the script */
+    if (tree->run.n_kept > 0 && !accumulates(tree)) { /* reduced, or dropped */
         tree->run.n_kept = 0;
     }
     return MS_OK;
 }
 
-/* Does the running backward have gradients for any of its units? */
+/* True if the running backward has gradients for a unit of the tree. */
 static bool expects_gradients(const ms_fsdp_tree *tree)
 {
     for (int32_t i = 0; i < tree->n_units; i++) {
@@ -167,7 +164,7 @@ static bool expects_gradients(const ms_fsdp_tree *tree)
     return false;
 }
 
-/* A micro-batch of no_sync is done: units that it did not reach have an empty gradient. */
+/* End of a no_sync micro-batch: units it did not reach get an empty gradient. */
 static ms_status count_kept(ms_fsdp_tree *tree)
 {
     const bool any = expects_gradients(tree);
@@ -181,7 +178,7 @@ static ms_status count_kept(ms_fsdp_tree *tree)
     return MS_OK;
 }
 
-/* What no_sync accumulated in units that this backward did not reach: reduced with the rest. */
+/* Reduce gradients accumulated by no_sync in units this backward did not reach. */
 static ms_status reduce_unreached(ms_fsdp_tree *tree)
 {
     for (int32_t i = 0; i < tree->n_units; i++) {
@@ -261,7 +258,7 @@ static void forget_iteration(ms_fsdp_tree *tree)
     tree->run.progress.peers_committed = false;
 }
 
-/* By a forward that failed with `cause`; NULL: the running backward's gradients are not. */
+/* Record that a failed forward (`cause`) dropped the running backward's gradients; NULL: reset. */
 static void set_given_up(ms_fsdp_tree *tree, const char *cause)
 {
     if (!tree->run.given_up && cause == NULL) {
@@ -273,9 +270,7 @@ static void set_given_up(ms_fsdp_tree *tree, const char *cause)
     }
 }
 
-/* Gradients that are settled stay. Those of a backward that goes on are given up, and it fails when
- * it comes to them, or at its end. What it has added to earlier ones cannot be taken out, so those
- * go, too: of all units, whether it came to them or not, as wrapping decides nothing. */
+/* Set or clear (NULL) that a forward failed with `cause` and dropped its gradients. */
 static void reset(ms_fsdp_tree *tree, const char *what)
 {
     const bool gives_up = !tree->run.settled && expects_gradients(tree);
@@ -284,12 +279,12 @@ static void reset(ms_fsdp_tree *tree, const char *what)
     if (!tree->run.initialized) {
         return;
     }
-    /* cleaning up must not hide the error it cleans up after */
+    /* keep the original error */
     msi_error_keep(&why);
     tree->run.progress.peers_committed |=
-        msi_is_reached(tree) && !tree->run.given_up; /* once given up it has been said */
+        msi_is_reached(tree) && !tree->run.given_up; /* once dropped it was published */
     for (int32_t i = 0; i < tree->n_units; i++) {
-        /* a slot's generation was counted up, be it named or not */
+        /* the slot's generation was incremented, even if not committed */
         tree->run.progress.peers_committed |=
             tree->units[i]->gather.slot != NULL || tree->units[i]->reduction.slot != NULL;
     }

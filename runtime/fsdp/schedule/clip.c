@@ -1,11 +1,11 @@
 /* Clipping by the total gradient norm, with the same bits for every strategy, policy and world
  * size.
  *
- * What is sent (norm_parts.h) the host has to read: it waits once, for its message. Where nothing
- * is sent, norm and factor are made by kernels and stay where they are until somebody reads. */
+ * If ranks exchange messages (norm_parts.h), the host waits once, to read its own. Otherwise
+ * kernels compute norm and factor, and nothing waits. */
 #include "norm_parts.h"
 
-/* Bytes of the longest message of any rank, and of this rank's kept blocks. */
+/* Maximum message size of any rank, and size of this rank's kept blocks, in bytes. */
 static ms_status measure_all(const ms_fsdp_tree *tree, const msi_param_list *o, int64_t *room,
                              int64_t *kept)
 {
@@ -22,14 +22,14 @@ static ms_status measure_all(const ms_fsdp_tree *tree, const msi_param_list *o, 
     return MS_OK;
 }
 
-/* Everybody's message, of `room` bytes each, into `all`. */
+/* Gather every rank's message, `room` bytes each, into `all`. */
 static ms_status exchange(ms_fsdp_tree *tree, const msi_param_list *o, const char *mine,
                           int64_t room, char *all, msi_norm_message *messages)
 {
     int64_t blocks, fragments;
 
     MS_TRY(msi_tree_gather(tree, "clip_grad_norm_", mine, room, all));
-    msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* what it stands for */
+    msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* equivalent collective */
     for (int32_t q = 0; q < tree->world; q++) {
         MS_TRY(msi_norm_measure(tree, o, q, &blocks, &fragments));
         messages[q] =
@@ -38,7 +38,7 @@ static ms_status exchange(ms_fsdp_tree *tree, const msi_param_list *o, const cha
     return MS_OK;
 }
 
-/* From what all ranks say. */
+/* From all ranks' messages. */
 static ms_status norm_of_all(ms_fsdp_tree *tree, const msi_param_list *o, bool largest,
                              double *total)
 {
@@ -67,7 +67,7 @@ done:
     return status;
 }
 
-/* From what this rank has. */
+/* From this rank's gradients. */
 static ms_status norm_of_own(const msi_param_list *o, double max_norm, msi_norm *norm)
 {
     for (int32_t i = 0; i < o->n; i++) {
@@ -90,7 +90,7 @@ static bool any_is_sent(const ms_fsdp_tree *tree, const msi_param_list *o)
     return any;
 }
 
-/* The caller releases `norm`, also after an error. */
+/* The caller releases `norm`, in any case. */
 static ms_status total_norm(ms_fsdp_tree *tree, const msi_param_list *o, double max_norm,
                             bool largest, msi_norm *norm)
 {

@@ -1,4 +1,4 @@
-/* One number for a model's values, however it is wrapped. */
+/* Hash of a model's values, independent of its wrapping. */
 #include "schedule.h"
 
 #include <stdlib.h>
@@ -34,7 +34,7 @@ static ms_status hash_units(ms_fsdp_tree *tree, const int32_t *offset, uint64_t 
     return MS_OK;
 }
 
-/* hashes[i] of this rank's values of the plain ones among `places`. */
+/* hashes[i] of this rank's values, for plain parameters. */
 static ms_status hash_plain(const msi_listed_param *places, int32_t n, uint64_t *hashes, bool *any)
 {
     *any = false;
@@ -48,8 +48,8 @@ static ms_status hash_plain(const msi_listed_param *places, int32_t n, uint64_t 
     return MS_OK;
 }
 
-/* Those of this rank become: of the values where all ranks have equal ones, else of every rank's.
- * `all` has room for n of each. */
+/* Hashes of the values if all ranks' are equal, else of all ranks' hashes. `all`: room for n per
+ * rank. */
 static ms_status gather_plain(ms_fsdp_tree *tree, int32_t n, uint64_t *hashes, uint64_t *all)
 {
     MS_TRY(msi_tree_gather(tree, "hash of ignored parameters", hashes, n * (int64_t)sizeof(*hashes),
@@ -68,7 +68,7 @@ static ms_status gather_plain(ms_fsdp_tree *tree, int32_t n, uint64_t *hashes, u
     return MS_OK;
 }
 
-/* What this rank can fail at alone comes first: its peers wait for what it has begun to gather. */
+/* Local failures come first, since peers wait for a gather once it has begun. */
 ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
                             uint64_t *hash)
 {

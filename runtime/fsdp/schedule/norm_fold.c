@@ -40,7 +40,7 @@ static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, bool largest,
     return MS_OK;
 }
 
-/* What counts for a block of which every rank has sent a result. */
+/* The value of a block for which every rank sent a result. */
 static double agreed_block(const ms_fsdp_tree *tree, msi_norm_message *messages, bool largest)
 {
     double first = *messages[0].blocks, total = 0;

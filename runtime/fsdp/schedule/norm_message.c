@@ -1,6 +1,6 @@
 #include "norm_parts.h"
 
-/* What one rank knows: its message, and the blocks of what nobody has to send. */
+/* One rank's contribution: its message, and blocks that are not sent. */
 typedef struct knowledge {
     msi_norm_message sent;
     double *kept;
@@ -16,7 +16,7 @@ static msi_view grad_view(const ms_fsdp_unit *u, const msi_unit_param *p, int64_
     return v;
 }
 
-/* The next n blocks at `*to` are those of the gradient, or 0. */
+/* Write the gradient's n blocks, or 0, at `*to`. */
 static ms_status write_blocks(const ms_tensor *grad, int64_t n, bool largest, double **to)
 {
     double *out = *to;
@@ -33,7 +33,7 @@ static ms_status write_param(const ms_fsdp_unit *u, const msi_unit_param *p, boo
     for (int64_t at = p->piece.start; at < end;) {
         msi_stretch s = msi_norm_stretch(at, end, p->numel);
 
-        if (s.whole) { /* and all whole blocks after it, in one call */
+        if (s.whole) { /* with all following whole blocks */
             int64_t stop = end == p->numel ? end : end / MSI_NORM_BLOCK * MSI_NORM_BLOCK;
 
             if (p->tensor->grad != NULL) {
@@ -75,7 +75,7 @@ static ms_status write_all(const ms_fsdp_tree *tree, const msi_param_list *o, bo
     return MS_OK;
 }
 
-/* This rank's message, `room` bytes, then its kept blocks, made by kernels at `to`. */
+/* Compute this rank's message, `room` bytes, then its kept blocks, by kernels, at `to`. */
 static ms_status make_message(const ms_fsdp_tree *tree, const msi_param_list *o, bool largest,
                               int64_t room, int64_t kept, char *to)
 {

@@ -1,5 +1,5 @@
-/* The order of a model's parameters, whatever its units: what folds numbers over parameters does it
- * in this order, so that how a model is wrapped does not show in the last bit. */
+/* The order of a model's parameters. Numbers are folded over parameters in this order, so that the
+ * wrapping does not change the last bit. */
 #include "schedule.h"
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static int compare_places(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Is every parameter of the tree listed, and none twice? `sorted` is a copy to work in. */
+/* Check that every parameter of the tree is listed once. Sorts `sorted`. */
 static ms_status check_list(msi_listed_param *sorted, int32_t n, int32_t n_held)
 {
     qsort(sorted, (size_t)n, sizeof(*sorted), compare_places);
@@ -38,7 +38,7 @@ static ms_status check_list(msi_listed_param *sorted, int32_t n, int32_t n_held)
                                  (int)n_held);
 }
 
-/* From the heap that a steady step takes no memory from the system with. */
+/* From the heap, so that a steady step allocates nothing from the system. */
 static ms_status places_new(const ms_fsdp_tree *tree, int32_t n, msi_mem_block **out)
 {
     return msi_host_alloc(tree->ctx, (int64_t)sizeof(msi_listed_param) * ((int64_t)n + 1),

@@ -1,12 +1,12 @@
 /* Passes: one forward of one unit, as its graph remembers it.
  *
- * Several graphs of a unit may be alive at once and be differentiated in any order, and a graph may
- * outlive its model. So what backward needs hangs on the graph: which unit, and where on the tape
- * this forward began. Records are kept by the unit and used again.
+ * Several graphs of a unit may exist, be differentiated in any order, and outlive the model. So the
+ * graph stores what backward needs: the unit and the forward's start on the tape. The unit owns and
+ * reuses the records.
  *
- * [Note: forwards that run] They are a stack, by records too. An error that the script catches
- * inside a forward ends those in between, and nobody says so: it closes the scopes they began in,
- * and that is looked for wherever it matters which forwards run. */
+ * [Note: forwards that run] Running forwards form a stack. An error that the script catches inside
+ * an outer forward ends the inner ones without a call. It closes the scopes they began in, so these
+ * are checked wherever the stack matters. */
 #include "schedule.h"
 
 #include <stdlib.h>
@@ -112,7 +112,7 @@ void msi_pass_drop(void *p)
     pass->refcount--;
     if (u == NULL) {
         if (pass->refcount == 0) {
-            free(pass); /* nobody else has it */
+            free(pass); /* last owner */
         }
         return;
     }

@@ -1,4 +1,4 @@
-/* What a tree says to its peers, beside what its units exchange. */
+/* What a tree exchanges with its peers, besides its units' exchanges. */
 #include "schedule.h"
 
 #include <stdio.h>
@@ -32,12 +32,12 @@ ms_status msi_tree_gather(ms_fsdp_tree *tree, const char *what, const void *in, 
     return msi_comm_gather_named(tree->comm, &label, tree->run.model, in, nbytes, out);
 }
 
-/* [Note: giving up] What this rank has named and does not finish, its peers may still count on. On
- * a forward or backward they do whether it has named anything yet or not: replicas name nothing
- * until they reduce, and that of the next batch would be taken for that of this one. When they fail
- * at the same place of the program they say so too, and all go on; one that fails alone is told
- * apart by what it says here, also when it tries again what only it has to do again. Any other call
- * that has named nothing is this rank's own affair; peers are told when it comes out. */
+/* [Note: giving up] Peers may rely on what this rank committed and does not finish. On a forward or
+ * backward they rely in any case: replicas commit nothing until they reduce, and the next batch's
+ * reduction would be taken for this one's. So the rank publishes a reset. Ranks that fail at the
+ * same place all publish it, and continue. A rank that fails alone is detected by it, even if it
+ * repeats the call alone. Any other call that committed nothing needs no reset; peers detect it
+ * later, if at all. */
 void msi_tree_give_up(ms_fsdp_tree *tree, const char *what)
 {
     const msi_fingerprint fp = {

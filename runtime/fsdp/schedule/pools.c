@@ -1,10 +1,10 @@
-/* The slots of a model: which units want which, and mapping them. */
+/* The slots of a model: which units need which, and mapping them. */
 #include "schedule.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* What is planned, and what came of it. */
+/* A plan and its slots. */
 typedef struct mapping {
     msi_group_facts *facts; /* (n_units) */
     msi_slot_wish *wish;    /* (n_units) */
@@ -19,7 +19,7 @@ static void mapping_free(mapping *m)
     free(m->home);
 }
 
-/* The caller frees it, after an error too. */
+/* The caller frees it, in any case. */
 static ms_status mapping_new(mapping *m, const ms_fsdp_tree *tree)
 {
     const size_t n = (size_t)tree->n_units + 1;
@@ -54,19 +54,19 @@ static msi_device_info device_info(const ms_context *ctx)
     return info;
 }
 
-/* Else the host's, which all share. */
+/* False: all share the host's. */
 static bool has_own_memory(const ms_context *ctx, int32_t world)
 {
     return world > 1 && device_info(ctx).uuid[0] != '\0';
 }
 
-/* Does another rank's device have a memory of its own? */
+/* True if ranks' devices have separate memories. */
 static ms_status are_apart(const ms_fsdp_tree *tree, bool *apart)
 {
     const msi_device_info mine = device_info(tree->ctx);
 
     *apart = has_own_memory(tree->ctx, tree->world);
-    if (!*apart || ms_comm_is_fake(tree->comm)) { /* ranks that are not there have one each */
+    if (!*apart || ms_comm_is_fake(tree->comm)) { /* fake ranks have one each */
         return MS_OK;
     }
     *apart = false;
@@ -99,13 +99,13 @@ static msi_slots_layout layout_of(msi_slots_layout wish, bool apart)
     return wish != MSI_SLOTS_AUTO ? wish : apart ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED;
 }
 
-/* Once there are slots it is known. */
+/* Known once there are slots. */
 static msi_slots_layout wish_of(const ms_fsdp_tree *tree)
 {
     return tree->run.initialized ? tree->run.params.plan.layout : tree->slots_wish;
 }
 
-/* By all ranks alike, or their next collective fails and names what differs. */
+/* Equal on all ranks, else the next collective reports it. */
 static ms_status choose_layout(const ms_fsdp_tree *tree, msi_slots_layout *layout)
 {
     const msi_note note = {
@@ -163,7 +163,7 @@ done:
     return status;
 }
 
-/* Are slots too small for inner nodes of the tree over micro-batches? */
+/* True if slots are too small for inner nodes. */
 static bool is_narrow(const ms_fsdp_tree *tree)
 {
     bool narrow = false;
@@ -179,7 +179,7 @@ static bool has_gradients(const ms_fsdp_tree *tree)
     return tree->run.gradients.comm != NULL;
 }
 
-/* The narrow ones go first: both together are more than any plan says. */
+/* Frees the narrow slots first: both together would exceed the plan. */
 ms_status msi_pools_widen(ms_fsdp_tree *tree)
 {
     const bool narrow = is_narrow(tree);
@@ -190,7 +190,7 @@ ms_status msi_pools_widen(ms_fsdp_tree *tree)
     }
     MS_ASSERT(msi_progress_first(&tree->run.progress, MSI_TASK_REDUCE) == NULL);
     tree->run.progress.peers_committed = true;
-    msi_slot_pool_free(&tree->run.gradients); /* peers keep their own maps of the old words */
+    msi_slot_pool_free(&tree->run.gradients); /* peers have their own mappings of the old words */
     ms_status status = new_gradients(tree);
 
     if (status != MS_OK) {
@@ -217,10 +217,10 @@ void msi_pools_free(ms_fsdp_tree *tree)
     msi_slot_pool_free(&tree->run.gradients);
 }
 
-/* -- what training will hold ------------------------------------------------------------------- */
+/* -- plans ------------------------------------------------------------------------------------- */
 
-/* Nobody is asked: ranks with memories of their own have one each. The device that masters will lie
- * on tells, once it is open. */
+/* Without communication: assumes that ranks with separate memories have one each. Uses the device
+ * of the masters, once it is open. */
 static ms_status guess_layout(ms_context *ctx, msi_slots_layout wish, int32_t world,
                               msi_slots_layout *layout)
 {

@@ -1,4 +1,4 @@
-/* What is published before it is used. */
+/* Units published before they are used. */
 #include "schedule.h"
 
 ms_status msi_prefetch(ms_fsdp_unit *u)
@@ -7,8 +7,8 @@ ms_status msi_prefetch(ms_fsdp_unit *u)
                                                                                : MS_OK;
 }
 
-/* Prefetched, and not used. All ranks say so: one that skips alone would be found out only where
- * its part had to wait for the slot. */
+/* All ranks note the skip: a rank that skips alone would otherwise be detected only if its part was
+ * still waiting for the slot. */
 void msi_skip(ms_fsdp_unit *u)
 {
     msi_note note = {.n_numbers = 0};

@@ -1,5 +1,5 @@
-/* When units are unsharded, prefetched and resharded: forward, and what the script asks for. (The
- * other half: backward.c.) */
+/* When units are unsharded, prefetched and resharded, part 1: forward, and calls of the script.
+ * (Part 2: backward.c.) */
 #include "schedule.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 
 /* -- forward ----------------------------------------------------------------------------------- */
 
-/* `written` (n_ranks, n): by any of them. */
+/* Reshard what any rank wrote. */
 static void reshard_written(ms_fsdp_unit *const *units, int32_t n, const bool *written,
                             int32_t n_ranks)
 {
@@ -18,14 +18,14 @@ static void reshard_written(ms_fsdp_unit *const *units, int32_t n, const bool *w
     }
 }
 
-/* Reshard those of `units` (n of the tree's) that are kept unsharded with values from before the
- * last write, whichever rank made it. Collective when one is kept.
+/* Reshard units (n of the tree's) that are kept with values older than any rank's last write.
+ * Collective if one is kept.
  *
- * [Note: writes into shards] What an optimizer or a load writes all ranks know of. What a script
- * writes through handles is the rank's own: of an element that one rank holds the others hold none.
- * So ranks ask each other where they would use what they have kept, at the start of a root forward;
- * nothing else waits for peers there, so it is asked only when something is kept. In the middle of
- * a forward or backward, where handles show no shards, a rank says that it gathers anew. */
+ * [Note: writes into shards] All ranks know of writes by optimizers and loads. Writes of a script
+ * through handles are local: for an element that one rank owns, the others own none. So ranks
+ * exchange them where they would use a kept unit, at the start of a root forward. This is the only
+ * wait there, and happens only if a unit is kept. In the middle of a forward or backward, where
+ * handles show no shards, a rank notes that it gathers again. */
 static ms_status renew(ms_fsdp_tree *tree, ms_fsdp_unit *const *units, int32_t n)
 {
     bool *own = tree->written, *all = own + n;
@@ -61,9 +61,9 @@ ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
     MS_TRY(msi_masters_check(&tree->run, "forward"));
     tree->forward_at = 0;
     tree->run.progress.peers_committed =
-        true; /* it counts on the peers' next backward, when it names nothing itself */
-    /* at once, as slots may serve other units first; but in the middle of a backward ranks keep
-     * what their graphs still read, which may differ, and look at each unit when it is used */
+        true; /* relies on the peers' next backward even without a collective */
+    /* now, since slots may serve other units first. Not inside a backward: ranks keep what their
+     * graphs read, which may differ, and check each unit at its use */
     if (!tree->in_backward || tree->run.settled || !msi_is_reached(tree)) {
         MS_TRY(renew(tree, tree->units, tree->n_units));
     }
@@ -80,7 +80,7 @@ ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree)
         }
     }
     tree->run.progress.peers_committed = tree->run.progress.peers_committed &&
-                                         tree->in_backward; /* a hook's forward is part of that */
+                                         tree->in_backward; /* a hook's forward is part of it */
     return msi_progress_run(&tree->run.progress);
 }
 
@@ -125,7 +125,7 @@ ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, 
     }
     msi_pass_leave_ended(tree, pass);
     if (ms_grad_enabled()) {
-        /* first: it may be called again, as nothing after it takes memory */
+        /* first, since it can be repeated: nothing after it allocates */
         MS_TRY(msi_pass_hook_outputs(pass, outputs, n_outputs));
         if (msi_unit_schedule_of(u)->post_index < 0 && tree->post.n < tree->n_units) {
             msi_unit_schedule_of(u)->post_index = tree->post.n;

@@ -1,6 +1,5 @@
-/* When units are gathered, prefetched, released and reduced: the only room that decides it.
- * Decisions follow program order, never timing: a rank's peers decide the same. It owns the tree.
- */
+/* When units are gathered, prefetched, released and reduced. Only this folder decides it, in
+ * program order, never by timing, so that all ranks decide alike. It owns the tree. */
 #ifndef MSI_FSDP_SCHEDULE_H
 #define MSI_FSDP_SCHEDULE_H
 
@@ -9,27 +8,27 @@
 
 /* One forward of a unit: see pass.c. */
 typedef struct msi_pass {
-    ms_fsdp_unit *unit;      /* NULL: freed since */
-    uint64_t place;          /* the tape's, when it began */
-    bool expected;           /* the running backward reaches it, and is not past it yet */
-    bool collected;          /* a collector has let go of results of it */
-    int64_t waits;           /* the unit's `turn` when it recorded; another one: its graph does not
-                                wait for a backward, as far as handles show */
-    msi_scope_place scope;   /* innermost then */
-    int32_t refcount;        /* the tree while it runs, hooks on its results, a backward; 0: free */
-    struct msi_pass *around; /* the forward that runs around it, or NULL */
+    ms_fsdp_unit *unit; /* NULL: freed */
+    uint64_t place;     /* position on the tape at its start */
+    bool expected;      /* the running backward will reach it */
+    bool collected;     /* a garbage collector freed results of it */
+    int64_t waits; /* the unit's eval_epoch when it recorded; if older, handles do not show full
+                      parameters for its graph */
+    msi_scope_place scope;   /* innermost scope at its start */
+    int32_t refcount;        /* owners: the tree while it runs, hooks, a backward; 0: free */
+    struct msi_pass *around; /* the enclosing forward, or NULL */
     struct msi_pass *next;   /* of the unit's records */
 } msi_pass;
 
-/* What the schedule knows of a unit. */
+/* The schedule's state of a unit. */
 typedef struct msi_unit_schedule {
     ms_fsdp_unit *unit;
     msi_pass *passes;    /* all records */
-    int32_t post_index;  /* place in the tree's post-forward order, -1: none */
+    int32_t post_index;  /* index in the tree's post-forward order; -1: none */
     bool needs_backward; /* a result of the iteration's forward may be differentiated */
 } msi_unit_schedule;
 
-/* Units in the order in which something comes to them. */
+/* Units in an order of events. */
 typedef struct msi_unit_list {
     ms_fsdp_unit **units;
     int32_t n;
@@ -41,35 +40,35 @@ struct ms_fsdp_tree {
     ms_context *ctx;
     ms_comm *comm;
     ms_fsdp_tree_options options;
-    msi_slots_layout slots_wish; /* msi_pools_wish() when it was made */
+    msi_slots_layout slots_wish; /* msi_pools_wish() at creation */
     int32_t rank, world;
     int32_t n_units;
     ms_fsdp_unit **units;
     msi_unit_schedule *course; /* (n_units) */
     msi_model_state run;
-    bool same_numerics; /* as far as every rank's ms_numerics() tells */
+    bool same_numerics; /* as reported by every rank's ms_numerics() */
 
-    bool *written;   /* (1 + ranks there are, n_units) to agree on kept units that a rank wrote */
-    uint64_t *words; /* while summoned: room to agree on what was written, in summon.c */
+    bool *written;   /* (1 + actual ranks, n_units): exchange of which units were written */
+    uint64_t *words; /* while summoned: room for comparing what was written (summon.c) */
 
-    msi_pass *forward;  /* the innermost that runs, or NULL */
-    bool records;       /* the root forward that runs has made results that may be differentiated */
+    msi_pass *forward;  /* innermost running one, or NULL */
+    bool records;       /* the running root forward has made results that require grad */
     msi_unit_list post; /* of this iteration's forward */
-    msi_unit_list pre;  /* of the first iteration's forward ... */
-    bool pre_fixed;     /* ... which has ended */
-    int32_t forward_at; /* next place in it this iteration */
+    msi_unit_list pre;  /* of the first iteration's forward */
+    bool pre_fixed;     /* `pre` is complete */
+    int32_t forward_at; /* next index in `pre` */
     int32_t outer_rank; /* the context's sample_rank outside its forward */
     bool in_backward;
-    msi_deferred freeing; /* its owner let go of it while a backward ran */
+    msi_deferred freeing; /* freed by its owner while a backward ran */
 };
 
-/* Is any other rank there, to be asked or told? */
+/* True if there are other ranks to communicate with. */
 static inline bool msi_tree_has_peers(const ms_fsdp_tree *tree)
 {
     return tree->world > 1 && !ms_comm_is_fake(tree->comm);
 }
 
-/* NULL: of a unit in none. */
+/* NULL for a unit without a tree. */
 static inline ms_fsdp_tree *msi_tree_of(const ms_fsdp_unit *u)
 {
     return u->run != NULL ? u->run->owner : NULL;
@@ -81,50 +80,51 @@ static inline msi_unit_schedule *msi_unit_schedule_of(const ms_fsdp_unit *u)
 }
 
 /* -- pools.c: the slots of a model ------------------------------------------------------------- */
-/* Where MS_SLOTS wants full parameters to be gathered. */
+/* Layout of parameter slots that MS_SLOTS selects. */
 msi_slots_layout msi_pools_wish(void);
-/* Map slots for all units and connect these to them. Collective. */
+/* Map slots for all units and connect the units to them. Collective. */
 ms_status msi_pools_new(ms_fsdp_tree *tree);
 void msi_pools_free(ms_fsdp_tree *tree);
-/* Gradient slots must hold inner nodes of the tree over micro-batches, too (no_sync). Collective
- * when they grow. After an error there are none: msi_pools_restore(). */
+/* Enlarge gradient slots for inner nodes (no_sync). Collective if they grow. After an error there
+ * are none: msi_pools_restore(). */
 ms_status msi_pools_widen(ms_fsdp_tree *tree);
-/* Before a backward writes gradients: make slots again where there are none. Collective then. */
+/* Before a backward writes gradients: map slots if there are none. Collective then. */
 ms_status msi_pools_restore(ms_fsdp_tree *tree);
-/* What a step of `micro_batches` comes to, in all of `plan` that takes no asking: of a tree over
- * `groups` (n) with that wish and, if they are `wide` already, wide gradient slots. */
+/* Plan a step of `micro_batches`, without communication, for a tree over `groups` (n). `wide`:
+ * gradient slots are already wide enough for inner nodes. */
 ms_status msi_groups_plan(const msi_group_facts *groups, int32_t n, ms_comm *comm,
                           const ms_fsdp_tree_options *options, msi_slots_layout wish, bool wide,
                           int64_t micro_batches, ms_fsdp_plan *plan);
-/* The same of this tree, whose rings may have grown since. */
+/* The same for this tree, whose rings may have grown. */
 ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsdp_plan *plan);
 
 /* -- pass.c ------------------------------------------------------------------------------------ */
-/* A forward of the unit begins, inside those that run. */
+/* Begin a forward of the unit inside the running ones. */
 ms_status msi_pass_begin(ms_fsdp_unit *u);
-/* The innermost one of the unit, or NULL. */
+/* Its innermost running forward, or NULL. */
 msi_pass *msi_pass_running(const ms_fsdp_unit *u);
 /* It has recorded a graph. */
 void msi_pass_recorded(msi_pass *pass);
 /* The running backward reaches it. */
 void msi_pass_expected(msi_pass *pass);
-/* Expected: backward has left it behind, or has ended. */
+/* Backward has passed an expected pass, or ended. */
 void msi_pass_left(msi_pass *pass);
-/* It does not run any more; no forward of the tree does. */
+/* Remove a pass, or all of the tree, from the running forwards. */
 void msi_pass_end(ms_fsdp_tree *tree, msi_pass *pass);
 void msi_pass_end_all(ms_fsdp_tree *tree);
 msi_pass *msi_pass_retain(msi_pass *pass);
 void msi_pass_drop(void *pass);
 void msi_passes_free(msi_unit_schedule *course);
-/* Its forward has come to its end: reshard as the strategy says. */
+/* End its forward: reshard by the strategy. */
 void msi_pass_leave(ms_fsdp_tree *tree, msi_pass *pass);
-/* Leave those inside `pass` (NULL: all) that an error has ended: [Note: forwards that run]. */
+/* Leave the forwards inside `pass` (NULL: all) that an error has ended: [Note: forwards that run].
+ */
 void msi_pass_leave_ended(ms_fsdp_tree *tree, const msi_pass *pass);
-/* The outermost unit that is in its forward, or NULL. */
+/* The outermost unit in a forward, or NULL. */
 const ms_fsdp_unit *msi_unit_in_forward(ms_fsdp_tree *tree);
 
 /* -- tree.c ------------------------------------------------------------------------------------ */
-/* Handles show no copies any more. */
+/* Handles stop showing copies. */
 void msi_tree_unsummon(ms_fsdp_tree *tree);
 
 /* -- param_list.c ---------------------------------------------------------------------------------
@@ -132,53 +132,52 @@ void msi_tree_unsummon(ms_fsdp_tree *tree);
 typedef struct msi_listed_param {
     ms_tensor *tensor;
     ms_fsdp_unit *unit; /* NULL: a plain parameter */
-    int32_t index;      /* there */
+    int32_t index;      /* in the unit */
 } msi_listed_param;
 
 typedef struct msi_param_list {
     msi_listed_param *places; /* (n) */
     int32_t n;
-    msi_mem_block *block; /* where they lie; released by who made it */
+    msi_mem_block *block; /* memory of `places`; freed by the caller */
 } msi_param_list;
 
-/* The model's parameters as `params` (n) lists them, plain ones among them; NULL: the units', one
- * after another. MS_VALUE_ERROR unless all of the units' are listed once. */
+/* Look up `params` (n), the model's parameters with plain ones; NULL: the units', one unit after
+ * another. MS_VALUE_ERROR unless each parameter of a unit is listed once. */
 ms_status msi_param_list_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
                              msi_param_list *out);
 
 /* -- agree.c ----------------------------------------------------------------------------------- */
-/* Is every rank's plan this one's? Else an error that names the first unit or parameter that
- * differs. */
+/* Compare the ranks' plans; the error gives the first unit or parameter that differs. */
 ms_status msi_plans_agree(ms_fsdp_tree *tree);
-/* Do all ranks begin with the same values? An error when replicas differ; when shards were cut from
- * different wholes rank 0 warns. */
+/* Compare initial values: error if replicas differ; a warning on rank 0 if shards were cut from
+ * different tensors. */
 ms_status msi_values_agree(ms_fsdp_tree *tree);
-/* Do all ranks compute alike? Else rank 0 warns, and the plan says so. */
+/* Compare ms_numerics(): if ranks differ, rank 0 warns and the plan reports it. */
 ms_status msi_numerics_agree(ms_fsdp_tree *tree);
 
 /* -- peers.c ----------------------------------------------------------------------------------- */
 void msi_tree_note(const ms_fsdp_tree *tree, const msi_note *note);
 void msi_tree_note_options(const ms_fsdp_tree *tree);
-/* All-gather of a few bytes that a call of the script, `what`, takes for this tree. */
+/* All-gather of a few bytes for the script's call `what`. */
 ms_status msi_tree_gather(ms_fsdp_tree *tree, const char *what, const void *in, int64_t nbytes,
                           void *out);
-/* After a failure, of which the thread's last error is the reason: tell the peers that this rank
- * does not finish what it has named in `what` ("": the reason says it). */
+/* After a failure with the thread's last error: report to the peers that this rank does not finish
+ * what it committed in `what` ("": the error says it). */
 void msi_tree_give_up(ms_fsdp_tree *tree, const char *what);
 
 /* -- prefetch.c ---------------------------------------------------------------------------------
  */
-/* Publish a unit that comes soon, if no more memory is needed for it. */
+/* Publish a unit that is used soon, if no allocation is needed. */
 ms_status msi_prefetch(ms_fsdp_unit *u);
-/* It was not used. */
+/* Discard an unused prefetch. */
 void msi_skip(ms_fsdp_unit *u);
 
 /* -- backward.c -------------------------------------------------------------------------------- */
 ms_status msi_schedule_new(ms_fsdp_tree *tree);
 void msi_schedule_free(ms_fsdp_tree *tree);
-/* Did the running backward reach any unit? */
+/* True if the running backward reached a unit. */
 bool msi_is_reached(const ms_fsdp_tree *tree);
-/* Before any of the outputs is differentiated the unit must be unsharded again. */
+/* Unshard the unit again before any of the outputs is differentiated. */
 ms_status msi_pass_hook_outputs(msi_pass *pass, ms_tensor *const *outputs, int32_t n_outputs);
 
 #endif

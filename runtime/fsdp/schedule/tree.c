@@ -1,5 +1,4 @@
-/* The tree: all units of one model, made once, agreed upon by all ranks, closed with the context.
- */
+/* The tree: all units of one model, made once, compared by all ranks, closed with the context. */
 #include "schedule.h"
 
 #include <stdio.h>
@@ -31,7 +30,7 @@ void msi_tree_unsummon(ms_fsdp_tree *tree)
     tree->run.summoned = false;
 }
 
-/* Free all a tree holds; the struct stays for its owner to free. */
+/* Free what a tree owns, but not the struct. */
 static void dispose(ms_fsdp_tree *tree)
 {
     if (tree->ctx == NULL) {
@@ -184,7 +183,7 @@ void ms_fsdp_tree_free(ms_fsdp_tree *tree)
         return;
     }
     tree->freeing = (msi_deferred){.fn = free_tree, .user = tree};
-    msi_backward_defer(tree->ctx, &tree->freeing); /* a collector may come in the middle of one */
+    msi_backward_defer(tree->ctx, &tree->freeing); /* a garbage collector may run inside one */
 }
 
 /* -- init -------------------------------------------------------------------------------------- */
@@ -216,7 +215,7 @@ ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree)
     }
     ms_status status = make_ready(tree);
 
-    if (status != MS_OK) { /* the next call begins anew */
+    if (status != MS_OK) { /* the next call starts again */
         msi_schedule_free(tree);
         msi_pools_free(tree);
         msi_tree_give_up(tree, "the first use of FSDP");

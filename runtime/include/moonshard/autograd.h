@@ -1,4 +1,4 @@
-/* The tape: who requires gradients, backward, hooks. */
+/* The tape: requires_grad, backward, hooks. */
 #ifndef MOONSHARD_AUTOGRAD_H
 #define MOONSHARD_AUTOGRAD_H
 
@@ -8,77 +8,75 @@
 extern "C" {
 #endif
 
-/** Mark a leaf. MS_RUNTIME_ERROR on a result of an op, MS_TYPE_ERROR when not floating. */
+/** Set it on a leaf. MS_RUNTIME_ERROR for an op's result, MS_TYPE_ERROR if not floating. */
 MS_API ms_status ms_tensor_set_requires_grad(ms_tensor *t, bool requires_grad);
-/** Record ops from now on in this thread, or not. @return the previous setting */
+/** Turn recording of ops on or off in this thread. @return the previous setting */
 MS_API bool ms_grad_enabled_set(bool on);
 MS_API bool ms_grad_enabled(void);
 
 /**
- * Differentiate `root` with respect to every leaf it came from.
- * Gradients are added to the leaves' `.grad` (for sharded parameters: reduced first). The graph is
- * freed as it is walked, with the hooks of its results; a second backward over it is
- * MS_RUNTIME_ERROR. Where it fails, what it has not come to stays.
- * @param grad  same shape as root; NULL means 1 and needs a root with one element
+ * Differentiate `root` with respect to every leaf it depends on.
+ * Adds to the leaves' `.grad` (for sharded parameters: after reduction). Frees the graph and the
+ * hooks of its results as it proceeds; a second backward over it is MS_RUNTIME_ERROR. After a
+ * failure the part not yet reached remains.
+ * @param grad  same shape as root; NULL means 1 and requires a root with one element
  */
 MS_API ms_status ms_backward(ms_tensor *root, MS_NULLABLE ms_tensor *grad);
 
 enum {
-    MS_RETAIN_GRAPH = 1, /* the graph stays, with its hooks, for another backward */
-    MS_ALLOW_UNUSED = 2, /* of ms_grad(): an input that no output came from has no gradient */
+    MS_RETAIN_GRAPH = 1, /* keep the graph and its hooks for another backward */
+    MS_ALLOW_UNUSED = 2, /* ms_grad(): an input that no output depends on has no gradient */
 };
-/** ms_backward() with flags. A backward over a graph that an earlier one has retained gives what a
- * first one would, and adds it; units of sharded parameters are unsharded for each.
- * MS_VALUE_ERROR for flags that are none.
+/** ms_backward() with flags. A backward over a retained graph adds the same gradients again;
+ * sharded units are unsharded each time. MS_VALUE_ERROR for invalid flags.
  * @param flags  MS_RETAIN_GRAPH, or 0 */
 MS_API ms_status ms_backward_with(ms_tensor *root, MS_NULLABLE ms_tensor *grad, int32_t flags);
 
-/** New handle on the gradient of a leaf; `*out` is NULL when it has none. The caller owns `*out`.
- * The gradient shares memory with the leaf's: writing into it changes it. For a sharded parameter
- * it is the reduced gradient of this rank's elements, 1-D; after backwards that reduced nothing
- * (no_sync) a copy of what this rank has accumulated for the whole parameter, in param_dtype, which
- * cannot be written: ms_tensor_set_grad() replaces it. Inside a backward: with that backward's part
- * where its unit has handed it on, for which it then waits. */
+/** New handle on the gradient of a leaf, sharing its memory; `*out` is NULL if it has none. The
+ * caller owns `*out`.
+ * Sharded parameter: the reduced gradient of this rank's elements, 1-D. After no_sync backwards: a
+ * read-only copy of this rank's accumulated gradient of the whole parameter, in param_dtype; use
+ * ms_tensor_set_grad() to replace it. Inside a backward it includes that backward's gradient if the
+ * unit's reduction has started, and waits for it. */
 MS_API ms_status ms_tensor_grad(MS_NULLABLE ms_tensor **out, ms_tensor *t);
-/** Replace the gradient (copied into the leaf's own memory, or into what no_sync accumulates); NULL
- * drops it. MS_ASSERTION_ERROR inside a backward that makes a gradient of it, as for a step and for
- * clipping. @param grad  shaped like what ms_tensor_grad() gives, and of its dtype; without one,
- * like this rank's elements */
+/** Replace the gradient by a copy (for no_sync: the accumulated one); NULL drops it.
+ * MS_ASSERTION_ERROR inside a backward that computes a gradient of `t`.
+ * @param grad  shape and dtype of ms_tensor_grad()'s result; if that is NULL, of this rank's
+ *              elements */
 MS_API ms_status ms_tensor_set_grad(ms_tensor *t, MS_NULLABLE ms_tensor *grad);
 
 #ifndef MS_FFI_CDEF
-/** Gradients of the sum of `outputs` with respect to `inputs`, leaves or results, returned: no
- * `.grad` changes, and accumulate hooks do not run. Only what lies between is differentiated, and
- * freed unless the flags say MS_RETAIN_GRAPH; graphs that were used up are MS_RUNTIME_ERROR as for
- * ms_backward(), and so is an input that no output came from, without MS_ALLOW_UNUSED.
- * MS_NOT_IMPLEMENTED_ERROR for a parameter of a unit, whose gradient ranks sum.
- * @param grads         (n_inputs) of each input's shape and dtype, memory of their own. The caller
- *                      owns them; NULL for an unused input, all NULL on failure
- * @param grad_outputs  (n_outputs), each as ms_backward() takes it; NULL: none is given */
+/** Return the gradients of the sum of `outputs` with respect to `inputs` (leaves or results).
+ * Changes no `.grad` and runs no accumulate hooks. Differentiates only the graph between them, and
+ * frees it without MS_RETAIN_GRAPH. MS_RUNTIME_ERROR for a graph already freed, and for an unused
+ * input without MS_ALLOW_UNUSED. MS_NOT_IMPLEMENTED_ERROR for a parameter of a unit.
+ * @param grads         (n_inputs), shape and dtype of each input, own memory. The caller owns them;
+ *                      NULL for an unused input, all NULL on failure
+ * @param grad_outputs  (n_outputs), each as in ms_backward(); NULL: all NULL */
 MS_API ms_status ms_grad(ms_tensor **grads, ms_tensor *const *outputs,
                          ms_tensor *const *grad_outputs, int32_t n_outputs,
                          ms_tensor *const *inputs, int32_t n_inputs, int32_t flags);
 
-/** Sees a gradient; must not write to it, as others may share its memory. May put a replacement of
- * the same shape and dtype (owned by the engine from then on) into `*replacement`; leaves it NULL
- * to keep the gradient. A failure ends the backward. */
+/** Receives a gradient; must not write to it, since its memory may be shared. May set
+ * `*replacement` to a tensor of the same shape and dtype, which the engine then owns; NULL keeps
+ * the gradient. A failure ends the backward. */
 typedef ms_status (*ms_grad_hook)(void *user, ms_tensor *grad, ms_tensor **replacement);
-/** Called after a leaf's gradient of this backward is complete. */
+/** Called when a leaf's gradient of this backward is complete. */
 typedef ms_status (*ms_accumulate_hook)(void *user, ms_tensor *leaf);
-/** Call `fn` with the gradient of `t` when it is complete, before it is used. Hooks of one tensor
- * run in the order they came. `drop(user)` (may be NULL) is called when the hook goes: when it is
- * removed, or with the leaf, or with the graph that made `t`, which backward uses up.
- * MS_RUNTIME_ERROR when `t` does not require grad, or its graph is used up.
+/** Call `fn` with the complete gradient of `t`, before it is used. Hooks of a tensor run in the
+ * order of registration. `drop(user)` (may be NULL) is called when the hook is removed, or its leaf
+ * or the graph that made `t` is freed. MS_RUNTIME_ERROR if `t` does not require grad or its graph
+ * was freed.
  * @param id  for ms_hook_remove(), may be NULL */
 MS_API ms_status ms_tensor_hook(ms_tensor *t, ms_grad_hook fn, void *user, void (*drop)(void *),
                                 int64_t *id);
-/** Call `fn` after each backward has accumulated into leaf `t`. For a parameter that a unit holds
- * that is the end of the backward that has reduced its gradient (inside no_sync none does): on
- * every rank when any rank's backward reached it, units and their parameters in order. */
+/** Call `fn` after each backward has accumulated into leaf `t`. For a parameter of a unit: at the
+ * end of a backward that reduced its gradient (none does inside no_sync), on every rank if any
+ * rank's backward reached it, in order of units and parameters. */
 MS_API ms_status ms_tensor_accumulate_hook(ms_tensor *t, ms_accumulate_hook fn, void *user,
                                            void (*drop)(void *), int64_t *id);
 #endif
-/** Remove a hook of `t`. MS_KEY_ERROR when there is none with this id. */
+/** Remove a hook of `t`. MS_KEY_ERROR if it has none with this id. */
 MS_API ms_status ms_hook_remove(ms_tensor *t, int64_t id);
 
 #ifdef __cplusplus

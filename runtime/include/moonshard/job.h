@@ -1,4 +1,4 @@
-/* Jobs: starting ranks, who they are, and how they end. */
+/* Jobs: starting ranks, their numbers, and how they end. */
 #ifndef MOONSHARD_JOB_H
 #define MOONSHARD_JOB_H
 
@@ -8,12 +8,12 @@
 extern "C" {
 #endif
 
-/** A set of ranks being started and supervised by this process. */
+/** Ranks that this process starts and supervises. */
 typedef struct ms_launch ms_launch;
 
-enum { MS_MAX_RANKS = 128 }; /**< of one job */
+enum { MS_MAX_RANKS = 128 }; /**< per job */
 
-/** What ms_dist_info_get() tells. */
+/** Result of ms_dist_info_get(). */
 typedef struct ms_dist_info {
     int32_t rank;
     int32_t world_size;
@@ -25,67 +25,63 @@ typedef struct ms_dist_info {
     const char *transport; /**< "self" or "shm" */
 } ms_dist_info;
 
-/**
- * Fork `n` ranks. In a child: `*rank` is its rank, `*out` NULL, the world group is ready. In the
- * caller: `*rank` is -1 and `*out` must be given to ms_launch_wait(); until then SIGINT, SIGTERM,
- * SIGHUP and SIGUSR1 are held back, to be relayed.
- * @return MS_RUNTIME_ERROR, naming the reason, when tensors are live, another thread runs, a
- *         device is up or ranks exist already; that or MS_OUT_OF_MEMORY, naming system call and
- *         limit, when the system refuses
- */
+/** Fork `n` ranks. Child: `*rank` is its rank, `*out` NULL, the world group exists. Caller: `*rank`
+ * is -1 and `*out` must be passed to ms_launch_wait(); until then SIGINT, SIGTERM, SIGHUP and
+ * SIGUSR1 are deferred, then relayed.
+ * @return MS_RUNTIME_ERROR, with the reason, if tensors are live, another thread runs, a device is
+ *         open or ranks exist; that or MS_OUT_OF_MEMORY, with system call and limit, if the system
+ *         refuses */
 MS_API ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank);
 /**
- * Start `n` ranks that each execute `argv` (NULL-terminated); they join with ms_dist_join().
- * @param prefix  put "[rank N] " before every line they print
- * @return MS_RUNTIME_ERROR, naming the reason, when another thread runs or ranks exist already
+ * Start `n` ranks that each execute `argv` (NULL-terminated) and join with ms_dist_join().
+ * @param prefix  print "[rank N] " before every line of theirs
+ * @return MS_RUNTIME_ERROR, with the reason, if another thread runs or ranks exist
  */
 MS_API ms_status ms_launch_exec(ms_launch **out, int32_t n, const char *const *argv, bool prefix);
 /**
- * Supervise until every rank has left: relay signals, end all on the first failure, name the root
- * cause; then end what the ranks started and left behind. No other child of this process is waited
- * for or touched. When some ranks have ended and others have not MS_COMM_ANNOUNCE (15) seconds
- * later, a warning names those. A second SIGINT or SIGTERM ends all at once, and so does the first
- * stop signal when some rank has not once called ms_dist_stop_agreed() MS_STOP_TIMEOUT (10) seconds
- * later. What nobody reads of the ranks' output delays nothing but the return; when the job has
- * failed, by MS_STOP_TIMEOUT seconds at most, and a warning says at once why it has. Frees
- * `launch`. A stop signal that came meanwhile is told by ms_dist_pass_on_stop().
- * @param exit_code  of the job: 0, that of the first rank that failed, or 128 + signal; 1 when all
- *                   went well but what ranks printed could not be read or written (said on stderr)
- * @param cause      a line naming the first failure ("" when there was none), followed by the lines
- *                   its rank gave ms_dist_abort() besides; static until the next call
- * @return MS_RUNTIME_ERROR in a copy (fork) of the process that launched; the launch goes on there
+ * Supervise until every rank has left: relay signals, end all ranks on the first failure, report
+ * its cause, end the processes that ranks left behind. Does not touch other children. Frees
+ * `launch`.
+ *
+ * | event                                                     | after           | effect  |
+ * | some ranks have ended, others have not                    | MS_COMM_ANNOUNCE| warning |
+ * | a second SIGINT or SIGTERM                                | at once         | end all |
+ * | a stop signal; a rank never called ms_dist_stop_agreed()  | MS_STOP_TIMEOUT | end all |
+ *
+ * Output that nobody reads delays only the return; for a failed job by at most MS_STOP_TIMEOUT, and
+ * a warning gives the failure at once. For stop signals see ms_dist_pass_on_stop().
+ * @param exit_code  of the job: 0, the first failed rank's, or 128 + signal; 1 if all ranks
+ *                   succeeded but their output could not be read or written (reported on stderr)
+ * @param cause      the first failure in one line ("" if none), then the further lines its rank
+ *                   passed to ms_dist_abort(); static until the next call
+ * @return MS_RUNTIME_ERROR in a forked copy of the launching process; the launch goes on there
  */
 MS_API ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cause);
-/**
- * For a host that goes on after ms_launch_wait(): raise the first SIGINT, SIGTERM or SIGHUP again
- * that reached it during the last one, as it was before: it ends this process, is handled, or waits
- * where the host blocks it. Does nothing the second time, or when none came. SIGUSR1 is for the
- * ranks alone.
- */
+/** For a host that continues after ms_launch_wait(): raise the first SIGINT, SIGTERM or SIGHUP that
+ * arrived during it again, with the previous handlers and mask. No effect the second time, or
+ * without one. SIGUSR1 is only relayed to ranks. */
 MS_API void ms_dist_pass_on_stop(void);
 
-/** Join the ranks this process was started among (environment), or be a world of one. Does nothing
- * the second time. */
+/** Join the job of this process's environment, or become a world of one. No effect the second time.
+ */
 MS_API ms_status ms_dist_join(void);
-/** True when this process was started as a rank by a launcher whose environment we understand. */
+/** True if a launcher with a compatible environment started this process as a rank. */
 MS_API bool ms_dist_launched(void);
 MS_API void ms_dist_info_get(ms_dist_info *info);
-/** Leave: later collectives are MS_RUNTIME_ERROR. What ranks said after their last call is compared
- * when the last of a group has left; so it is when their processes end, with code 0, without this.
- * @return what was wrong with what this rank's device was given last, an index out of range say,
- *         and nobody was told; the rank has left */
+/** Leave: later collectives are MS_RUNTIME_ERROR. Pending notes are compared when the last rank of
+ * a group has left. A process that exits with code 0 leaves without this call.
+ * @return the unreported error of the device's last work, e.g. an index out of range; the rank has
+ *         left */
 MS_API ms_status ms_dist_leave(void);
-/** Tell all ranks that this one failed; their pending and next collective raises `message`: a line
- * that may be followed by others, a traceback say, of 4,000 bytes together. A rank
- * that could not join tells, too; any other process that has not joined does nothing. A `kind` that
- * is none counts as MS_RUNTIME_ERROR. @return true when this is what the job fails with, false when
- * another failure came first */
+/** Report this rank's failure to all ranks; their pending and next collective raises `message` (one
+ * or more lines, 4,000 bytes in total). Works for a rank that could not join; no effect in other
+ * processes that have not joined. An invalid `kind` is MS_RUNTIME_ERROR. @return true if this is
+ * the job's failure, false if another one came first */
 MS_API bool ms_dist_abort(ms_status kind, MS_NULLABLE const char *message);
-/** Leave the process at once with `code`, without running exit handlers that belong to the
- * launcher (a forked rank uses it when its script ends). Flushes stdio. What ms_dist_leave() would
- * return is printed, told to the job, and makes a `code` of 0 a 1. (So it is where a thread
- * that has opened a device, and not called ms_close(), ends its process by exit(0), before handlers
- * of the host are called. By another code what its device had not done is dropped.) */
+/** Flush stdio and end the process with `code`, without the launcher's exit handlers (for a forked
+ * rank whose script ends). An error of ms_dist_leave() is printed, reported to the job, and makes
+ * `code` 0 a 1. exit(0) of a thread with an open device, before ms_close(), does the same before
+ * the host's handlers run; with another code pending device work is dropped. */
 MS_API void ms_dist_exit(int32_t code);
 /**
  * Agree whether to stop after this step (a stop signal reached any rank or the launcher).
@@ -93,14 +89,14 @@ MS_API void ms_dist_exit(int32_t code);
  * @param signal  0: go on; otherwise the signal's number, equal on all ranks
  */
 MS_API ms_status ms_dist_stop_agreed(int32_t *signal);
-/** Catch SIGINT, SIGTERM, SIGHUP and SIGUSR1 (those not ignored already) for ms_dist_stop_agreed();
- * a second SIGINT or SIGTERM ends the job unsaved. */
+/** Catch SIGINT, SIGTERM, SIGHUP and SIGUSR1 (unless ignored) for ms_dist_stop_agreed(); a second
+ * SIGINT or SIGTERM ends the job without saving. */
 MS_API ms_status ms_dist_catch_signals(void);
 
 #ifndef MS_FFI_CDEF
 /** Run `fn(user, rank)` on `n` threads of this process, each a rank with its own context, joined by
- * shared memory. @return the first failure, with what its rank's ms_error_message() says; the
- * others are ended by it */
+ * shared memory. @return the first failure, with that rank's ms_error_message(); it ends the other
+ * ranks */
 MS_API ms_status ms_dist_threads(int32_t n, ms_status (*fn)(void *user, int32_t rank), void *user);
 #endif
 

@@ -1,5 +1,5 @@
-/* The arithmetic of sharding: offsets, padding, who owns which element. Pure: no memory of ranks,
- * no communication. Elements everywhere, never bytes. */
+/* Arithmetic of sharding: offsets, padding, owners of elements. Pure: no memory of ranks, no
+ * communication. Counts are elements, never bytes. */
 #ifndef MOONSHARD_LAYOUT_H
 #define MOONSHARD_LAYOUT_H
 
@@ -12,14 +12,14 @@ extern "C" {
 /** The layout of one flat parameter. */
 typedef struct ms_layout ms_layout;
 
-/** A stretch of the flat parameter: a parameter, or padding (`param` is -1). */
+/** A range of the flat parameter: a parameter, or padding (`param` is -1). */
 typedef struct ms_layout_entry {
     int64_t offset;
     int64_t numel;
     int32_t param;
 } ms_layout_entry;
 
-/** A rank's piece of one parameter; `numel` 0 with `present` false when it has none. */
+/** A rank's piece of one parameter; numel 0 and `present` false if it has none. */
 typedef struct ms_layout_piece {
     int64_t offset_in_shard; /**< of the piece's first element in the shard */
     int64_t start;           /**< of the piece in the parameter */
@@ -32,27 +32,27 @@ typedef struct ms_layout_piece {
  * @param out         the caller owns `*out`
  * @param numels      (n) elements of each parameter
  * @param align       elements per 16 bytes of the forward dtype; 0 or 1: no alignment, and no
- * padding inside the flat for the world either (shards are then right-padded)
- * @param world_size  ranks it is cut for, >= 1
+ *                    padding for the world inside the flat (shards are then padded on the right)
+ * @param world_size  number of ranks, >= 1
  * @return MS_VALUE_ERROR for an empty list, a negative numel or a world below 1
  * Source: the behaviour of torch.distributed.fsdp's FlatParamHandle.
  */
 MS_API ms_status ms_layout_flat(ms_layout **out, const int64_t *numels, int32_t n, int64_t align,
                                 int32_t world_size);
 MS_API void ms_layout_free(ms_layout *layout);
-/** Elements of the flat parameter, inner padding included. */
+/** Elements of the flat parameter, with inner padding. */
 MS_API int64_t ms_layout_total(const ms_layout *layout);
 /** Elements per rank: ceil(total / world_size). */
 MS_API int64_t ms_layout_shard_numel(const ms_layout *layout);
 MS_API int32_t ms_layout_n_entries(const ms_layout *layout);
 MS_API ms_status ms_layout_entry_get(const ms_layout *layout, int32_t i, ms_layout_entry *entry);
-/** Offset of parameter `param` in the flat. */
+/** Offset of parameter `param` in the flat parameter. */
 MS_API int64_t ms_layout_offset(const ms_layout *layout, int32_t param);
 MS_API ms_status ms_layout_piece_get(const ms_layout *layout, int32_t rank, int32_t param,
                                      ms_layout_piece *piece);
 
-/** Rows [*first, *first + *count) of dimension 0 that `rank` holds when each parameter is cut by
- * rows (torch.chunk: ceil pieces, later ones smaller or empty); `*padded` rows are sent. */
+/** Rows [*first, *first + *count) of dimension 0 that `rank` owns if a parameter is cut by rows
+ * (torch.chunk: ceil pieces, later ones smaller or empty). Each rank sends `*padded` rows. */
 MS_API ms_status ms_layout_rows(int64_t rows, int32_t world_size, int32_t rank, int64_t *first,
                                 int64_t *count, int64_t *padded);
 
