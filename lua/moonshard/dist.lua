@@ -11,7 +11,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local create = require 'moonshard.internal.create'
 local errors = require 'moonshard.internal.errors'
 local figures = require 'moonshard.internal.figures'
-local given = require 'moonshard.dist.given'
+local validate = require 'moonshard.dist.validate'
 local mesh = require 'moonshard.dist.mesh'
 local naming = require 'moonshard.internal.naming'
 local notes = require 'moonshard_ffi.notes'
@@ -301,7 +301,7 @@ end
 ---@param group? ffi.cdata*
 ---@return integer?  the signal's number, or nil
 function dist.stop_requested(group)
-  group = given.group('stop_requested', group)
+  group = validate.group('stop_requested', group)
   dist.catch_signals()
   B.check(C.ms_comm_stop_agreed(group, code_out))
   return code_out[0] ~= 0 and code_out[0] or nil
@@ -335,7 +335,7 @@ function dist.split(color, key, group)
   if type(color) ~= 'number' then
     arguments.refuse('dist.split', 'color', color, 'a whole number (-1: this rank joins none)')
   end
-  key, group = given.and_group('dist.split', key, group)
+  key, group = validate.and_group('dist.split', key, group)
   color, key = int32('dist.split', 'color', color), int32('dist.split', 'key', key, 0)
   B.check(C.ms_comm_split(comm_out, group, color, key))
   return comm_out[0] ~= nil and comm_out[0]
@@ -374,18 +374,17 @@ local function target(what, name, t)
   return t
 end
 
---- Reduce in place; equal bits on every rank of the group, which is that of all ranks unless one is
---- given, here and below: it stands last, behind what is not left out, as in all_reduce(t, group).
---- While operators are recorded, what requires grad is not written
---- (RuntimeError): inside ms.no_grad it is, and so is t:detach().
+--- Reduce in place, with equal bits on every rank. Every collective takes an optional group as its
+--- last argument (default: all ranks); optional arguments before it may be left out, as in
+--- all_reduce(t, group). RuntimeError for a tensor that requires grad, except inside ms.no_grad.
 ---@param t ms.Tensor
 ---@param reduction? ms.dist.Reduction  default 'sum'
 ---@param group? ms.dist.Group
 ---@return ms.Tensor t
 function dist.all_reduce(t, reduction, group)
-  reduction, group = given.and_group('all_reduce', reduction, group)
+  reduction, group = validate.and_group('all_reduce', reduction, group)
   calls.comm_all_reduce(group, target('all_reduce', 't', t),
-    given.reduction('all_reduce', reduction))
+    validate.reduction('all_reduce', reduction))
   return t
 end
 
@@ -396,7 +395,7 @@ end
 ---@param group? ms.dist.Group
 ---@return ms.Tensor[]|ms.Tensor
 function dist.all_gather(a, b, group)
-  b, group = given.and_group('all_gather', b, group)
+  b, group = validate.and_group('all_gather', b, group)
   if b ~= nil then
     calls.comm_all_gather(group, target('all_gather', 'out', a),
       arguments.tensor('all_gather', 't', b))
@@ -422,10 +421,10 @@ end
 ---@param group? ms.dist.Group
 ---@return ms.Tensor out
 function dist.reduce_scatter(out, input, reduction, group)
-  reduction, group = given.and_group('reduce_scatter', reduction, group)
+  reduction, group = validate.and_group('reduce_scatter', reduction, group)
   calls.comm_reduce_scatter(group,
     target('reduce_scatter', 'out', out), arguments.tensor('reduce_scatter', 'input', input),
-    given.reduction('reduce_scatter', reduction))
+    validate.reduction('reduce_scatter', reduction))
   return out
 end
 
@@ -436,7 +435,7 @@ end
 ---@param group? ms.dist.Group
 ---@return ms.Tensor t
 function dist.broadcast(t, root, group)
-  root, group = given.and_group('broadcast', root, group)
+  root, group = validate.and_group('broadcast', root, group)
   calls.comm_broadcast(group, target('broadcast', 't', t),
     arguments.whole('broadcast', 'root', root, 0, 0))
   return t
@@ -445,7 +444,7 @@ end
 --- Wait until every rank is here.
 ---@param group? ms.dist.Group
 function dist.barrier(group)
-  B.check(C.ms_comm_barrier(given.group('barrier', group)))
+  B.check(C.ms_comm_barrier(validate.group('barrier', group)))
 end
 
 --- Say something that every rank should say here. Nothing is sent: the next collective is a
@@ -463,7 +462,7 @@ function dist.same(label, value, group)
   if kind ~= 'string' and kind ~= 'number' and kind ~= 'boolean' then
     arguments.refuse('dist.same', 'value', value, 'a string, number or boolean')
   end
-  notes.text(given.group('dist.same', group), label,
+  notes.text(validate.group('dist.same', group), label,
     kind == 'number' and ('%.17g'):format(value) or tostring(value))
 end
 
@@ -480,7 +479,7 @@ local counts, as_counts = B.new('int64_t[5]'), figures 'dist.counts()'
 ---@param group? ms.dist.Group
 ---@return ms.dist.Counts
 function dist.counts(group)
-  C.ms_comm_counts(given.group('counts', group), counts)
+  C.ms_comm_counts(validate.group('counts', group), counts)
   return as_counts {
     all_gather = tonumber(counts[0]),
     reduce_scatter = tonumber(counts[1]),
@@ -494,7 +493,7 @@ end
 ---@param group? ms.dist.Group
 ---@return number
 function dist.wait_seconds(group)
-  return C.ms_comm_wait_seconds(given.group('wait_seconds', group))
+  return C.ms_comm_wait_seconds(validate.group('wait_seconds', group))
 end
 
 dist.init_device_mesh = mesh.init_device_mesh

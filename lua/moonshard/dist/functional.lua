@@ -11,7 +11,7 @@ local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
 local errors = require 'moonshard.internal.errors'
-local given = require 'moonshard.dist.given'
+local validate = require 'moonshard.dist.validate'
 local naming = require 'moonshard.internal.naming'
 
 local calls = B.calls
@@ -35,9 +35,9 @@ end
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor
 function functional.all_reduce(x, reduction, group)
-  reduction, group = given.and_group('all_reduce', reduction, group)
+  reduction, group = validate.and_group('all_reduce', reduction, group)
   check_differentiable('all_reduce', x, reduction)
-  return calls.all_reduce(group, x, given.reduction('all_reduce', reduction))
+  return calls.all_reduce(group, x, validate.reduction('all_reduce', reduction))
 end
 
 --- The ranks' tensors one behind the other. The gradient is this rank's part of the sum of the
@@ -46,7 +46,7 @@ end
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor  (W * n, ...), or (W)
 function functional.all_gather(x, group)
-  return calls.all_gather(given.group('all_gather', group), x)
+  return calls.all_gather(validate.group('all_gather', group), x)
 end
 
 --- This rank's part of the reduction over ranks. A sum's gradient is all ranks' gradients one
@@ -56,9 +56,9 @@ end
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor  (n, ...)
 function functional.reduce_scatter(x, reduction, group)
-  reduction, group = given.and_group('reduce_scatter', reduction, group)
+  reduction, group = validate.and_group('reduce_scatter', reduction, group)
   check_differentiable('reduce_scatter', x, reduction)
-  return calls.reduce_scatter(group, x, given.reduction('reduce_scatter', reduction))
+  return calls.reduce_scatter(group, x, validate.reduction('reduce_scatter', reduction))
 end
 
 --- Rank `root`'s tensor; the others' say its shape and dtype. The gradient is the sum of the ranks'
@@ -68,7 +68,7 @@ end
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor
 function functional.broadcast(x, root, group)
-  root, group = given.and_group('broadcast', root, group)
+  root, group = validate.and_group('broadcast', root, group)
   return calls.broadcast(group, x, arguments.whole('broadcast', 'root', root, 0, 0))
 end
 

@@ -3,7 +3,7 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.internal.errors'
-local given = require 'moonshard.dist.given'
+local validate = require 'moonshard.dist.validate'
 local members = require 'moonshard.dist.members'
 local notes = require 'moonshard_ffi.notes'
 
@@ -60,7 +60,7 @@ end
 function process_groups.destroy_process_group(group)
   if group == false then
     return -- this rank is none of its members
-  elseif group == nil or given.group('destroy_process_group', group) == B.world() then
+  elseif group == nil or validate.group('destroy_process_group', group) == B.world() then
     B.check(C.ms_dist_leave())
   else
     arguments.free_group(group)
@@ -70,7 +70,7 @@ end
 -- That of all ranks when none is given; nil for one that this rank is not in.
 local function own_group(what, group)
   if group ~= false then
-    return given.group(what, group)
+    return validate.group(what, group)
   end
 end
 
@@ -94,7 +94,7 @@ end
 ---@param group? ms.dist.Group  default: all ranks
 ---@return integer[]
 function process_groups.get_process_group_ranks(group)
-  return members.list(given.group('get_process_group_ranks', group))
+  return members.list(validate.group('get_process_group_ranks', group))
 end
 
 --- The rank in the job of the one that has a place in a group.
@@ -103,7 +103,7 @@ end
 ---@return integer
 function process_groups.get_global_rank(group, group_rank)
   arguments.whole('get_global_rank', 'group_rank', group_rank)
-  group = given.group('get_global_rank', group)
+  group = validate.group('get_global_rank', group)
   return members.list(group)[group_rank + 1] or errors.raise('ValueError',
     'Group rank %.17g is not part of group %s', group_rank, tostring(group))
 end
@@ -114,7 +114,7 @@ end
 ---@return integer
 function process_groups.get_group_rank(group, global_rank)
   arguments.whole('get_group_rank', 'global_rank', global_rank)
-  group = given.group('get_group_rank', group)
+  group = validate.group('get_group_rank', group)
   for place, rank in ipairs(members.list(group)) do
     if rank == global_rank then
       return place - 1

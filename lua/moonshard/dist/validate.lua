@@ -1,4 +1,4 @@
---- What scripts give to collectives, and whether it is that.
+--- Checks the arguments of collectives.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -8,7 +8,7 @@ require 'moonshard.dist.group' -- the methods of what comes in and goes out here
 
 local C = B.C
 
-local given = {}
+local validate = {}
 
 local reductions = {
   sum = C.MS_REDUCE_SUM, avg = C.MS_REDUCE_AVG, max = C.MS_REDUCE_MAX, min = C.MS_REDUCE_MIN,
@@ -16,10 +16,10 @@ local reductions = {
 
 ---@alias ms.dist.Reduction 'sum'|'avg'|'max'|'min'
 
---- Its number; nil: of 'sum'.
+--- The number of a reduction; nil stands for 'sum'.
 ---@param name? ms.dist.Reduction
 ---@return integer
-function given.reduction(what, name)
+function validate.reduction(what, name)
   if name == nil then
     return reductions.sum
   end
@@ -31,7 +31,7 @@ end
 --- A group; nil: that of all ranks.
 ---@param group? ms.dist.Group
 ---@return ms.dist.Group
-function given.group(what, group)
+function validate.group(what, group)
   return group == nil and B.world() or arguments.group(what, 'group', group)
 end
 
@@ -41,14 +41,14 @@ end
 ---@param value T|ms.dist.Group?
 ---@param group? ms.dist.Group
 ---@return T?, ms.dist.Group
-function given.and_group(what, value, group)
+function validate.and_group(what, value, group)
   if group ~= nil and arguments.is_group(value) and not arguments.is_group(group) then
     errors.raise('TypeError', '%s: the group stands in front of %s, expected last', what,
       arguments.noun(group))
   elseif group == nil and value ~= nil and (value == false or arguments.is_group(value)) then
     value, group = nil, value
   end
-  return value, given.group(what, group)
+  return value, validate.group(what, group)
 end
 
-return given
+return validate
