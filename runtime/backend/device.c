@@ -136,8 +136,8 @@ static ms_status device_outcome(const msi_device *d, const char *what, int32_t o
     }
 }
 
-/* True if enqueueing failed for lack of memory and the stream has now drained, which may free some:
- * the call is repeated once, so that none is left half done. */
+/* True if memory was out and the stream has now drained, which may free some: the call is then
+ * repeated once. */
 static bool is_worth_another(msi_device *d, int32_t stream, int32_t outcome)
 {
     return MSI_UNLIKELY(outcome == MSI_DEV_NO_MEMORY) &&

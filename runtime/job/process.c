@@ -1,4 +1,4 @@
-/* What the system says of a process. */
+/* A process's state in /proc. */
 #include "job.h"
 
 #include <stdio.h>
@@ -19,7 +19,8 @@ bool msi_process_look(pid_t pid, char *state, pid_t *parent)
 
     fclose(file);
     line[n] = '\0';
-    const char *end = strrchr(line, ')'); /* "pid (name) state parent ...", any bytes in a name */
+    const char *end =
+        strrchr(line, ')'); /* "pid (name) state parent ...", where name may have any bytes */
     bool found = end != NULL && sscanf(end + 1, " %c %d", state, &owner) == 2;
 
     *parent = owner;
