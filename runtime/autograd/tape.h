@@ -33,7 +33,7 @@ typedef struct msi_grad {
 } msi_grad;
 
 typedef struct msi_output {
-    msi_grad *grad;    /* NULL before the first contribution */
+    msi_grad *grad;    /* NULL before any contribution */
     ms_tensor *tensor; /* the result; borrowed, NULL if not needed */
     int8_t dtype, ndim;
     int64_t shape[MS_MAX_DIMS];
@@ -159,7 +159,7 @@ ms_status msi_tape_hook(msi_hooks **out, msi_tape *tape);
 void msi_tape_drop_hook(msi_hooks *hook);
 void msi_hooks_drop_all(msi_hooks **list);
 ms_status msi_tape_grad(msi_grad **out, msi_tape *tape);
-/* Release the gradients of all outputs. */
+/* Release all outputs' gradients. */
 void msi_grads_clear(msi_node *node);
 msi_node *msi_node_retain(msi_node *node);
 /* Not recursive, however long the graph. */

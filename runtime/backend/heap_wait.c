@@ -12,7 +12,7 @@ void msi_wait_for(msi_mem_block *b, msi_mark mark)
     b->heap->n_waiting++;
 }
 
-/* Free one stream's blocks up to the first for which `is_over` is false. */
+/* Free one stream's blocks up to the first one not over. */
 static void free_until(msi_heap *h, int32_t stream, bool (*is_over)(msi_device *d, msi_mark mark))
 {
     msi_waiting *w = &h->waiting[stream];

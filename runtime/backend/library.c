@@ -49,7 +49,7 @@ static ms_status check_whole(const char *path, const char *what)
     struct stat file;
 
     if (fd < 0) {
-        return MS_OK; /* dlopen() reports the reason */
+        return MS_OK; /* dlopen() reports it */
     }
     const int64_t needed = bytes_to_map(fd), there = fstat(fd, &file) == 0 ? file.st_size : needed;
 

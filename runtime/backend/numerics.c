@@ -1,5 +1,4 @@
-/* A line with everything that decides the bits of results besides the inputs, for comparing ranks.
- */
+/* Everything besides the inputs that decides the bits of results, in one line. */
 #include "backend.h"
 #include "moonshard/tensor.h"
 

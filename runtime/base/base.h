@@ -136,8 +136,7 @@ ms_context *msi_context_peek(void);
  * layers. */
 void msi_context_init(ms_context *ctx);
 
-/* -- handles of hosts: each begins with `uint32_t magic` ----------------------------------------
- */
+/* -- handles of hosts: each begins with `uint32_t magic` --------------------------------------- */
 
 enum {
     MSI_MAGIC_OPTIM = 0x4d530001,

@@ -55,8 +55,7 @@ static int64_t or_none(int64_t number)
     return number == INT64_MAX ? 0 : number;
 }
 
-/* -- this host, and the control groups (version 2) this process is in ---------------------------
- */
+/* -- this host, and the control groups (version 2) this process is in -------------------------- */
 
 static const char mount[] = "/sys/fs/cgroup";
 

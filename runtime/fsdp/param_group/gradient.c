@@ -23,10 +23,10 @@ void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like)
 }
 
 /* [Note: gradients inside a backward] The progress of reductions during a backward depends on
- * timing. Calls that read or scale all gradients are therefore rejected. Reading one parameter's
- * gradient waits for the reductions announced so far, which are the same on all ranks. Accumulate
- * hooks run when all reductions of every tree are done, for parameters that any rank's backward has
- * reached, in one order on all ranks. */
+ * timing. Calls that read or scale all gradients are rejected then. Reading one parameter's
+ * gradient waits for the reductions announced so far, the same on all ranks. Accumulate hooks run
+ * when all reductions of every tree are done, for parameters that any rank's backward reached, in
+ * one order on all ranks. */
 ms_status msi_unit_check_gradient(void *unit, const char *what)
 {
     const ms_fsdp_unit *u = unit;

@@ -235,7 +235,7 @@ ms_status msi_unit_accumulate(ms_fsdp_unit *u);
 /* Sum the last backward's gradient, if any, and all levels into the slot. */
 ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u);
 
-/* -- accumulated.c: .grad of the levels ------------------------------------------------------- */
+/* -- accumulated.c: .grad of the levels -------------------------------------------------------- */
 void msi_unit_levels_free(ms_fsdp_unit *u);
 /* For msi_param_ops. */
 bool msi_unit_accumulates(void *unit, int32_t index);

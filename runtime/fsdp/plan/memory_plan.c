@@ -27,8 +27,8 @@ int64_t msi_plan_state(const msi_group_facts *groups, int32_t n)
 
 /* -- gradients --------------------------------------------------------------------------------- */
 
-/* Bytes of a unit's levels after `n` kept backwards (no_sync): level j exists if bit j of n is set;
- * level 0 is a micro-batch's gradient, higher ones are inner nodes. */
+/* Bytes of a unit's levels after `n` kept backwards (no_sync): level j if bit j of n is set; level
+ * 0 is a micro-batch's gradient, higher ones are inner nodes. */
 static int64_t level_bytes(const msi_group_facts *g, uint64_t n)
 {
     const int64_t micro = (n & 1) != 0 ? ms_dtype_size(g->reduce_dtype) : 0;

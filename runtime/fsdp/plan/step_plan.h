@@ -15,7 +15,7 @@ typedef struct msi_step {
 
 /* Check groups described by a host: MS_VALUE_ERROR, MS_TYPE_ERROR for impossible units. */
 ms_status msi_plan_check(const msi_group_facts *groups, int32_t n);
-/* All but `same_numerics`, which needs communication. */
+/* All but `same_numerics`. */
 ms_status msi_plan_step(const msi_group_facts *groups, int32_t n, const msi_step *step,
                         ms_fsdp_plan *plan);
 /* Gathers of a group's parameters per step: one per forward, and one per backward if they were

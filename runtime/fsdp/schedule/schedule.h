@@ -14,7 +14,7 @@ typedef struct msi_pass {
     bool collected;     /* a garbage collector freed results of it */
     int64_t waits; /* the unit's eval_epoch when it recorded; if older, handles do not show full
                       parameters for its graph */
-    msi_scope_place scope;   /* innermost scope at its start */
+    msi_scope_place scope;   /* innermost at its start */
     int32_t refcount;        /* owners: the tree while it runs, hooks, a backward; 0: free */
     struct msi_pass *around; /* the enclosing forward, or NULL */
     struct msi_pass *next;   /* of the unit's records */
@@ -117,8 +117,7 @@ void msi_pass_drop(void *pass);
 void msi_passes_free(msi_unit_schedule *course);
 /* End its forward: reshard by the strategy. */
 void msi_pass_leave(ms_fsdp_tree *tree, msi_pass *pass);
-/* Leave the forwards inside `pass` (NULL: all) that an error has ended: [Note: forwards that run].
- */
+/* Leave those inside `pass` (NULL: all) that an error ended: [Note: forwards that run]. */
 void msi_pass_leave_ended(ms_fsdp_tree *tree, const msi_pass *pass);
 /* The outermost unit in a forward, or NULL. */
 const ms_fsdp_unit *msi_unit_in_forward(ms_fsdp_tree *tree);
@@ -127,8 +126,7 @@ const ms_fsdp_unit *msi_unit_in_forward(ms_fsdp_tree *tree);
 /* Handles stop showing copies. */
 void msi_tree_unsummon(ms_fsdp_tree *tree);
 
-/* -- param_list.c ---------------------------------------------------------------------------------
- */
+/* -- param_list.c ------------------------------------------------------------------------------ */
 typedef struct msi_listed_param {
     ms_tensor *tensor;
     ms_fsdp_unit *unit; /* NULL: a plain parameter */
@@ -152,7 +150,7 @@ ms_status msi_plans_agree(ms_fsdp_tree *tree);
 /* Compare initial values: error if replicas differ; a warning on rank 0 if shards were cut from
  * different tensors. */
 ms_status msi_values_agree(ms_fsdp_tree *tree);
-/* Compare ms_numerics(): if ranks differ, rank 0 warns and the plan reports it. */
+/* Compare ms_numerics(); a difference is a warning on rank 0. */
 ms_status msi_numerics_agree(ms_fsdp_tree *tree);
 
 /* -- peers.c ----------------------------------------------------------------------------------- */
@@ -165,11 +163,10 @@ ms_status msi_tree_gather(ms_fsdp_tree *tree, const char *what, const void *in, 
  * what it committed in `what` ("": the error says it). */
 void msi_tree_give_up(ms_fsdp_tree *tree, const char *what);
 
-/* -- prefetch.c ---------------------------------------------------------------------------------
- */
+/* -- prefetch.c -------------------------------------------------------------------------------- */
 /* Publish a unit that is used soon, if no allocation is needed. */
 ms_status msi_prefetch(ms_fsdp_unit *u);
-/* Discard an unused prefetch. */
+/* Discard it unused. */
 void msi_skip(ms_fsdp_unit *u);
 
 /* -- backward.c -------------------------------------------------------------------------------- */

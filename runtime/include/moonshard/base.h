@@ -133,7 +133,7 @@ MS_API void ms_memory_trim(void);
  * much memory tensors retain: live bytes exceed 1.5 times, and by 64 MiB, those at the last
  * ms_memory_collected(). */
 MS_API bool ms_memory_collect_due(void);
-/** The host's collector has run: what is live now is the new baseline. */
+/** The host's collector has run: the new baseline. */
 MS_API void ms_memory_collected(void);
 
 /** Set the seed of initial values, dropout and shuffling in this context. Default 0. Restarts all

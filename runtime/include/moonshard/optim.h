@@ -41,8 +41,7 @@ MS_API ms_status ms_optim_add_group(ms_optim *optim, ms_tensor *const *params, i
                                     MS_NULLABLE const ms_optim_options *options,
                                     MS_NULLABLE int32_t *group);
 MS_API int32_t ms_optim_n_groups(const ms_optim *optim);
-/** Options of a group. The caller sets `o->struct_size` to sizeof(*o), which bounds what is
- * written. */
+/** Options of a group. `o->struct_size`, set by the caller, bounds what is written. */
 MS_API ms_status ms_optim_options_get(const ms_optim *optim, int32_t group, ms_optim_options *o);
 /** Change them; on failure none. Fields missing in an older host's struct stay as they are, so that
  * a result of ms_optim_options_get() can be passed. */
