@@ -104,7 +104,7 @@ static ms_status out_of_memory(msi_heap *h, int64_t nbytes, int32_t kind)
                    msi_bound_text(msi_own_space_left(), bound, sizeof(bound)));
 }
 
-/* The first allocation opens the device, which allocates from this heap. */
+/* The first allocation opens the device, which checks this heap for space. */
 static ms_status room_new(ms_context *ctx, msi_heap **out)
 {
     msi_heap *h = heap_new(NULL, MSI_PLACE_DEVICE);

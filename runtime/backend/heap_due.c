@@ -1,7 +1,7 @@
 /* Memory statistics, and when the host should collect garbage.
  *
- * Lua's collector sees small refs, not the tensors and graphs behind them. It is due when live
- * bytes exceed 1.5 times those after its last run, and by 64 MiB. */
+ * Lua's collector sees small refs, not the tensors and graphs they retain. It is due when live
+ * bytes exceed those after its last run by half, and by 64 MiB. */
 #include "heap.h"
 
 #include <string.h>

@@ -95,8 +95,8 @@ bool msi_unit_has_gradient(void *unit, int32_t index)
     return ((const ms_fsdp_unit *)unit)->params[index].reduced;
 }
 
-/* A dropped gradient that a script still holds keeps its values: they move to new memory, because
- * its place is reused for other gradients of the unit. */
+/* A dropped gradient that a script retains keeps its values: they move to new memory, because other
+ * gradients of the unit reuse its place. */
 static ms_status move_dropped(ms_fsdp_unit *u, msi_unit_param *p)
 {
     msi_storage *apart;

@@ -49,8 +49,7 @@ static course course_of(const msi_group_facts *g, uint64_t n, bool last)
 {
     const bool narrow =
         g->reduce_dtype != msi_node_dtype(g->reduce_dtype); /* two of them need a new node */
-    const bool merges =
-        narrow && (n & 1) != 0 && !(last && n == 1); /* in memory, except in the slot */
+    const bool merges = narrow && (n & 1) != 0 && !(last && n == 1); /* except in the slot */
     const bool in_slot = last && (n == 0 || !narrow);
 
     if (!g->trains) {

@@ -110,7 +110,7 @@ typedef struct ms_memory_stats {
     int64_t peak[6];      /**< highest `live` of each kind since the last reset */
     int64_t live_total;   /**< sum over kinds */
     int64_t peak_total;   /**< highest sum (not the sum of the peaks) */
-    int64_t reserved;     /**< bytes held from the system, caches included */
+    int64_t reserved;     /**< bytes taken from the system, caches included */
     int64_t cached;       /**< part of `reserved` in free blocks */
     int64_t n_allocs;     /**< allocations so far */
     int64_t n_system;     /**< allocations that called the system */
@@ -130,8 +130,8 @@ MS_API void ms_memory_reset_peak(void);
 MS_API void ms_memory_trim(void);
 
 /** True if a host with a garbage collector should run it, because the collector does not know how
- * much memory tensors retain: live bytes exceed 1.5 times, and by 64 MiB, those at the last
- * ms_memory_collected(). */
+ * much memory tensors retain: live bytes exceed those at the last ms_memory_collected() by half,
+ * and by 64 MiB. */
 MS_API bool ms_memory_collect_due(void);
 /** The host's collector has run: the new baseline. */
 MS_API void ms_memory_collected(void);

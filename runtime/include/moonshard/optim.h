@@ -70,7 +70,7 @@ MS_API ms_status ms_optim_state(MS_NULLABLE ms_tensor **out, ms_optim *optim, in
 /** Steps of parameter `i` (for bias correction). Ranks without elements of it count too. Waits for
  * a device, as ms_optim_state() does; a step skipped for invalid data does not count. */
 MS_API ms_status ms_optim_steps(const ms_optim *optim, int32_t i, int64_t *steps);
-/** Set that, when loading; clears the error of a step that failed midway. */
+/** Set the step count, as loading does; clears the error of a step that failed midway. */
 MS_API ms_status ms_optim_steps_set(ms_optim *optim, int32_t i, int64_t steps);
 /** Create (zeros) or remove the momentum buffer of SGD parameter `i`; without one the next step
  * with momentum initialises it. MS_VALUE_ERROR for other optimizers. */
