@@ -215,7 +215,7 @@ static ms_status seed(const msi_root *root)
     return status;
 }
 
-static ms_status tell_begin(msi_tape *tape)
+static ms_status notify_begin(msi_tape *tape)
 {
     for (int32_t i = 0; i < tape->n_watchers; i++) {
         msi_watcher *w = &tape->watchers[i];
@@ -242,7 +242,7 @@ static ms_status tell_begin(msi_tape *tape)
 
 /* Every `finish` precedes any `finished`: a hook may read other gradients. (Hooks may add
  * observers; those had no begin.) */
-static ms_status tell_finish(const msi_tape *tape)
+static ms_status notify_finish(const msi_tape *tape)
 {
     for (int32_t i = 0; i < tape->n_watchers; i++) {
         const msi_watcher *w = &tape->watchers[i];
@@ -261,7 +261,7 @@ static ms_status tell_finish(const msi_tape *tape)
     return MS_OK;
 }
 
-static void tell_end(msi_tape *tape, ms_status status)
+static void notify_end(msi_tape *tape, ms_status status)
 {
     for (int32_t i = 0; i < tape->n_watchers; i++) {
         msi_watcher *w = &tape->watchers[i];
@@ -313,7 +313,7 @@ static void end(msi_tape *tape, ms_status status)
     msi_error why;
 
     msi_error_keep(&why);
-    tell_end(tape, status);
+    notify_end(tape, status);
     clean_up(tape, status);
     tape->running = false;
     run_deferred(tape);
@@ -335,7 +335,7 @@ static ms_status start_from(msi_tape *tape, const msi_root *root)
 
 static ms_status run(msi_tape *tape, const msi_root *roots, int32_t n_roots)
 {
-    MS_TRY(tell_begin(tape));
+    MS_TRY(notify_begin(tape));
     for (int32_t i = 0; i < n_roots; i++) {
         MS_TRY(start_from(tape, &roots[i]));
     }
@@ -360,7 +360,7 @@ ms_status msi_backward_run(msi_tape *tape, const msi_root *roots, int32_t n_root
         status = run(tape, roots, n_roots);
     }
     if (status == MS_OK) {
-        status = tell_finish(tape);
+        status = notify_finish(tape);
     }
     end(tape, status);
     tape->recording = recording;

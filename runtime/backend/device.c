@@ -68,7 +68,7 @@ static void close_room(void *device)
 }
 
 /* After the table's open(): set the fields common to all devices. */
-static int32_t furnish(msi_device *d)
+static int32_t init_common(msi_device *d)
 {
     void *fault;
     const int32_t outcome = d->ops->take(d, sizeof(*d->fault), MSI_PLACE_PINNED, &fault);
@@ -102,7 +102,7 @@ ms_status msi_device_open(ms_context *ctx, int32_t index)
     MS_TRY(load(ctx, kind, &ops));
     int32_t outcome = ops->open(&d, &host, index, error);
 
-    switch (outcome == MSI_DEV_OK ? furnish(d) : outcome) {
+    switch (outcome == MSI_DEV_OK ? init_common(d) : outcome) {
     case MSI_DEV_OK:
         ctx->device = d;
         d->ctx = ctx;

@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* Ranks share the environment: rank 0 warns for all, even before joining. */
-static bool speaks(void)
+static bool warns_here(void)
 {
     const ms_context *ctx = msi_context_peek();
     const char *rank = getenv("MOONSHARD_RANK");
@@ -19,7 +19,7 @@ void msi_switch_warn(const char *format, ...)
     char text[512];
     va_list args;
 
-    if (!speaks()) {
+    if (!warns_here()) {
         return;
     }
     va_start(args, format);

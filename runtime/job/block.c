@@ -235,7 +235,7 @@ static void name_process(const msi_job *job, int32_t subject, char *text, size_t
 
 /* True if `own` may replace the abort word. The first one stays, unless it reports that `own` had
  * left: then its own failure is the cause. */
-static bool gives_way(uint64_t word, int32_t own, int32_t subject, int32_t cause)
+static bool may_replace(uint64_t word, int32_t own, int32_t subject, int32_t cause)
 {
     return word == 0 || (subject == own && cause == MSI_CAUSE_FAILED &&
                          abort_subject(word) == own && abort_cause(word) == MSI_CAUSE_LEFT);
@@ -249,7 +249,7 @@ bool msi_job_abort(msi_job *job, int32_t own, int32_t subject, int32_t cause, ms
     char text[MSI_TEXT];
     va_list args;
 
-    if (!gives_way(word, own, subject, cause)) {
+    if (!may_replace(word, own, subject, cause)) {
         return false; /* keeps a text that may be being read */
     }
     va_start(args, format);
@@ -262,7 +262,7 @@ bool msi_job_abort(msi_job *job, int32_t own, int32_t subject, int32_t cause, ms
     mine->kind = kind;
     while (!atomic_compare_exchange_strong(&job->block->abort, &word,
                                            abort_pack(own, subject, cause))) {
-        if (!gives_way(word, own, subject, cause)) {
+        if (!may_replace(word, own, subject, cause)) {
             return false;
         }
     }

@@ -143,7 +143,7 @@ static void signal_rank(const keeper *k, int32_t rank, int signal)
 }
 
 /* False: the launcher has closed. */
-static bool obey(const keeper *k)
+static bool handle_message(const keeper *k)
 {
     int32_t received;
     message m;
@@ -231,7 +231,7 @@ static _Noreturn void keep(keeper *k)
 
         ppoll(&line, 1, NULL, &all_but_child);
         reap(k);
-        if (k->line >= 0 && !obey(k)) {
+        if (k->line >= 0 && !handle_message(k)) {
             for (int32_t r = 0; r < k->launch->n; r++) {
                 signal_rank(k, r, SIGKILL);
             }

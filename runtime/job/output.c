@@ -114,7 +114,7 @@ static void flush_sink(sink *s)
 }
 
 /* Report on stderr that stdout lost lines. */
-static void tell_loss(msi_output *o)
+static void report_loss(msi_output *o)
 {
     sink *out = &o->sink[0], *err = sink_of(o, 1);
 
@@ -327,7 +327,7 @@ bool msi_output_move(msi_output *o)
     for (int32_t stream = 0; stream < 2; stream++) {
         more = move_sources(o, &o->sink[stream]) || more;
         flush_sink(&o->sink[stream]);
-        tell_loss(o); /* may use stderr's sink */
+        report_loss(o); /* may use stderr's sink */
         more = more || o->sink[stream].n > 0;
     }
     return more;

@@ -255,7 +255,7 @@ void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
 }
 
 /* Publish which parameters have a gradient; true if all. */
-static bool tell_used(ms_fsdp_unit *u)
+static bool publish_flags(ms_fsdp_unit *u)
 {
     bool *used = msi_reduction_flags(&u->reduction, u->rank), whole = true;
 
@@ -296,7 +296,7 @@ static const msi_op reduce_op = {
 
 ms_status msi_gradient_announce(ms_fsdp_unit *u)
 {
-    const bool whole = tell_used(u);
+    const bool whole = publish_flags(u);
 
     MS_TRY(make_shown(u));
     return MSI_UNLIKELY(msi_op_is_observed(u->ctx)) ? msi_observed_reduce(u, &reduce_op, whole)

@@ -77,7 +77,7 @@ static msi_view seen_view(const ms_fsdp_unit *u, const msi_unit_param *p)
     return msi_flat_view(u, u->summoned, p->offset + p->piece.start, p->piece.numel);
 }
 
-static ms_status deed_of(const ms_fsdp_unit *u, const msi_unit_param *p, uint64_t *deed)
+static ms_status change_of(const ms_fsdp_unit *u, const msi_unit_param *p, uint64_t *change)
 {
     const msi_view kept = kept_view(u, p), seen = seen_view(u, p);
     const size_t nbytes = (size_t)(p->piece.numel * ms_dtype_size(u->orig_dtype));
@@ -86,8 +86,8 @@ static ms_status deed_of(const ms_fsdp_unit *u, const msi_unit_param *p, uint64_
 
     MS_TRY_GOTO(msi_host_view_begin(&a, &kept, MSI_HOST_READS), done);
     MS_TRY_GOTO(msi_host_view_begin(&b, &seen, MSI_HOST_READS), done);
-    *deed = (memcmp(a.data, b.data, nbytes) != 0 ? OWN_CHANGED : 0) |
-            (u->summoned->version != 0 ? UNIT_TOUCHED : 0);
+    *change = (memcmp(a.data, b.data, nbytes) != 0 ? OWN_CHANGED : 0) |
+              (u->summoned->version != 0 ? UNIT_TOUCHED : 0);
 done:
     status = msi_host_view_end(&a, status);
     return msi_host_view_end(&b, status);
@@ -101,28 +101,28 @@ static ms_status keep_piece(ms_fsdp_unit *u, const msi_unit_param *p)
                         p->piece.numel * ms_dtype_size(u->orig_dtype));
 }
 
-/* Combine what all ranks did to each parameter, in `deeds`. */
-static ms_status gather_deeds(ms_fsdp_tree *tree, int64_t n, uint64_t *deeds)
+/* Combine what all ranks did to each parameter, in `changes`. */
+static ms_status gather_changes(ms_fsdp_tree *tree, int64_t n, uint64_t *changes)
 {
     uint64_t *own = tree->words, *all = own + n;
     int64_t at = 0;
 
     for (int32_t i = 0; i < tree->n_units; i++) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
-            MS_TRY(deed_of(tree->units[i], &tree->units[i]->params[p], &own[at++]));
+            MS_TRY(change_of(tree->units[i], &tree->units[i]->params[p], &own[at++]));
         }
     }
     MS_TRY(msi_tree_gather(tree, "the end of summon_full_params", own, n * (int64_t)sizeof(*own),
                            all));
-    memset(deeds, 0, (size_t)n * sizeof(*deeds));
+    memset(changes, 0, (size_t)n * sizeof(*changes));
     for (int64_t i = 0; i < n * tree->world; i++) {
-        deeds[i % n] |= all[i];
+        changes[i % n] |= all[i];
     }
     return MS_OK;
 }
 
 /* Every rank keeps its part of its copy, so all copies must be equal where a rank wrote. */
-static ms_status check_same(ms_fsdp_tree *tree, int64_t n, const uint64_t *deeds)
+static ms_status check_same(ms_fsdp_tree *tree, int64_t n, const uint64_t *changes)
 {
     uint64_t *own = tree->words, *all = own + n, touched = 0;
     int64_t at = 0;
@@ -135,10 +135,10 @@ static ms_status check_same(ms_fsdp_tree *tree, int64_t n, const uint64_t *deeds
             const msi_view values = msi_flat_view(u, u->summoned, param->offset, param->numel);
 
             own[at] = 0;
-            if ((deeds[at] & UNIT_TOUCHED) != 0) {
+            if ((changes[at] & UNIT_TOUCHED) != 0) {
                 MS_TRY(msi_view_hash(&values, &own[at]));
             }
-            touched |= deeds[at] & UNIT_TOUCHED;
+            touched |= changes[at] & UNIT_TOUCHED;
         }
     }
     if (touched == 0 || tree->world == 1) {
@@ -170,17 +170,17 @@ static ms_status check_same(ms_fsdp_tree *tree, int64_t n, const uint64_t *deeds
 static ms_status write_back(ms_fsdp_tree *tree)
 {
     const int64_t n = count_params(tree);
-    uint64_t *deeds = tree->words + n * (tree->world + 1);
+    uint64_t *changes = tree->words + n * (tree->world + 1);
     int64_t at = 0;
 
     if (n == 0) {
         return MS_OK;
     }
-    MS_TRY(gather_deeds(tree, n, deeds));
-    MS_TRY(check_same(tree, n, deeds));
+    MS_TRY(gather_changes(tree, n, changes));
+    MS_TRY(check_same(tree, n, changes));
     for (int32_t i = 0; i < tree->n_units; i++) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++, at++) {
-            if ((deeds[at] & OWN_CHANGED) != 0) {
+            if ((changes[at] & OWN_CHANGED) != 0) {
                 MS_TRY(keep_piece(tree->units[i], &tree->units[i]->params[p]));
                 MS_TRY(ms_param_touch(tree->units[i]->params[p].tensor));
             }
