@@ -48,7 +48,7 @@ struct msi_node {
     msi_hooks *hooks;  /* gradient hooks of outputs; a leaf's are in its handle */
     msi_hooks *pre;
     msi_node *next;   /* in a free list, or the list of dead */
-    int32_t refcount; /* owners: results, edges, the engine */
+    int32_t refcount; /* results, edges, the engine */
     int32_t pending;  /* leaf: contributions still expected */
     int16_t n_in, n_out, n_saved, size_class;
     bool spent;        /* differentiated: saved views, edges, hooks dropped */
@@ -88,7 +88,7 @@ typedef struct msi_list {
 
 typedef struct msi_watcher {
     msi_backward_observer observer;
-    bool told; /* its `begin` was called in this backward */
+    bool told; /* `begin` was called */
 } msi_watcher;
 
 /* Called when the running backward has passed all nodes made after `place`. */
@@ -119,7 +119,7 @@ enum { MSI_NODE_GRAIN = 64, MSI_NODE_CLASSES = 256 };
 struct msi_tape {
     ms_context *ctx;
     bool recording;
-    bool running; /* a backward is running */
+    bool running; /* in a backward */
     bool closed;  /* the context closes; the last record frees the tape */
     bool burying; /* dead nodes are being released */
     uint64_t sequence, walk;

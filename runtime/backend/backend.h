@@ -221,7 +221,7 @@ typedef struct msi_mem_block {
         uint64_t ticket;  /* while it waits: of the mark */
     };
     int16_t kind;
-    int16_t n_blocks; /* in the first: blocks of the piece */
+    int16_t n_blocks; /* the first's: of the piece */
     int16_t n_free;   /* in the first: temporary, or once the heap is closed */
 } msi_mem_block;
 

@@ -99,7 +99,7 @@ static void close_state(void *state)
     free(s);
 }
 
-/* Convert a plug-in's failure to an error. */
+/* Convert a plug-in's error. */
 static ms_status plugin_failed(int32_t outcome, const char *error)
 {
     if (outcome == MSI_PLUGIN_NO_MEMORY && error[0] == '\0') {

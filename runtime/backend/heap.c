@@ -239,7 +239,7 @@ ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_
     MS_TRY(heap_get(ctx, &h));
     if (h->device != NULL) {
         h->host = h->host != NULL ? h->host : heap_new(h->device, MSI_PLACE_PINNED);
-        if (fails_on_demand(h)) { /* one count for both heaps */
+        if (fails_on_demand(h)) { /* one count for both */
             return out_of_memory(h->host, nbytes, kind);
         }
         h = h->host;

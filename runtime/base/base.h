@@ -37,7 +37,7 @@ ms_status msi_status_of_host(ms_status status, const char *what);
 /** msi_fail() as an expression. */
 #define MS_FAIL(kind, ...) msi_fail((kind), __VA_ARGS__)
 
-/** Return a failure to the caller. */
+/** Return a failure. */
 #define MS_TRY(call)                                                                               \
     do {                                                                                           \
         ms_status try_ = (call);                                                                   \

@@ -66,7 +66,7 @@ static ms_status open_share(ms_checkpoint_loader *l, const char *path, bool list
     return listed ? msi_checkpoint_missing(status) : status;
 }
 
-/* Error unless all ranks opened the same checkpoint. */
+/* Error unless all opened the same. */
 static ms_status check_one(const msi_outcome *all, const ms_comm *comm)
 {
     for (int32_t r = 1; r < ms_comm_size(comm); r++) {

@@ -19,7 +19,7 @@ void msi_shard_name(char *name, int32_t rank, int32_t world, int32_t part);
 bool msi_shard_name_read(const char *name, int32_t *rank, int32_t *world);
 /* The temporary name for `place`. */
 ms_status msi_temporary_path(msi_path path, const char *place, const char *nonce);
-/* True if `entry` is a temporary name of `name`, or (NULL) of any. */
+/* True if temporary, of `name` or (NULL) of any. */
 bool msi_is_temporary(const char *entry, const char *name);
 /* The step whose ms_checkpoint_step_name() is `name`, or -1. */
 int64_t msi_folder_step(const char *name);

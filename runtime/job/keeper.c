@@ -272,7 +272,7 @@ static void hang_up(ms_launch *launch)
     }
 }
 
-/* Read the keeper's first message. False: it died. */
+/* The keeper's first message. False: it died. */
 static bool receive_start(const ms_launch *launch, message *m)
 {
     struct pollfd line = {.fd = launch->line, .events = POLLIN};

@@ -29,7 +29,7 @@ msi_bound msi_memfd_new(int32_t *fd, const char *name, int64_t nbytes)
         memory.error = ENOMEM;
         return memory;
     }
-    if (nbytes > msi_file_size_left().left) { /* raises SIGXFSZ */
+    if (nbytes > msi_file_size_left().left) { /* SIGXFSZ */
         return msi_bound_of(EFBIG);
     }
     int made = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);

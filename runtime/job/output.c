@@ -28,7 +28,7 @@ typedef struct sink {
     int32_t fd;
     bool gone;        /* the reader has closed */
     int32_t lost;     /* errno of the first lost write; 0: none */
-    bool reported;    /* the loss, on stderr */
+    bool reported;    /* on stderr */
     int64_t moved_at; /* last time the queue was empty or moved */
     int32_t turn;     /* first source of the next round */
     bool full;        /* no space for a line of this round */

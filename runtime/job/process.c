@@ -19,8 +19,7 @@ bool msi_process_look(pid_t pid, char *state, pid_t *parent)
 
     fclose(file);
     line[n] = '\0';
-    const char *end =
-        strrchr(line, ')'); /* "pid (name) state parent ...", where name may have any bytes */
+    const char *end = strrchr(line, ')'); /* "pid (name) state parent ...", any bytes in a name */
     bool found = end != NULL && sscanf(end + 1, " %c %d", state, &owner) == 2;
 
     *parent = owner;

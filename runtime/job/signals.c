@@ -17,7 +17,7 @@ static void on_signal(int signal)
 
     if (!atomic_compare_exchange_strong(&asked_at[signal], &first, now) &&
         (signal == SIGINT || signal == SIGTERM) && now - first >= MSI_AGAIN_MS * 1000000LL) {
-        _exit(128 + signal); /* second request: exit without saving */
+        _exit(128 + signal); /* second request: exit unsaved */
     }
     atomic_fetch_or(&caught, 1U << signal);
 }

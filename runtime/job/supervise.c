@@ -132,7 +132,7 @@ static void receive_deaths(supervisor *s)
 
 /* -- signals ----------------------------------------------------------------------------------- */
 
-/* End all ranks without waiting for saves. */
+/* End all ranks without saving. */
 static void end_now(supervisor *s, int32_t signal)
 {
     s->ended_by = signal;

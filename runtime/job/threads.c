@@ -37,7 +37,7 @@ static void *run_rank(void *argument)
     if (status != MS_OK) {
         fail_with(s, status);
     }
-    ms_close(); /* also leaves */
+    ms_close(); /* leaves */
     msi_job_set_state(s->job, s->rank, MSI_RANK_LEFT);
     return NULL;
 }

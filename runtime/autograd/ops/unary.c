@@ -10,7 +10,7 @@ typedef struct unary {
     int32_t kernel, gradient;
     int32_t n_in;      /* of the gradient: (g, saved), or (g, saved, saved) */
     bool saves_out;    /* y, else x */
-    double scalars[2]; /* of both kernels */
+    double scalars[2]; /* of both */
 } unary;
 
 static ms_status unary_meta(const msi_meta *m)

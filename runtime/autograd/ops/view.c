@@ -111,7 +111,7 @@ ms_status ms_op_reshape(ms_tensor **out, ms_tensor *x, int32_t ndim, const int64
 
 /* -- expand ------------------------------------------------------------------------------------ */
 
-/* The shape with -1 replaced by the kept sizes. */
+/* The shape with -1 replaced. */
 static ms_status expanded_shape(const msi_view *x, const reshape_attrs *attrs, int64_t *shape)
 {
     const int32_t shift = attrs->ndim - x->ndim;

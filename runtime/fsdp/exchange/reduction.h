@@ -10,7 +10,7 @@
 
 enum {
     MSI_GRAD_NONE,    /* nothing */
-    MSI_GRAD_WRITING, /* the running backward is writing it */
+    MSI_GRAD_WRITING, /* the running backward writes it */
     MSI_GRAD_READY,   /* complete in the slot; own extents unreduced */
     MSI_GRAD_REDUCED  /* replicas: own chunk reduced, the others' not copied */
 };
@@ -19,7 +19,7 @@ enum {
 typedef struct msi_reduction_user {
     /* Destination of the sum of own extents; `*add`: accumulate into it. */
     ms_status (*prepare)(void *unit, void **out, bool *add);
-    /* The sum is complete; the slot is still valid. Needs no memory. */
+    /* The sum is complete, the slot valid. Needs no memory. */
     void (*arrived)(void *unit);
     /* It was dropped. Needs no memory. */
     void (*dropped)(void *unit);

@@ -20,13 +20,13 @@ typedef enum msi_stream_dep {
     MSI_DEP_ALL,
     MSI_DEP_STEPPED,  /* master written -> cast */
     MSI_DEP_USED,     /* this rank has read the slot's last generation -> it writes the next */
-    MSI_DEP_RELEASED, /* the others have read it -> likewise */
+    MSI_DEP_RELEASED, /* as USED, by the others */
     MSI_DEP_FILLED,   /* the others have cast their extents -> it reads them */
     MSI_DEP_GATHERED, /* full parameters complete -> computed with */
     MSI_DEP_REUSED,   /* this rank has reduced the slot's last gradient -> it writes the next */
-    MSI_DEP_READ,     /* the others have reduced it -> likewise */
+    MSI_DEP_READ,     /* as REUSED, by the others */
     MSI_DEP_WRITTEN,  /* this rank has written its gradient -> it reduces it */
-    MSI_DEP_READY,    /* the others have written -> likewise */
+    MSI_DEP_READY,    /* as WRITTEN, by the others */
     MSI_DEP_PREPARED, /* the destination of the sum is ready -> added to */
     MSI_DEP_CHUNKED,  /* replicas: the others' chunks are reduced -> copied */
     MSI_DEP_SUMMED,   /* a backward's sums are complete -> the optimizer reads them */

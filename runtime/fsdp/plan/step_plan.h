@@ -9,7 +9,7 @@ typedef struct msi_step {
     int32_t rank, world;
     int32_t n_ring; /* parameter slots that units use in turn, at most */
     msi_slots_layout layout;
-    bool wide;             /* gradient slots are wide enough for inner nodes */
+    bool wide;             /* gradient slots hold inner nodes */
     int64_t micro_batches; /* backwards; the last one reduces */
 } msi_step;
 

@@ -9,12 +9,12 @@
 /* One forward of a unit: see pass.c. */
 typedef struct msi_pass {
     ms_fsdp_unit *unit; /* NULL: freed */
-    uint64_t place;     /* position on the tape at its start */
+    uint64_t place;     /* tape position at start */
     bool expected;      /* the running backward will reach it */
     bool collected;     /* a garbage collector freed results of it */
     int64_t waits; /* the unit's eval_epoch when it recorded; if older, handles do not show full
                       parameters for its graph */
-    msi_scope_place scope;   /* innermost at its start */
+    msi_scope_place scope;   /* innermost then */
     int32_t refcount;        /* owners: the tree while it runs, hooks, a backward; 0: free */
     struct msi_pass *around; /* the enclosing forward, or NULL */
     struct msi_pass *next;   /* of the unit's records */
@@ -109,7 +109,7 @@ void msi_pass_recorded(msi_pass *pass);
 void msi_pass_expected(msi_pass *pass);
 /* Backward has passed an expected pass, or ended. */
 void msi_pass_left(msi_pass *pass);
-/* Remove a pass, or all of the tree, from the running forwards. */
+/* End a running pass, or all of the tree. */
 void msi_pass_end(ms_fsdp_tree *tree, msi_pass *pass);
 void msi_pass_end_all(ms_fsdp_tree *tree);
 msi_pass *msi_pass_retain(msi_pass *pass);
@@ -130,7 +130,7 @@ void msi_tree_unsummon(ms_fsdp_tree *tree);
 typedef struct msi_listed_param {
     ms_tensor *tensor;
     ms_fsdp_unit *unit; /* NULL: a plain parameter */
-    int32_t index;      /* in the unit */
+    int32_t index;      /* in `unit` */
 } msi_listed_param;
 
 typedef struct msi_param_list {

@@ -50,8 +50,8 @@ enum {
 /** Name of a kind, e.g. "ValueError"; "UnknownError" for an unknown number. Static. */
 MS_API const char *ms_status_name(ms_status status);
 
-/** Message of the calling thread's last error, at most 4,095 bytes, valid until its next failing
- * call. The first line is the error; further lines are a host's or another rank's traceback. */
+/** Message of the thread's last error, at most 4,095 bytes, valid until its next failing call. The
+ * first line is the error; others are a host's or another rank's traceback. */
 MS_API const char *ms_error_message(void);
 
 /** True if the thread's last error came from work that a device ran asynchronously, so that the
@@ -180,8 +180,8 @@ MS_API const char *ms_matmul_name(int32_t dtype);
  * result if the narrow dtype has no products of its own, else 0. */
 MS_API int64_t ms_matmul_scratch(int32_t dtype, int64_t m, int64_t n, int64_t k);
 
-/** One line with everything besides the inputs that decides the bits of results: instruction set,
- * matrix library and its kernels, build. Ranks with equal lines compute equal bits. Valid until the
+/** One line with all that decides the bits of results besides the inputs: instruction set, matrix
+ * library and its kernels, build. Ranks with equal lines compute equal bits. Valid until the
  * thread's next call. Opens the matrix library. */
 MS_API const char *ms_numerics(void);
 
