@@ -8,7 +8,7 @@ dofile(here .. '/../examples/setup.lua')
 package.path = here .. '/?.lua;' .. package.path
 
 local ms = require 'moonshard'
-local json = require 'moonshard.json'
+local json = require 'moonshard.internal.json'
 local stats = require 'stats'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 

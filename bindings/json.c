@@ -1,6 +1,7 @@
-/* JSON for Lua, by Jansson: tables to text and back. Called only by lua/moonshard/json.lua, which
- * says what null and empty arrays look like: argument 2 is the null value, argument 3 the metatable
- * of arrays. On a mistake: nil, the error's kind, its message. */
+/* JSON for Lua, by Jansson: tables to text and back. Called only by
+ * lua/moonshard/internal/json.lua, which says what null and empty arrays look like: argument 2 is
+ * the null value, argument 3 the metatable of arrays. On a mistake: nil, the error's kind, its
+ * message. */
 #include "lua_module.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
--- lua/moonshard/compare.lua: comparing, choosing, yes-or-no questions (numbers are tested in C)
+-- lua/moonshard/internal/compare.lua: comparing, choosing, yes-or-no questions (numbers are tested in C)
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 

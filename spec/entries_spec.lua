@@ -1,4 +1,4 @@
--- lua/moonshard/entries.lua: t[i], t[i] = x, and names that are no methods
+-- lua/moonshard/internal/entries.lua: t[i], t[i] = x, and names that are no methods
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 

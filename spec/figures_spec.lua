@@ -1,4 +1,4 @@
--- lua/moonshard/figures.lua: what tables of figures have not
+-- lua/moonshard/internal/figures.lua: what tables of figures have not
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 

@@ -3,7 +3,7 @@
 -- Rank r takes rows 4r .. 4r + 3 of the batch of 8.
 
 local ms = require 'moonshard'
-local json = require 'moonshard.json'
+local json = require 'moonshard.internal.json'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
 local TOLERANCE = { float64 = 1e-10, float32 = 1e-4 }

@@ -1,6 +1,6 @@
--- lua/moonshard/json.lua and bindings/json.c
+-- lua/moonshard/internal/json.lua and bindings/json.c
 local checks = require 'support.checks'
-local json = require 'moonshard.json'
+local json = require 'moonshard.internal.json'
 local ms = require 'moonshard'
 
 describe('json', function()

@@ -1,4 +1,4 @@
--- lua/moonshard/machine.lua: what the runtime says of the machine
+-- lua/moonshard/internal/machine.lua: what the runtime says of the machine
 local checks = require 'support.checks'
 local ms = require 'moonshard'
 

@@ -1,4 +1,4 @@
--- lua/moonshard/masks.lua: elements that others take the place of
+-- lua/moonshard/internal/masks.lua: elements that others take the place of
 local ms = require 'moonshard'
 local ops = ms.ops
 local checks = require 'support.checks'

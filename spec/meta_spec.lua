@@ -3,7 +3,7 @@ local ms = require 'moonshard'
 local B = require 'moonshard_ffi'
 local checks = require 'support.checks'
 
-local dtype = require 'moonshard.dtype'
+local dtype = require 'moonshard.internal.dtype'
 
 local function meta(t)
   local sizes = t:shape()

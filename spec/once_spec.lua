@@ -1,5 +1,5 @@
 local ms = require 'moonshard'
-local once = require 'moonshard.once'
+local once = require 'moonshard.internal.once'
 
 -- Runs `fn` and sets the compiler of traces back to what it was.
 local function with_compiler(on, fn)

@@ -1,7 +1,7 @@
 -- lua/moonshard/ops.lua: operators through Lua (their numbers are tested in C; here the plumbing)
 local ms = require 'moonshard'
 local ops = ms.ops
-local unary = require 'moonshard.unary'
+local unary = require 'moonshard.internal.unary'
 local checks = require 'support.checks'
 
 describe('operators', function()

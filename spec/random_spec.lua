@@ -1,4 +1,4 @@
--- lua/moonshard/random.lua: numbers that go on from call to call, and are kept
+-- lua/moonshard/internal/random.lua: numbers that go on from call to call, and are kept
 local ms = require 'moonshard'
 local nn, checkpoint = ms.nn, ms.checkpoint
 local checks = require 'support.checks'

@@ -1,7 +1,7 @@
--- lua/moonshard/scope.lua: what is released when, and what the collector does
+-- lua/moonshard/internal/scope.lua: what is released when, and what the collector does
 local B = require 'moonshard_ffi'
 local ms = require 'moonshard'
-local scope = require 'moonshard.scope'
+local scope = require 'moonshard.internal.scope'
 local checks = require 'support.checks'
 
 describe('a scope', function()

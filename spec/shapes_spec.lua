@@ -1,4 +1,4 @@
--- lua/moonshard/shapes.lua: dimensions put in, left out, merged, repeated, and tensors in pieces
+-- lua/moonshard/internal/shapes.lua: dimensions put in, left out, merged, repeated, and tensors in pieces
 local ms = require 'moonshard'
 local ops = ms.ops
 local checks = require 'support.checks'

@@ -1,12 +1,12 @@
 --- The tape from Lua: switching it off, and hooks.
 
 local B = require 'moonshard_ffi'
-local Hook = require 'moonshard.hook'
+local Hook = require 'moonshard.internal.hook'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
-local graph = require 'moonshard.graph'
-local guard = require 'moonshard.guard'
-local scope = require 'moonshard.scope'
+local errors = require 'moonshard.internal.errors'
+local graph = require 'moonshard.internal.graph'
+local guard = require 'moonshard.internal.guard'
+local scope = require 'moonshard.internal.scope'
 local Tensor = require 'moonshard.tensor'
 
 local C, calls, core = B.C, B.calls, B.core

@@ -8,9 +8,9 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local create = require 'moonshard.create'
-local errors = require 'moonshard.errors'
-local figures = require 'moonshard.figures'
+local create = require 'moonshard.internal.create'
+local errors = require 'moonshard.internal.errors'
+local figures = require 'moonshard.internal.figures'
 local given = require 'moonshard.dist.given'
 local mesh = require 'moonshard.dist.mesh'
 local naming = require 'moonshard.internal.naming'
@@ -18,9 +18,9 @@ local notes = require 'moonshard_ffi.notes'
 local ops = require 'moonshard.ops'
 local autograd = require 'moonshard.autograd'
 local process_groups = require 'moonshard.dist.process_groups'
-local uncaught = require 'moonshard.uncaught'
-local variables = require 'moonshard.variables'
-local writable = require 'moonshard.writable'
+local uncaught = require 'moonshard.internal.uncaught'
+local variables = require 'moonshard.internal.variables'
+local writable = require 'moonshard.internal.writable'
 
 local C, calls = B.C, B.calls
 

@@ -7,6 +7,6 @@
 --- Submodules (ms.nn, ms.fsdp, ms.optim, ...) are loaded when first used.
 
 require 'moonshard_ffi.library' -- first: it makes the others quick to load
-local once = require 'moonshard.once'
+local once = require 'moonshard.internal.once'
 
 return once.run('moonshard', require, 'moonshard.ms')

@@ -3,24 +3,24 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
-local create = require 'moonshard.create'
-local dtype = require 'moonshard.dtype'
-local errors = require 'moonshard.errors'
-local figures = require 'moonshard.figures'
+local create = require 'moonshard.internal.create'
+local dtype = require 'moonshard.internal.dtype'
+local errors = require 'moonshard.internal.errors'
+local figures = require 'moonshard.internal.figures'
 local naming = require 'moonshard.internal.naming'
 local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
-local random = require 'moonshard.random'
-local scope = require 'moonshard.scope'
+local random = require 'moonshard.internal.random'
+local scope = require 'moonshard.internal.scope'
 local Tensor = require 'moonshard.tensor'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 
 local C = B.C
 
 ---@class ms
 local ms = {
   version = B.string(C.ms_version()),
-  class = require 'moonshard.class',
+  class = require 'moonshard.internal.class',
   errors = naming.space('ms.errors', util.merged(errors)),
   ops = naming.space('ms.ops', util.merged(ops)),
   autograd = naming.space('ms.autograd', util.merged(autograd), nil,
@@ -30,7 +30,7 @@ local ms = {
 for _, name in ipairs(dtype.names) do
   ms[name] = name
 end
-for _, functions in ipairs { create, require 'moonshard.machine' } do
+for _, functions in ipairs { create, require 'moonshard.internal.machine' } do
   for name, fn in next, functions do
     ms[name] = fn
   end

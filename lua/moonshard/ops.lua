@@ -4,16 +4,16 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local compare = require 'moonshard.compare'
-local dims = require 'moonshard.dims'
-local dtype = require 'moonshard.dtype'
-local errors = require 'moonshard.errors'
-local masks = require 'moonshard.masks'
-local products = require 'moonshard.products'
-local samples = require 'moonshard.samples'
-local shapes = require 'moonshard.shapes'
-local sites = require 'moonshard.sites'
-local unary = require 'moonshard.unary'
+local compare = require 'moonshard.internal.compare'
+local dims = require 'moonshard.internal.dims'
+local dtype = require 'moonshard.internal.dtype'
+local errors = require 'moonshard.internal.errors'
+local masks = require 'moonshard.internal.masks'
+local products = require 'moonshard.internal.products'
+local samples = require 'moonshard.internal.samples'
+local shapes = require 'moonshard.internal.shapes'
+local sites = require 'moonshard.internal.sites'
+local unary = require 'moonshard.internal.unary'
 
 local C, calls = B.C, B.calls
 local type = type

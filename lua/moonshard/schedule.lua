@@ -4,7 +4,7 @@
 ---     opt:set_lr(lr(step))
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local naming = require 'moonshard.internal.naming'
 
 local schedule = {}

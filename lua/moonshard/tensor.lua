@@ -9,14 +9,14 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local bit = require 'bit'
-local dims = require 'moonshard.dims'
-local dtype = require 'moonshard.dtype'
-local entries = require 'moonshard.entries'
-local errors = require 'moonshard.errors'
-local format = require 'moonshard.format'
-local graph = require 'moonshard.graph'
+local dims = require 'moonshard.internal.dims'
+local dtype = require 'moonshard.internal.dtype'
+local entries = require 'moonshard.internal.entries'
+local errors = require 'moonshard.internal.errors'
+local format = require 'moonshard.internal.format'
+local graph = require 'moonshard.internal.graph'
 local ops = require 'moonshard.ops'
-local writable = require 'moonshard.writable'
+local writable = require 'moonshard.internal.writable'
 
 local C, calls, core = B.C, B.calls, B.core
 

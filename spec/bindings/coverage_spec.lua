@@ -1,6 +1,6 @@
 -- every public function is reached: by Lua, or by a C test
 local library = require 'moonshard_ffi.library'
-local unary = require 'moonshard.unary'
+local unary = require 'moonshard.internal.unary'
 
 --- Functions nothing reaches, and why that is right.
 local exceptions = {

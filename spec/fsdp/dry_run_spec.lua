@@ -2,7 +2,7 @@
 local ffi = require 'ffi'
 local ms = require 'moonshard'
 local checks = require 'support.checks'
-local json = require 'moonshard.json'
+local json = require 'moonshard.internal.json'
 local runs = require 'support.runs'
 
 local nn, fsdp = ms.nn, ms.fsdp

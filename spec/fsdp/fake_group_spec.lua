@@ -1,7 +1,7 @@
 -- Models over groups whose other ranks are not there: lua/moonshard/dist.lua, fake.
 local ms = require 'moonshard'
 local checks = require 'support.checks'
-local json = require 'moonshard.json'
+local json = require 'moonshard.internal.json'
 local runs = require 'support.runs'
 local scripts = require 'support.scripts'
 local shell = require 'support.shell'

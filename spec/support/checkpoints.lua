@@ -1,6 +1,6 @@
 -- Checkpoints that are not as the library writes them.
 local checkpoint = require 'moonshard'.checkpoint
-local json = require 'moonshard.json'
+local json = require 'moonshard.internal.json'
 
 local checkpoints = {}
 

@@ -10,14 +10,14 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
-local class = require 'moonshard.class'
-local create = require 'moonshard.create'
+local class = require 'moonshard.internal.class'
+local create = require 'moonshard.internal.create'
 local dist = require 'moonshard.dist'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local members = require 'moonshard.dist.members'
 local notes = require 'moonshard_ffi.notes'
 local parameter = require 'moonshard_ffi.parameter'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 local Optimizer = require 'moonshard.optim.optimizer'
 
 ---@class ms.amp.GradScaler

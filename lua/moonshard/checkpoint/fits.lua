@@ -2,7 +2,7 @@
 ---
 --- Touches: moonshard.errors, moonshard_ffi.parameter.
 
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local parameter = require 'moonshard_ffi.parameter'
 
 local fits = {}

@@ -2,9 +2,9 @@
 ---
 --- Touches: moonshard.json, moonshard.nn.runs, moonshard.random, moonshard_ffi.checkpoint.
 
-local errors = require 'moonshard.errors'
-local json = require 'moonshard.json'
-local random = require 'moonshard.random'
+local errors = require 'moonshard.internal.errors'
+local json = require 'moonshard.internal.json'
+local random = require 'moonshard.internal.random'
 local runs = require 'moonshard.nn.runs'
 local runtime = require 'moonshard_ffi.checkpoint'
 

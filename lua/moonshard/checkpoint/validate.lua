@@ -5,7 +5,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local members = require 'moonshard.dist.members'
 local parameter = require 'moonshard_ffi.parameter'
 local sharding = require 'moonshard_ffi.fsdp'

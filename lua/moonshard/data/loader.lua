@@ -17,13 +17,13 @@
 --- Shapes: x, y i64 (B, T); y is x one token later
 
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.class'
-local create = require 'moonshard.create'
+local class = require 'moonshard.internal.class'
+local create = require 'moonshard.internal.create'
 local dist = require 'moonshard.dist'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local naming = require 'moonshard.internal.naming'
 local runtime = require 'moonshard_ffi.data'
-local samples = require 'moonshard.samples'
+local samples = require 'moonshard.internal.samples'
 local sharding = require 'moonshard_ffi.fsdp'
 
 ---@class ms.data.Loader

@@ -1,7 +1,7 @@
 --- Token files, memory-mapped: what is not read takes no memory, and ranks share what is.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local runtime = require 'moonshard_ffi.data'
 
 ---@class ms.data

@@ -10,7 +10,7 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local given = require 'moonshard.dist.given'
 local naming = require 'moonshard.internal.naming'
 

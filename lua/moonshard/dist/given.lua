@@ -4,7 +4,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 
 require 'moonshard.dist.group' -- the methods of what comes in and goes out here
 

@@ -10,7 +10,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local naming = require 'moonshard.internal.naming'
 local notes = require 'moonshard_ffi.notes'
 

@@ -4,7 +4,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local given = require 'moonshard.dist.given'
 local members = require 'moonshard.dist.members'
 local notes = require 'moonshard_ffi.notes'

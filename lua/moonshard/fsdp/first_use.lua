@@ -4,7 +4,7 @@
 --- ends the first use before that, on some ranks or all, leaves a tree that is not: units are in it
 --- for good, and the next use does again what comes after that, every comparison among it.
 
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local module_tree = require 'moonshard.nn.tree'
 local notes = require 'moonshard_ffi.notes'
 local parameter = require 'moonshard_ffi.parameter'

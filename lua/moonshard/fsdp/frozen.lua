@@ -1,6 +1,6 @@
 --- Refuses, or warns about, units that would hold frozen and trainable parameters together.
 
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
 

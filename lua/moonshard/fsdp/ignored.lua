@@ -2,9 +2,9 @@
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local parameter = require 'moonshard_ffi.parameter'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 local tree = require 'moonshard.nn.tree'
 
 local ignored = {}

@@ -3,10 +3,10 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local mesh = require 'moonshard.dist.mesh'
 local runtime = require 'moonshard_ffi.fsdp'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 
 local options = {}
 

@@ -6,8 +6,8 @@
 --- asked for.
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.errors'
-local guard = require 'moonshard.guard'
+local errors = require 'moonshard.internal.errors'
+local guard = require 'moonshard.internal.guard'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
 

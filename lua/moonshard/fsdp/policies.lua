@@ -10,10 +10,10 @@ local ModuleList = require 'moonshard.nn.module_list'
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
-local class = require 'moonshard.class'
-local errors = require 'moonshard.errors'
+local class = require 'moonshard.internal.class'
+local errors = require 'moonshard.internal.errors'
 local naming = require 'moonshard.internal.naming'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 
 local policies = {}
 

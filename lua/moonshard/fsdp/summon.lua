@@ -1,8 +1,8 @@
 --- Full parameters for a while: private full-precision copies behind the parameters' handles.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
-local guard = require 'moonshard.guard'
+local errors = require 'moonshard.internal.errors'
+local guard = require 'moonshard.internal.guard'
 local runtime = require 'moonshard_ffi.fsdp'
 local tree = require 'moonshard.nn.tree'
 

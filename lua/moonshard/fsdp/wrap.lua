@@ -4,13 +4,13 @@
 --- `_is_fsdp`.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local frozen = require 'moonshard.fsdp.frozen'
-local guard = require 'moonshard.guard'
+local guard = require 'moonshard.internal.guard'
 local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local policies = require 'moonshard.fsdp.policies'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 local tree = require 'moonshard.nn.tree'
 
 local wrap = {}

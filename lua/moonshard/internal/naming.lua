@@ -1,9 +1,9 @@
 --- Names that do not exist: the error gives the nearest name that does, or what to write instead.
 --- (What is wrong with an argument's value is in moonshard_ffi.arguments.)
 
-local errors = require 'moonshard.errors'
-local once = require 'moonshard.once'
-local util = require 'moonshard.util'
+local errors = require 'moonshard.internal.errors'
+local once = require 'moonshard.internal.once'
+local util = require 'moonshard.internal.util'
 
 local naming = {}
 

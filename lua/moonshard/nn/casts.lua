@@ -2,8 +2,8 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local dtypes = require 'moonshard.dtype'
-local errors = require 'moonshard.errors'
+local dtypes = require 'moonshard.internal.dtype'
+local errors = require 'moonshard.internal.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
 

@@ -1,7 +1,7 @@
 --- What constructors of layers ask of their arguments.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 
 local check = {}
 

@@ -3,7 +3,7 @@
 --- Shapes: logits (..., V)  targets i64 (...)
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local ops = require 'moonshard.ops'
 
 ---@class ms.nn.CrossEntropyLoss: ms.nn.Module

@@ -22,9 +22,9 @@
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.nn.check'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local ops = require 'moonshard.ops'
-local sites = require 'moonshard.sites'
+local sites = require 'moonshard.internal.sites'
 
 ---@class ms.nn.Dropout: ms.nn.Module
 ---@field p number

@@ -2,7 +2,7 @@
 --- given and may give is that of PyTorch's: arguments are an array, several results too, one result
 --- is itself.
 
-local Hook = require 'moonshard.hook'
+local Hook = require 'moonshard.internal.hook'
 local arguments = require 'moonshard_ffi.arguments'
 
 local hooks = {}

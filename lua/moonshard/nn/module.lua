@@ -13,21 +13,21 @@
 
 local Buffer = require 'moonshard.nn.buffer'
 local casts = require 'moonshard.nn.casts'
-local class = require 'moonshard.class'
+local class = require 'moonshard.internal.class'
 local declared = require 'moonshard.nn.declared'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local fields = require 'moonshard.nn.fields'
 local hooks = require 'moonshard.nn.hooks'
 local naming = require 'moonshard.internal.naming'
-local once = require 'moonshard.once'
-local samples = require 'moonshard.samples'
-local scope = require 'moonshard.scope'
+local once = require 'moonshard.internal.once'
+local samples = require 'moonshard.internal.samples'
+local scope = require 'moonshard.internal.scope'
 local tree = require 'moonshard.nn.tree'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 local watched = require 'moonshard.nn.watched'
 local arguments = require 'moonshard_ffi.arguments'
 local parameter = require 'moonshard_ffi.parameter'
-local check_zero_grad = require 'moonshard.zero_grad'
+local check_zero_grad = require 'moonshard.internal.zero_grad'
 
 ---@class ms.nn.Module
 ---@field training boolean  what train() and eval() set

@@ -4,7 +4,7 @@
 --- Touches: moonshard.errors, moonshard_ffi.parameter.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local naming = require 'moonshard.internal.naming'
 local parameter = require 'moonshard_ffi.parameter'
 

@@ -3,7 +3,7 @@
 ---
 --- Touches: moonshard.nn.dropout (by its mark), moonshard.samples.
 
-local samples = require 'moonshard.samples'
+local samples = require 'moonshard.internal.samples'
 
 local runs = {}
 

@@ -3,7 +3,7 @@
 --- written into the table that `betas` gives takes effect, or is refused, at the next step.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local naming = require 'moonshard.internal.naming'
 local runtime = require 'moonshard_ffi.optim'
 

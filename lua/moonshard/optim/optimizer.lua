@@ -6,16 +6,16 @@
 --- moonshard_ffi.optim.
 
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.class'
-local check_zero_grad = require 'moonshard.zero_grad'
-local errors = require 'moonshard.errors'
-local guard = require 'moonshard.guard'
+local class = require 'moonshard.internal.class'
+local check_zero_grad = require 'moonshard.internal.zero_grad'
+local errors = require 'moonshard.internal.errors'
+local guard = require 'moonshard.internal.guard'
 local members = require 'moonshard.dist.members'
 local naming = require 'moonshard.internal.naming'
 local param_group = require 'moonshard.optim.group'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.optim'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 
 ---@class ms.optim.Optimizer
 ---@field param_groups ms.optim.Group[]  add_param_group() appends; nothing else may

@@ -2,8 +2,8 @@
 --- other way: torch's OneCycleLR.
 
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.class'
-local errors = require 'moonshard.errors'
+local class = require 'moonshard.internal.class'
+local errors = require 'moonshard.internal.errors'
 local LRScheduler = require 'moonshard.optim.lr_scheduler.scheduler'
 
 ---@class ms.optim.lr_scheduler.OneCycleLR: ms.optim.lr_scheduler.LRScheduler

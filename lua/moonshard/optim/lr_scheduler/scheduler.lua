@@ -4,11 +4,11 @@
 --- Touches: moonshard.class, moonshard.dist.members, moonshard.errors, moonshard.optim.
 
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.class'
-local errors = require 'moonshard.errors'
+local class = require 'moonshard.internal.class'
+local errors = require 'moonshard.internal.errors'
 local members = require 'moonshard.dist.members'
 local Optimizer = require 'moonshard.optim.optimizer'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 
 ---@class ms.optim.lr_scheduler.LRScheduler
 ---@field optimizer ms.optim.Optimizer

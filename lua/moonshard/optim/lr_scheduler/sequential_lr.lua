@@ -1,9 +1,9 @@
 --- Schedulers one after another, each from its step 0: torch's SequentialLR.
 
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.class'
-local errors = require 'moonshard.errors'
-local util = require 'moonshard.util'
+local class = require 'moonshard.internal.class'
+local errors = require 'moonshard.internal.errors'
+local util = require 'moonshard.internal.util'
 local LRScheduler = require 'moonshard.optim.lr_scheduler.scheduler'
 
 ---@class ms.optim.lr_scheduler.SequentialLR: ms.optim.lr_scheduler.LRScheduler

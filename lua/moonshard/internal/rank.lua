@@ -2,7 +2,7 @@
 --- are printed when they are whole though a pipe takes them, and errors reach the job whenever they
 --- are raised, also before the script has joined it.
 
-local uncaught = require 'moonshard.uncaught'
+local uncaught = require 'moonshard.internal.uncaught'
 
 --- Run a script as luajit does.
 ---@param words string[]  the script and its arguments; [-1]: the interpreter

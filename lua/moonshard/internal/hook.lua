@@ -1,7 +1,7 @@
 --- What hook() and register_forward_hook() give: `hook:remove()`, or `hook.remove()`, takes the
 --- function away; again is harmless.
 
-local class = require 'moonshard.class'
+local class = require 'moonshard.internal.class'
 local naming = require 'moonshard.internal.naming'
 
 ---@class ms.Hook

@@ -3,7 +3,7 @@
 --- but t:detach() writes into one.)
 
 local B = require 'moonshard_ffi'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 
 local C, calls = B.C, B.calls
 

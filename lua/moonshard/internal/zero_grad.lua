@@ -1,6 +1,6 @@
 --- What zero_grad() of modules and optimizers takes.
 
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 
 --- Refuse what is not supported: gradients are dropped, not filled with zeros, so far.
 ---@param opts? { set_to_none?: boolean }

@@ -3,8 +3,8 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local dims = require 'moonshard.dims'
-local errors = require 'moonshard.errors'
+local dims = require 'moonshard.internal.dims'
+local errors = require 'moonshard.internal.errors'
 
 local C, calls = B.C, B.calls
 local type = type

@@ -1,6 +1,6 @@
 --- Tensors as text: rows in brackets, numbers aligned, long dimensions elided.
 
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 
 local EDGE = 3         -- entries shown at each end of a long dimension
 local THRESHOLD = 1000 -- elements; above it long dimensions are elided

@@ -1,6 +1,6 @@
 --- Warns of variables of the environment that are nearly those the library reads.
 
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 
 local variables = {}
 

@@ -2,11 +2,11 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local dims = require 'moonshard.dims'
-local dtype = require 'moonshard.dtype'
-local errors = require 'moonshard.errors'
-local random = require 'moonshard.random'
-local util = require 'moonshard.util'
+local dims = require 'moonshard.internal.dims'
+local dtype = require 'moonshard.internal.dtype'
+local errors = require 'moonshard.internal.errors'
+local random = require 'moonshard.internal.random'
+local util = require 'moonshard.internal.util'
 
 local C, calls = B.C, B.calls
 

@@ -8,7 +8,7 @@
 --- Touches: moonshard_ffi.parameter.
 
 local parameter = require 'moonshard_ffi.parameter'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 
 local samples = {}
 

@@ -1,6 +1,6 @@
 --- Undo a temporary change when a call ends, whether it returns or raises.
 
-local trace = require 'moonshard.trace'
+local trace = require 'moonshard.internal.trace'
 
 local guard = {}
 

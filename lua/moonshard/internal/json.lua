@@ -2,7 +2,7 @@
 --- are refused).
 
 local B = require 'moonshard_ffi'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 
 local json = {}
 

@@ -1,8 +1,8 @@
 --- The moonshard command: `moonshard run -n 4 script.lua args...`.
 
 local B = require 'moonshard_ffi'
-local errors = require 'moonshard.errors'
-local variables = require 'moonshard.variables'
+local errors = require 'moonshard.internal.errors'
+local variables = require 'moonshard.internal.variables'
 
 local C = B.C
 
@@ -301,7 +301,7 @@ end
 ---@return integer exit_code
 function cli.main(words)
   if words[1] == 'rank' then -- what `run` starts: a script is none of our frames
-    require('moonshard.rank')({ [-1] = interpreter(words), unpack(words, 2) })
+    require('moonshard.internal.rank')({ [-1] = interpreter(words), unpack(words, 2) })
     return 0
   end
   local ok, result = pcall(main, words)

@@ -3,8 +3,8 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local dtype = require 'moonshard.dtype'
-local errors = require 'moonshard.errors'
+local dtype = require 'moonshard.internal.dtype'
+local errors = require 'moonshard.internal.errors'
 
 local C, calls = B.C, B.calls
 local type = type

@@ -3,7 +3,7 @@
 --- ended, so the rank itself prints one line.
 
 local B = require 'moonshard_ffi'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local interrupt = require 'moonshard_ffi.interrupt'
 local naming = require 'moonshard.internal.naming'
 
@@ -13,7 +13,7 @@ local uncaught = {}
 
 --- A traceback without what runs the script (rank.lua).
 local function trim(traceback)
-  local inside = traceback:match('^(.-)\n\t[^\n]*moonshard/rank%.lua:')
+  local inside = traceback:match('^(.-)\n\t[^\n]*moonshard/internal/rank%.lua:')
   if not inside then
     return traceback
   end

@@ -5,7 +5,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 
 local errors = {}
 

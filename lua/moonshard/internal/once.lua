@@ -2,7 +2,7 @@
 --- small loops would be taken for hot ones, and compiling them takes several times as long as
 --- running them does: milliseconds of every start.
 
-local guard = require 'moonshard.guard'
+local guard = require 'moonshard.internal.guard'
 
 local once = {}
 

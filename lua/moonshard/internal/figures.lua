@@ -1,7 +1,7 @@
 --- Tables of figures, of which one that is not there is no nil, which would be one of nothing.
 
 local naming = require 'moonshard.internal.naming'
-local util = require 'moonshard.util'
+local util = require 'moonshard.internal.util'
 
 --- A function that closes tables of one kind: reading what they have not is a KeyError.
 ---@param owner string  what they are called

@@ -2,7 +2,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local dtype = require 'moonshard.dtype'
+local dtype = require 'moonshard.internal.dtype'
 
 local C = B.C
 

@@ -2,7 +2,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 
 ---@alias ms.DType 'f32'|'f64'|'bf16'|'f16'|'i64'|'i32'|'u8'|'bool'
 

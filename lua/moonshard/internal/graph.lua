@@ -1,6 +1,6 @@
 --- What a backward is told of its graph.
 
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 
 local graph = {}
 

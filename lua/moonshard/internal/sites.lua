@@ -5,7 +5,7 @@
 
 local B = require 'moonshard_ffi'
 local parameter = require 'moonshard_ffi.parameter'
-local samples = require 'moonshard.samples'
+local samples = require 'moonshard.internal.samples'
 
 local sites = {}
 

@@ -4,11 +4,11 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local dims = require 'moonshard.dims'
-local errors = require 'moonshard.errors'
+local dims = require 'moonshard.internal.dims'
+local errors = require 'moonshard.internal.errors'
 local naming = require 'moonshard.internal.naming'
-local util = require 'moonshard.util'
-local writable = require 'moonshard.writable'
+local util = require 'moonshard.internal.util'
+local writable = require 'moonshard.internal.writable'
 
 local C, calls = B.C, B.calls
 local type = type

@@ -6,7 +6,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local trace = require 'moonshard.trace'
+local trace = require 'moonshard.internal.trace'
 
 local C, state, own, is_ref = B.C, B.state, B.own, B.is_ref
 local xpcall, select, unpack, type, error = xpcall, select, unpack, type, error

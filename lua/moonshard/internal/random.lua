@@ -3,10 +3,10 @@
 --- Touches: moonshard.samples, moonshard.sites, moonshard_ffi.parameter.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.errors'
+local errors = require 'moonshard.internal.errors'
 local parameter = require 'moonshard_ffi.parameter'
-local samples = require 'moonshard.samples'
-local sites = require 'moonshard.sites'
+local samples = require 'moonshard.internal.samples'
+local sites = require 'moonshard.internal.sites'
 
 local random = {}
 
