@@ -1,5 +1,4 @@
-/* What the host asks for: backward(), which adds to leaves' gradients, and grad(), which returns
- * some. */
+/* Public calls: backward(), which adds to leaves' gradients, and grad(), which returns some. */
 #include "tape.h"
 
 #include <stdlib.h>
@@ -43,7 +42,7 @@ static ms_status check_root(const char *what, const msi_tape *tape, const ms_ten
 
 /* -- roots ------------------------------------------------------------------------------------- */
 
-/* The node whose output `t` is. */
+/* The node with output `t`. */
 static ms_status node_of(msi_node **out, msi_tape *tape, ms_tensor *t)
 {
     if (t->grad_fn == NULL) {
@@ -110,7 +109,7 @@ ms_status ms_backward(ms_tensor *root, ms_tensor *grad)
 typedef struct request {
     msi_root *roots;
     msi_capture *captures;
-    int32_t n_roots, n_captures; /* that are ready */
+    int32_t n_roots, n_captures; /* number initialised */
 } request;
 
 static ms_status check_list(ms_tensor *const *list, int32_t n, const char *name)
@@ -127,7 +126,7 @@ static ms_status check_list(ms_tensor *const *list, int32_t n, const char *name)
     return MS_OK;
 }
 
-/* Is a tensor that was given, NULL apart, one of this context? */
+/* Error unless `t` is NULL or a tensor of this context. */
 static ms_status check_given_to(const ms_context *ctx, const ms_tensor *t, const char *name,
                                 int32_t i)
 {

@@ -1,8 +1,7 @@
-/* Backward: nodes run in descending order of creation, each once, its gradients complete.
+/* Backward: nodes run once each, in descending order of creation, with complete gradients.
  *
- * Operands' nodes are older than the nodes that use them, so descending order is topological, and
- * contributions to one gradient always add in the same order: that of the program, reversed. A walk
- * (walk.c) comes first. */
+ * Operands' nodes are older than their users, so this order is topological, and contributions to a
+ * gradient always add in reverse program order. walk.c runs first. */
 #include "tape.h"
 
 #include <stdlib.h>
@@ -57,7 +56,7 @@ static msi_node *dequeue(msi_tape *tape)
 
 /* -- running ----------------------------------------------------------------------------------- */
 
-/* Each result has memory of its own, which its owner may write to. */
+/* Each result has its own memory, writable by its owner. */
 static ms_status capture(msi_tape *tape, const msi_view *v, ms_tensor **grad)
 {
     const bool whole = msi_storage_is_private(v->storage) && msi_view_contiguous(v) &&
@@ -74,7 +73,7 @@ static ms_status capture(msi_tape *tape, const msi_view *v, ms_tensor **grad)
     return status;
 }
 
-/* The gradients of the node's outputs are complete: hand on those that are to be returned. */
+/* The gradients of the node's outputs are complete: return the requested ones. */
 static ms_status capture_all(msi_node *node)
 {
     msi_tape *tape = node->tape;
@@ -89,7 +88,7 @@ static ms_status capture_all(msi_node *node)
     return MS_OK;
 }
 
-/* Nothing more will come for this leaf. */
+/* All contributions to this leaf are in. */
 static ms_status finish_leaf(msi_node *node)
 {
     ms_tensor *leaf = node->leaf;
@@ -140,11 +139,11 @@ static ms_status differentiate(msi_node *node)
     ms_status status = msi_rule_run(node);
 
     return status == MS_OK || ms_error_is_late()
-               ? status /* which names what failed itself */
+               ? status /* it already identifies its cause */
                : msi_fail_prefix(status, "backward of '%s': ", node->op->name);
 }
 
-/* Tell those who wait until only nodes up to `sequence` are left. */
+/* Call those that wait until only nodes up to `sequence` are left. */
 static ms_status pass_milestones(msi_tape *tape, uint64_t sequence)
 {
     while (tape->n_milestones > 0 && tape->milestones[tape->n_milestones - 1].place >= sequence) {
@@ -155,13 +154,13 @@ static ms_status pass_milestones(msi_tape *tape, uint64_t sequence)
     return MS_OK;
 }
 
-/* Is the node used up, now that it has had its turn? */
+/* True if the node is spent after its run. */
 static bool is_used_up(const msi_node *node)
 {
     return !node->tape->retains && (!node->captured || msi_node_leads_on(node));
 }
 
-/* What the node held for its rule goes before anybody hears of finished leaves. */
+/* Drops what the node saved before finished leaves are reported. */
 static ms_status run_node(msi_node *node)
 {
     const bool used_up = is_used_up(node);
@@ -185,7 +184,7 @@ static ms_status run_node(msi_node *node)
     return status;
 }
 
-/* The root's gradient: what was given, or 1. */
+/* Set the root's gradient: the given one, or 1. */
 static ms_status seed(const msi_root *root)
 {
     const ms_tensor *grad = root->grad;
@@ -195,7 +194,7 @@ static ms_status seed(const msi_root *root)
     if (grad != NULL && grad->v.storage->refcount == 1) {
         return msi_grad_pass(root->node, root->out, &grad->v);
     }
-    if (grad != NULL) { /* it may lie in a leaf's gradient, which rules write while they read it */
+    if (grad != NULL) { /* it may share a leaf's gradient, which rules write */
         msi_view copy;
 
         MS_TRY(msi_view_like(&copy, ctx, &grad->v, grad->v.dtype, MS_MEM_ACTIVATION, true));
@@ -216,7 +215,7 @@ static ms_status seed(const msi_root *root)
     return status;
 }
 
-static ms_status tell_begin(msi_tape *tape)
+static ms_status notify_begin(msi_tape *tape)
 {
     for (int32_t i = 0; i < tape->n_watchers; i++) {
         msi_watcher *w = &tape->watchers[i];
@@ -241,9 +240,9 @@ static ms_status tell_begin(msi_tape *tape)
     return MS_OK;
 }
 
-/* All finish before any runs what the script wants: a hook may use another's gradients. (It may add
- * observers, too, which were told of no beginning.) */
-static ms_status tell_finish(const msi_tape *tape)
+/* Every `finish` precedes any `finished`: a hook may read other gradients. (Hooks may add
+ * observers; those had no begin.) */
+static ms_status notify_finish(const msi_tape *tape)
 {
     for (int32_t i = 0; i < tape->n_watchers; i++) {
         const msi_watcher *w = &tape->watchers[i];
@@ -262,7 +261,7 @@ static ms_status tell_finish(const msi_tape *tape)
     return MS_OK;
 }
 
-static void tell_end(msi_tape *tape, ms_status status)
+static void notify_end(msi_tape *tape, ms_status status)
 {
     for (int32_t i = 0; i < tape->n_watchers; i++) {
         msi_watcher *w = &tape->watchers[i];
@@ -274,7 +273,7 @@ static void tell_end(msi_tape *tape, ms_status status)
     }
 }
 
-/* Leave nothing of this backward behind, but the leaves' gradients when it went well. */
+/* Drop this backward's state; after success the leaves' gradients stay. */
 static void clean_up(msi_tape *tape, ms_status status)
 {
     tape->to_visit.n = 0;
@@ -308,20 +307,20 @@ static void run_deferred(msi_tape *tape)
     }
 }
 
-/* Everybody lets go of it; why it failed is still told afterwards. */
+/* Call every `end`; keeps the error of the failure. */
 static void end(msi_tape *tape, ms_status status)
 {
     msi_error why;
 
     msi_error_keep(&why);
-    tell_end(tape, status);
+    notify_end(tape, status);
     clean_up(tape, status);
     tape->running = false;
     run_deferred(tape);
     msi_error_put_back(&why);
 }
 
-/* Give the root its gradient, and its turn. */
+/* Give the root its gradient and enqueue it. */
 static ms_status start_from(msi_tape *tape, const msi_root *root)
 {
     if (root->node->idle) {
@@ -336,7 +335,7 @@ static ms_status start_from(msi_tape *tape, const msi_root *root)
 
 static ms_status run(msi_tape *tape, const msi_root *roots, int32_t n_roots)
 {
-    MS_TRY(tell_begin(tape));
+    MS_TRY(notify_begin(tape));
     for (int32_t i = 0; i < n_roots; i++) {
         MS_TRY(start_from(tape, &roots[i]));
     }
@@ -361,7 +360,7 @@ ms_status msi_backward_run(msi_tape *tape, const msi_root *roots, int32_t n_root
         status = run(tape, roots, n_roots);
     }
     if (status == MS_OK) {
-        status = tell_finish(tape);
+        status = notify_finish(tape);
     }
     end(tape, status);
     tape->recording = recording;
@@ -375,7 +374,7 @@ bool msi_backward_accumulates(const ms_context *ctx)
     return tape != NULL && tape->running && !tape->returns;
 }
 
-/* -- who watches ------------------------------------------------------------------------------- */
+/* -- observers --------------------------------------------------------------------------------- */
 
 uint64_t msi_autograd_now(ms_context *ctx)
 {

@@ -1,10 +1,9 @@
-/* Gradients on their way from node to node, and into leaves.
+/* Gradients between nodes, and into leaves.
  *
  * [Note: aliases] The first contribution to an output may be kept by reference: a part of another
- * gradient, an expanded scalar, memory a rule has no use for any more. Whether memory may be added
- * to is read off its storage's reference count: only what this gradient alone holds is written;
- * anything else is copied first. So z = x + x, views of views and handles that hooks keep are all
- * safe, and no rule has to think about it. */
+ * gradient, an expanded scalar, memory a rule no longer needs. The storage's reference count
+ * decides whether it may be added to: memory with another owner is copied first. So z = x + x,
+ * views of views and handles kept by hooks are safe, without care in the rules. */
 #include "tape.h"
 
 #include <string.h>
@@ -41,7 +40,7 @@ static ms_status own_grad_dest(msi_node *node, msi_view *dst, bool *add)
                            MS_MEM_GRADIENT));
     ms_status status = msi_tensor_new_internal(&leaf->grad, leaf->ctx, &v);
 
-    msi_storage_release(v.storage); /* the handle has its own reference */
+    msi_storage_release(v.storage); /* the handle has its own */
     node->newborn = status == MS_OK;
     *dst = v;
     return status;
@@ -72,7 +71,7 @@ static ms_status take(msi_output *out, msi_tape *tape, const msi_view *v)
     return MS_OK;
 }
 
-/* New contiguous memory for a gradient; a copy of what is there when `copy`. */
+/* New contiguous memory for a gradient; `copy`: with its value. */
 static ms_status renew(msi_output *out, msi_tape *tape, bool copy)
 {
     msi_view v = {0};
@@ -118,7 +117,7 @@ ms_status msi_grad_dest(msi_node *node, int32_t out, msi_view *dst, bool *add)
     return MS_OK;
 }
 
-/* Only owned memory is kept by reference: a unit's may go away while backward runs. */
+/* Only owned memory is kept by reference: a unit's may be unbound during backward. */
 ms_status msi_grad_pass(msi_node *node, int32_t out, const msi_view *v)
 {
     msi_output *output = &node->out[out];

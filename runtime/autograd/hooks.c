@@ -1,5 +1,5 @@
-/* Hooks: on gradients of results (kept by their node) and of leaves (kept by the handle), on
- * finished leaves, and the units' pre hooks. */
+/* Hooks: on gradients of results (in their node) and leaves (in the handle), on finished leaves,
+ * and pre hooks of units. */
 #include "host.h"
 #include "tape.h"
 
@@ -32,8 +32,7 @@ static msi_hooks *after(msi_hooks *list, int32_t kind, int32_t out, int64_t id)
 
 /* -- running ----------------------------------------------------------------------------------- */
 
-/* Let `output` hold the replacement instead; takes over the handle. One that lies in a leaf's own
- * .grad, which rules write while they read it, is copied. */
+/* Make `output` own the replacement. Copied if it shares a leaf's .grad, which rules write. */
 static ms_status replace(msi_output *output, ms_tensor *replacement)
 {
     msi_view *now = &output->grad->view;
@@ -71,7 +70,7 @@ static ms_status run_grad_hook(const msi_hooks *hook, msi_output *output, ms_con
     ms_status status =
         msi_host_end(ctx, aside, hook->grad(hook->user, grad, &replacement), "a gradient hook");
 
-    if (replacement == grad) { /* hands back what it saw */
+    if (replacement == grad) { /* it returned its argument */
         replacement = NULL;
     }
     ms_tensor_free(grad);
@@ -87,7 +86,7 @@ static ms_status run_grad_hook(const msi_hooks *hook, msi_output *output, ms_con
 
 ms_status msi_hooks_run_grad(msi_hooks **list, int32_t out, msi_output *output, msi_tape *tape)
 {
-    const int64_t newest = tape->hook_id; /* hooks added meanwhile wait for the next backward */
+    const int64_t newest = tape->hook_id; /* hooks added now run in the next backward */
     msi_hooks *hook = after(*list, MSI_HOOK_GRAD, out, 0);
 
     while (hook != NULL && hook->id <= newest) {

@@ -1,4 +1,4 @@
-/* What the host says about leaves: who requires gradients, .grad, and whether ops are recorded. */
+/* Public calls on leaves: requires_grad, .grad, grad mode. */
 #include "tape.h"
 
 #include <string.h>
@@ -53,8 +53,7 @@ ms_status ms_tensor_grad(ms_tensor **out, ms_tensor *t)
     return t->grad != NULL ? msi_tensor_new(out, t->ctx, &t->grad->v) : MS_OK;
 }
 
-/* Shape and dtype a gradient of `t` has: those of the present one, of t, or what t's manager says.
- */
+/* Shape and dtype of a gradient of `t`: the current one's, t's, or as t's manager gives. */
 static msi_view gradient_like(const ms_tensor *t)
 {
     const msi_param *p = t->param;

@@ -1,5 +1,5 @@
-/* What a backward rule sees of the node it differentiates: incoming gradients, saved views, places
- * for the operands' gradients, scratch. */
+/* Interface of backward rules to their node: incoming gradients, saved views, destinations,
+ * scratch. */
 #include "tape.h"
 
 struct msi_bwd {

@@ -1,7 +1,7 @@
-/* The tape: nodes are made here as ops run, and die here.
+/* The tape: making and freeing nodes.
  *
- * At the one observable point (op.h) a node is made before an op's forward when an operand requires
- * grad; after it the results are tied to the node. */
+ * At the one observable point (op.h) a node is made before an op's forward if an operand requires
+ * grad; after it the node becomes its results' grad_fn. */
 #include "tape.h"
 
 #include <stdlib.h>
@@ -36,7 +36,7 @@ static void tape_free(msi_tape *tape)
     free(tape);
 }
 
-/* Handles still point at nodes; the tensor room, which closes next, drops them one by one. */
+/* Handles still point to nodes; closing tensor/ next drops them one by one. */
 static void tape_close(void *state)
 {
     msi_tape *tape = state;
@@ -195,7 +195,7 @@ void msi_grads_clear(msi_node *node)
 
 /* -- nodes ------------------------------------------------------------------------------------- */
 
-/* A node with room for everything; no output has a gradient, no view is saved, edges are unset. */
+/* A node without gradients and saved views; edges are unset. */
 static ms_status node_new(msi_node **out, msi_tape *tape, const msi_op *op, int32_t n_in,
                           int32_t n_out, int32_t n_dims)
 {
@@ -242,7 +242,7 @@ static ms_status node_new(msi_node **out, msi_tape *tape, const msi_op *op, int3
     return MS_OK;
 }
 
-/* First of the sizes that belong to a node's operands. */
+/* First of the operands' sizes. */
 static int64_t *node_shapes(msi_node *node)
 {
     return (int64_t *)(void *)(node->saved + node->n_saved);
@@ -262,10 +262,9 @@ void msi_node_drop_saved(msi_node *node)
     }
 }
 
-/* [Note: what is left of a graph] A result that outlives its backward is a result still, and says
- * which op made it when it is differentiated again. That takes no node of its own: one that is
- * spent hands its results to one that stands for all of its op, so that its memory, which is warm,
- * serves the next step, though the results wait for a collector. */
+/* [Note: what is left of a graph] A result that outlives its backward must still show which op made
+ * it. A spent node therefore hands its results to one placeholder per op. So its memory, which is
+ * in cache, serves the next step, even while results wait for a garbage collector. */
 static msi_node *ended(msi_tape *tape, const msi_op *op)
 {
     msi_node *node;
@@ -287,7 +286,7 @@ static msi_node *ended(msi_tape *tape, const msi_op *op)
     return node;
 }
 
-/* Where there is no memory for that one, the node serves on. */
+/* Without memory for the placeholder, the node stays. */
 static void leave_results(msi_node *node)
 {
     for (int32_t i = 0; i < node->n_out; i++) {
@@ -340,7 +339,7 @@ static void bury(msi_node *node)
     tape->free_nodes[node->size_class] = node;
 }
 
-/* Releasing a node may release its operands' nodes, and so on: they queue up here. */
+/* Not recursive: dead nodes queue up here. */
 void msi_node_release(msi_node *node)
 {
     msi_tape *tape = node->tape;
@@ -389,7 +388,7 @@ static ms_status connect(msi_node *node, const msi_op_call *call)
 {
     int64_t *shape = node_shapes(node);
 
-    for (int32_t i = 0; i < call->n_in; i++) { /* first all empty: a failure below releases them */
+    for (int32_t i = 0; i < call->n_in; i++) { /* all empty first: a failure below releases them */
         node->edge[i] = (msi_edge){.node = NULL, .ndim = -1};
     }
     for (int32_t i = 0; i < call->n_in; i++) {
@@ -504,7 +503,7 @@ void msi_save(msi_op_call *c, int32_t which, const msi_view *v)
     c->node->reads_grad |= v->storage->mem_kind == MS_MEM_GRADIENT;
 }
 
-/* What autograd hung onto a handle goes with it. */
+/* Drop a handle's autograd state. */
 static void drop_autograd(ms_tensor *t)
 {
     msi_node *node = t->grad_fn;
@@ -512,7 +511,7 @@ static void drop_autograd(ms_tensor *t)
 
     t->grad_fn = NULL;
     t->grad = NULL;
-    if (t->leaf_node != NULL) { /* the context closes: its node still waits for gradients */
+    if (t->leaf_node != NULL) { /* the context closes while its node awaits gradients */
         t->leaf_node->leaf = NULL;
         t->leaf_node = NULL;
     }

@@ -1,14 +1,13 @@
-/* Private to this room: nodes, gradients on their way, hooks, and what a context keeps of them.
+/* Private to autograd/: nodes, gradients in flight, hooks, and the context's tape.
  *
- *   msi_node    one recorded op, or (op NULL) the place where a leaf's gradient arrives. A node
- *               holds its operands' nodes; results hold their node. So a graph lives as long as one
- *               of its results, or until backward has walked it.
- *   msi_grad    the gradient of one output while a backward runs: from its first contribution until
+ *   msi_node    one recorded op, or (op NULL) a leaf's accumulate node. A node owns its
+ *               operands' nodes, results own their node. So a graph lives as long as one of its
+ *               results, or until backward has run it.
+ *   msi_grad    gradient of one output during a backward: from its first contribution until
  *               the node has run.
- *   msi_hooks   one hook; hooks of a tensor form a list in order of their ids.
+ *   msi_hooks   one hook; the hooks of a tensor are a list in order of ids.
  *
- * Records are cut from chunks and recycled through free lists: after the first steps nothing here
- * calls malloc. */
+ * Records are cut from chunks and recycled, so a steady step never calls malloc. */
 #ifndef MSI_TAPE_H
 #define MSI_TAPE_H
 
@@ -18,14 +17,14 @@ typedef struct msi_node msi_node;
 typedef struct msi_tape msi_tape;
 typedef struct msi_hooks msi_hooks;
 
-/* Where the gradient of one operand goes, and the shape and dtype the operand had. */
+/* Destination of one operand's gradient, and the operand's shape and dtype. */
 typedef struct msi_edge {
-    msi_node *node; /* retained; NULL when the operand needs no gradient */
+    msi_node *node; /* retained; NULL if no gradient is needed */
     const int64_t *shape;
     int16_t out; /* output of `node` */
     int8_t dtype;
-    int8_t ndim; /* -1: the operand was left out */
-    bool shard;  /* the operand was this rank's piece of a parameter */
+    int8_t ndim; /* -1: omitted operand */
+    bool shard;  /* the operand was a shard of a parameter */
 } msi_edge;
 
 typedef struct msi_grad {
@@ -34,8 +33,8 @@ typedef struct msi_grad {
 } msi_grad;
 
 typedef struct msi_output {
-    msi_grad *grad;    /* NULL until something came */
-    ms_tensor *tensor; /* the result; borrowed, NULL: none needs it any more */
+    msi_grad *grad;    /* NULL before any contribution */
+    ms_tensor *tensor; /* the result; borrowed, NULL if not needed */
     int8_t dtype, ndim;
     int64_t shape[MS_MAX_DIMS];
 } msi_output;
@@ -43,23 +42,23 @@ typedef struct msi_output {
 struct msi_node {
     const msi_op *op; /* NULL: a leaf's */
     msi_tape *tape;
-    ms_tensor *leaf;   /* retained; a leaf's node only */
-    uint64_t sequence; /* order of creation: operands' nodes have smaller ones */
-    uint64_t walk;     /* the backward that reached it last */
-    msi_hooks *hooks;  /* on the gradients of its outputs; a leaf's hang on its handle */
+    ms_tensor *leaf;   /* retained; only in a leaf's node */
+    uint64_t sequence; /* order of creation; operands' are smaller */
+    uint64_t walk;     /* the last backward that reached it */
+    msi_hooks *hooks;  /* gradient hooks of outputs; a leaf's are in its handle */
     msi_hooks *pre;
-    msi_node *next;   /* in a free list, or among the dead */
+    msi_node *next;   /* in a free list, or the list of dead */
     int32_t refcount; /* results, edges, the engine */
-    int32_t pending;  /* a leaf's: contributions still to come in this backward */
+    int32_t pending;  /* leaf: contributions still expected */
     int16_t n_in, n_out, n_saved, size_class;
-    bool spent;        /* differentiated: saved tensors, edges and hooks are gone */
-    bool queued;       /* waits for its turn in this backward */
-    bool gathers;      /* a leaf's: the total is formed apart before it is stored */
-    bool reached;      /* a leaf's: something came in this backward */
-    bool newborn;      /* a leaf's: its .grad was made by this backward */
-    bool reads_grad;   /* a saved view lies in memory that leaves' .grad are made of */
-    bool captured;     /* the running backward returns gradients of its outputs */
-    bool idle;         /* the running backward wants nothing behind it */
+    bool spent;        /* differentiated: saved views, edges, hooks dropped */
+    bool queued;       /* in the queue of this backward */
+    bool gathers;      /* leaf: summed separately, stored at the end */
+    bool reached;      /* leaf: this backward contributed */
+    bool newborn;      /* leaf: this backward made its .grad */
+    bool reads_grad;   /* a saved view shares memory with leaves' .grad */
+    bool captured;     /* this backward returns gradients of its outputs */
+    bool idle;         /* this backward needs no gradient beyond it */
     msi_edge *edge;    /* (n_in) */
     msi_saved *saved;  /* (n_saved) */
     void *attrs;       /* op->attrs_size bytes */
@@ -73,7 +72,7 @@ struct msi_hooks {
     msi_tape *tape;
     int64_t id;
     int16_t kind; /* MSI_HOOK_* */
-    int16_t out;  /* which output of the node */
+    int16_t out;  /* output index of the node */
     ms_grad_hook grad;
     ms_accumulate_hook accumulate;
     msi_pre_hook pre;
@@ -89,10 +88,10 @@ typedef struct msi_list {
 
 typedef struct msi_watcher {
     msi_backward_observer observer;
-    bool told; /* that the running backward began */
+    bool told; /* `begin` was called */
 } msi_watcher;
 
-/* Called when the running backward has left everything behind that was made after `place`. */
+/* Called when the running backward has passed all nodes made after `place`. */
 typedef struct msi_milestone {
     uint64_t place;
     ms_status (*fn)(void *user);
@@ -103,12 +102,12 @@ typedef struct msi_milestone {
 typedef struct msi_capture {
     msi_node *node; /* retained */
     int32_t out;
-    ms_tensor *grad; /* owned; NULL until it is there */
+    ms_tensor *grad; /* owned; NULL until complete */
 } msi_capture;
 
 /* What a backward starts from. */
 typedef struct msi_root {
-    ms_tensor *tensor; /* retained: hooks may free it */
+    ms_tensor *tensor; /* retained, as hooks may free it */
     ms_tensor *grad;   /* borrowed; NULL: 1 */
     msi_node *node;    /* retained */
     int32_t out;
@@ -116,13 +115,13 @@ typedef struct msi_root {
 
 enum { MSI_NODE_GRAIN = 64, MSI_NODE_CLASSES = 256 };
 
-/* What the room keeps in a context. */
+/* State of autograd/ in a context. */
 struct msi_tape {
     ms_context *ctx;
     bool recording;
-    bool running; /* a backward */
-    bool closed;  /* the context lets go; the last record frees the tape */
-    bool burying; /* the dead are being released */
+    bool running; /* in a backward */
+    bool closed;  /* the context closes; the last record frees the tape */
+    bool burying; /* dead nodes are being released */
     uint64_t sequence, walk;
     int64_t hook_id;
     int64_t live; /* nodes and hooks */
@@ -130,28 +129,28 @@ struct msi_tape {
     msi_node *dead; /* nodes without owners, not yet released */
     msi_hooks *free_hooks;
     msi_grad *free_grads;
-    msi_list ended; /* nodes that stand for spent ones, one for each op */
+    msi_list ended; /* placeholders for spent nodes, one per op */
     struct msi_chunk *chunks;
     char *chunk_at, *chunk_end;
     /* the running backward */
-    bool retains; /* the graph stays as it is */
-    bool returns; /* gradients are captured, none accumulates */
+    bool retains; /* keep the graph */
+    bool returns; /* returns gradients, accumulates none */
     msi_capture *captures;
     int32_t n_captures;
     msi_list to_visit, queue /* a heap by sequence */, leaves, hooked /* reached, with pre hooks */;
-    msi_list reached; /* nodes of ops, where it returns gradients */
+    msi_list reached; /* reached nodes of ops, if it returns gradients */
     msi_list temps;   /* storages of the running rule */
     msi_view operand[MSI_OP_MAX_IN];
-    msi_milestone *milestones; /* the latest place last */
+    msi_milestone *milestones; /* ascending by place */
     int32_t n_milestones, milestone_capacity;
     msi_watcher *watchers;
     int32_t n_watchers;
-    msi_deferred *deferred; /* until it has ended */
+    msi_deferred *deferred; /* calls for its end */
 };
 
 /* -- tape.c: records --------------------------------------------------------------------------- */
 
-/* NULL with the error set when memory is out. */
+/* NULL, with the error set, if memory is out. */
 msi_tape *msi_tape_of(ms_context *ctx);
 ms_status msi_list_push(msi_list *list, void *item);
 /* A zeroed hook. */
@@ -160,30 +159,30 @@ ms_status msi_tape_hook(msi_hooks **out, msi_tape *tape);
 void msi_tape_drop_hook(msi_hooks *hook);
 void msi_hooks_drop_all(msi_hooks **list);
 ms_status msi_tape_grad(msi_grad **out, msi_tape *tape);
-/* Those of all outputs go. */
+/* Release all outputs' gradients. */
 void msi_grads_clear(msi_node *node);
 msi_node *msi_node_retain(msi_node *node);
-/* However long the graph behind it is, this does not recurse. */
+/* Not recursive, however long the graph. */
 void msi_node_release(msi_node *node);
 void msi_node_drop_saved(msi_node *node);
-/* Give up saved tensors, edges, hooks, which can never run again, and results: see [Note: what is
- * left of a graph]. */
+/* Drop saved views, edges, hooks and results after the last run: see [Note: what is left of a
+ * graph]. */
 void msi_node_spend(msi_node *node);
-/* The node where a leaf's gradient arrives; the caller owns a reference. */
+/* A leaf's accumulate node; the caller owns a reference. */
 ms_status msi_node_of_leaf(msi_node **out, msi_tape *tape, ms_tensor *leaf);
 
-/* -- grad.c: gradients on their way ------------------------------------------------------------ */
+/* -- grad.c: gradients in flight --------------------------------------------------------------- */
 
 /* Where to write the next contribution to an output's gradient; see msi_bwd_dest(). */
 ms_status msi_grad_dest(msi_node *node, int32_t out, msi_view *dst, bool *add);
-/* Contribute a view, by reference where nobody could tell the difference. */
+/* Contribute a view, by reference if that cannot be observed. */
 ms_status msi_grad_pass(msi_node *node, int32_t out, const msi_view *v);
-/* Store or add a gathered total (or none) where the leaf's gradient lives. */
+/* Store or add a separately summed total, if any, to the leaf's gradient. */
 ms_status msi_grad_deliver(msi_node *leaf);
 
 /* -- walk.c ------------------------------------------------------------------------------------ */
 
-/* Is there a node that the running backward wants a gradient for? */
+/* True if the running backward needs a gradient for it. */
 static inline bool msi_edge_needs(const msi_edge *edge)
 {
     return edge->node != NULL && !edge->node->idle;
@@ -191,17 +190,17 @@ static inline bool msi_edge_needs(const msi_edge *edge)
 bool msi_node_leads_on(const msi_node *node);
 /* Fill the tape's lists for a backward from these roots. */
 ms_status msi_walk(msi_tape *tape, const msi_root *roots, int32_t n_roots);
-/* RuntimeError: `user` was given a shard of a parameter that takes whole gradients. */
+/* MS_RUNTIME_ERROR: `user` got a shard of a parameter with whole gradients. */
 ms_status msi_refuse_shard(const char *user, const ms_tensor *leaf, int32_t ndim,
                            const int64_t *shape);
 
 /* -- engine.c ---------------------------------------------------------------------------------- */
 
-/* Differentiate: walk, run, tell those who watch. What the tape says of this backward (captures,
- * retains) is set, and its caller's to take back. */
+/* Differentiate: walk, run, notify observers. The caller sets and clears the tape's fields of this
+ * backward (captures, retains). */
 ms_status msi_backward_run(msi_tape *tape, const msi_root *roots, int32_t n_roots);
 
-/* -- rule.c: what a backward rule sees --------------------------------------------------------- */
+/* -- rule.c: interface of backward rules ------------------------------------------------------- */
 
 /* Run the node's rule. */
 ms_status msi_rule_run(msi_node *node);
@@ -209,12 +208,12 @@ ms_status msi_rule_run(msi_node *node);
 /* -- hooks.c ----------------------------------------------------------------------------------- */
 
 bool msi_hooks_any(const msi_hooks *list, int32_t kind);
-/* Run, in order, the hooks of an output on its gradient; they may replace it. `list` is read again
- * after each hook, as hooks may add and remove hooks. */
+/* Run, in order, the hooks of an output on its gradient; they may replace it. Rereads `list` after
+ * each, as hooks may add and remove hooks. */
 ms_status msi_hooks_run_grad(msi_hooks **list, int32_t out, msi_output *output, msi_tape *tape);
-/* Tell the pre hooks that a backward comes here. */
+/* Call `expect` of the pre hooks. */
 ms_status msi_hooks_expect(const msi_node *node);
-/* Run each pre hook once, and drop it unless the graph stays. */
+/* Run each pre hook once; drop it unless the graph is kept. */
 ms_status msi_hooks_run_pre(msi_node *node);
 
 #endif

@@ -1,11 +1,10 @@
-/* The walk before a backward: what it reaches, what it refuses, and what of it is wanted.
+/* The walk before a backward: what it reaches, what it rejects, and which of it is needed.
  *
- * It refuses graphs that were used up, counts what each leaf will get, so that a leaf is finished
- * (and may be reduced, and its memory used again) while backward goes on, and lists who is told.
+ * It rejects spent graphs, counts the contributions of each leaf, so that a leaf can be finished
+ * (reduced, its memory reused) while backward continues, and collects hooks.
  *
- * [Note: idle nodes] A backward that returns gradients wants those of its inputs alone. Nodes from
- * which none of these is reached are idle: no gradient is made for them, they do not run, and keep
- * what they saved. */
+ * [Note: idle nodes] A backward that returns gradients needs only those of its inputs. Nodes that
+ * reach none of these are idle: they get no gradient, do not run, and keep what they saved. */
 #include "tape.h"
 
 #include <stdlib.h>
@@ -48,8 +47,8 @@ static ms_status reach(msi_tape *tape, msi_node *node)
     return msi_list_push(&tape->to_visit, node);
 }
 
-/* Between forwards a unit's parameter shows a shard. A gradient of that has no place in the whole
- * one's, which the unit averages over ranks. */
+/* Between forwards a unit's parameter shows a shard, whose gradient has no place in the whole
+ * parameter's, which the unit averages over ranks. */
 ms_status msi_refuse_shard(const char *user, const ms_tensor *leaf, int32_t ndim,
                            const int64_t *shape)
 {
@@ -61,7 +60,7 @@ ms_status msi_refuse_shard(const char *user, const ms_tensor *leaf, int32_t ndim
                    msi_shape_text(leaf->param->ndim, leaf->param->shape));
 }
 
-/* (The leaf's node may have been made for a shard that was only looked at.) */
+/* (The leaf's node may come from reading a shard.) */
 static ms_status expect_whole(const msi_node *node, const msi_edge *edge)
 {
     const ms_tensor *leaf = edge->node->leaf;
@@ -80,8 +79,7 @@ static ms_status expect_whole(const msi_node *node, const msi_edge *edge)
     return MS_OK;
 }
 
-/* A leaf that was frozen since it was used gets nothing; from a graph that is retained it may
- * later. */
+/* A leaf frozen since its use gets no gradient; from a retained graph it may later. */
 static bool leave_frozen(const msi_tape *tape, msi_edge *edge)
 {
     msi_node *node = edge->node;
@@ -97,8 +95,8 @@ static bool leave_frozen(const msi_tape *tape, msi_edge *edge)
     return true;
 }
 
-/* A rule may read a leaf's own .grad, as in (w * w.grad).sum(). What comes for leaves that have one
- * is then added when they are finished, behind the rules that made it. */
+/* A rule may read a leaf's own .grad, as in (w * w.grad).sum(). Leaves with a .grad are then summed
+ * separately and added when finished, after those rules. */
 static void gather_apart(const msi_tape *tape)
 {
     for (int32_t i = 0; i < tape->leaves.n; i++) {
@@ -108,7 +106,7 @@ static void gather_apart(const msi_tape *tape)
     }
 }
 
-/* Rules count on one operand at least that needs a gradient. */
+/* True if an operand needs a gradient; rules require one. */
 bool msi_node_leads_on(const msi_node *node)
 {
     for (int32_t i = 0; i < node->n_in; i++) {

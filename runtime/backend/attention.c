@@ -1,4 +1,4 @@
-/* Scratch the attention kernels ask for. What it is cut into: kernels/cpu/attention.c. */
+/* Scratch size of the attention kernels. Its layout: kernels/cpu/attention.c. */
 #include "backend.h"
 
 #include "moonshard/tensor.h"
@@ -18,5 +18,5 @@ int64_t msi_attention_work_bytes(const msi_attention_args *a, int32_t dtype, boo
     } else {
         bytes += rows * depth * real;
     }
-    return bytes + 12 * 64; /* each part begins on a cache line */
+    return bytes + 12 * 64; /* cache line alignment of each part */
 }

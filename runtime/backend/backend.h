@@ -1,8 +1,8 @@
 /* Devices behind tables of function pointers: memory, kernels, matrix multiplication.
  *
- * This runtime's CPU is the only device linked in; others are opened as plug-ins. Kernels are
- * looked up by (kernel, dtype) in the device's table; a missing one is MS_NOT_IMPLEMENTED_ERROR
- * that names op, dtype and device, never a silent fall back. */
+ * Only the CPU is linked in; other devices are plug-ins. Kernels are looked up by (kernel, dtype)
+ * in the device's table. A missing one is MS_NOT_IMPLEMENTED_ERROR with op, dtype and device; there
+ * is no silent fallback. */
 #ifndef MSI_BACKEND_H
 #define MSI_BACKEND_H
 
@@ -15,14 +15,14 @@
 #define MSI_KERNELS_UNARY(X, f, gradient, saved) X(f, msi_ew_args)
 #define MSI_KERNELS_UNARY_GRADIENT(X, f, gradient, saved) X(gradient, msi_ew_args)
 
-/* Every kernel: name, argument struct. A device's table has it in the dtypes that are defined. */
+/* Every kernel: name, argument struct. A table has it for the dtypes it defines. */
 #define MSI_KERNELS(X)                                                                             \
     X(copy, msi_ew_args)    /* out = in[0], casting from in_dtype */                               \
     X(fill, msi_ew_args)    /* out = scalar[0] */                                                  \
     X(add, msi_ew_args)     /* in[0] + in[1] */                                                    \
     X(sub, msi_ew_args)     /* in[0] - in[1] */                                                    \
     X(mul, msi_ew_args)     /* in[0] * in[1] */                                                    \
-    X(maximum, msi_ew_args) /* the larger of in[0] and in[1]; NaN where one is */                  \
+    X(maximum, msi_ew_args) /* the larger of in[0] and in[1]; NaN if either is */                  \
     X(minimum, msi_ew_args)                                                                        \
     X(clamp, msi_ew_args)      /* in[0], at least scalar[0], then at most scalar[1] */             \
     X(div, msi_ew_args)        /* in[0] / in[1] */                                                 \
@@ -48,7 +48,7 @@
     X(mse, msi_ew_args)            /* (in[0] - in[1])^2 */                                         \
     X(mse_grad, msi_ew_args)       /* scalar[0] in[2] (in[0] - in[1]), in[2] one number */         \
     X(pow_grad, msi_ew_args)       /* in[0] scalar[0] in[1]^(scalar[0] - 1), in[1] = x */          \
-    X(eq, msi_ew_args)             /* bool of in[0] == in[1], of in_dtype; likewise: */            \
+    X(eq, msi_ew_args)             /* bool of in[0] == in[1], of in_dtype; also: */                \
     X(ne, msi_ew_args)                                                                             \
     X(lt, msi_ew_args)                                                                             \
     X(le, msi_ew_args)                                                                             \
@@ -57,7 +57,7 @@
     X(close, msi_ew_args)     /* |in[0] - in[1]| <= scalar[1] + scalar[0] |in[1]|, or equal */     \
     X(where, msi_ew_args)     /* in[1] where in[0] (bool) is true, else in[2] */                   \
     X(sum, msi_sum_args)                                                                           \
-    X(cumsum, msi_sum_args) /* along reduced, whose stride[0] is of out; both of any strides */    \
+    X(cumsum, msi_sum_args) /* along reduced, whose stride[0] is of out; any strides */            \
     X(layer_norm, msi_layer_norm_args)                                                             \
     X(layer_norm_grad, msi_layer_norm_grad_args)                                                   \
     X(log_softmax, msi_softmax_args)                                                               \
@@ -77,7 +77,7 @@
     X(norm, msi_norm_args)                                                                         \
     X(norm_fold, msi_norm_fold_args)                                                               \
     X(tree, msi_tree_args)                                                                         \
-    X(gemm, msi_gemm_args) /* own, for f64, tiny shapes, and where no library is there */
+    X(gemm, msi_gemm_args) /* own: for f64, tiny shapes, or without a library */
 
 enum {
 #define MSI_KERNEL_ENUM(name, args) MSI_K_##name,
@@ -99,51 +99,48 @@ typedef struct msi_kernel_table {
 const char *msi_kernel_name(int32_t kernel);
 /** This machine's best table, or that of MS_CPU_ISA (v2, v3, v4). Never NULL. */
 const msi_kernel_table *msi_kernels(void);
-/** The table of one build, NULL when this machine cannot run it. @param isa  2, 3 or 4 */
+/** The table of one build, NULL if this machine cannot run it. @param isa  2, 3 or 4 */
 const msi_kernel_table *msi_kernels_of(int32_t isa);
-/** Is there such a kernel? The error msi_dispatch() has where there is none. */
+/** msi_dispatch()'s error if the kernel is missing. */
 ms_status msi_check_kernel(const char *op, int32_t kernel, int32_t dtype);
-/** The error itself. */
+/** That error. */
 ms_status msi_kernel_missing(const char *op, int32_t dtype, const char *device);
-/** Bytes of a copy of a kernel's arguments with the list that they point to (a tree's sources), for
- * a device that runs it later; and that copy, to where any type may lie. */
+/** Size of a copy of a kernel's arguments with the lists they point to (a tree's sources), and that
+ * copy, for devices that run it later. `to` is aligned for any type. */
 int64_t msi_args_bytes(int32_t kernel, const void *args);
 void msi_args_copy(int32_t kernel, void *to, const void *args);
-/** Run a kernel; `args` and their list are the caller's again on return. `op` names the caller in
- * the error about a missing one. */
+/** Run a kernel; the caller may reuse `args` and its list on return. `op` is the caller, for
+ * errors. */
 ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args);
-/** Run the CPU's on memory of the host, whatever the context's device: it has run on return. */
+/** Run the CPU's kernel on host memory, on any device; finished on return. */
 ms_status msi_dispatch_host(const char *op, int32_t kernel, int32_t dtype, const void *args);
 
 /**
- * Matrix multiplication by the best means for the shape: own kernel for f64 and tiny shapes
- * (m n k <= 4,096), else the library plug-in (oneDNN), else the own kernel. The choice depends on
- * shape and dtype alone. One thread. A narrow dtype without hardware support
- * is computed in f32.
+ * Matrix multiplication, on one thread: own kernel for f64 and tiny shapes (m n k <= 4,096), else
+ * the library plug-in (oneDNN), else the own kernel. The choice depends on shape and dtype only. A
+ * narrow dtype without hardware support is computed in f32.
  */
 ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *args);
-/** Name of what msi_gemm() uses for a large product of this dtype, e.g. "brg:avx512_core_bf16". */
+/** Implementation of large products of this dtype, e.g. "brg:avx512_core_bf16". */
 const char *msi_gemm_name(ms_context *ctx, int32_t dtype);
-/** The dtype in which operands of a large product of this dtype are multiplied: f32 for a narrow
- * one where the library has no products of it (operands are then better widened once than by every
- * product).
- */
+/** Operand dtype of large products of this dtype: f32 for a narrow one without products in the
+ * library (then widen operands once, not in every product). */
 ms_status msi_gemm_operands(ms_context *ctx, int32_t dtype, int32_t *operands);
-/** Bytes of work space that a large product of this dtype takes at most. */
+/** Maximum work space of a large product of this dtype, in bytes. */
 int64_t msi_gemm_scratch(ms_context *ctx, int32_t dtype, int64_t m, int64_t n, int64_t k);
-/** Let go of work space kept for the next product. */
+/** Free work space kept for the next product. */
 void msi_gemm_trim(ms_context *ctx);
-/** The matrix library behind it, e.g. "oneDNN 2.6.3", or "none". */
+/** The matrix library, e.g. "oneDNN 2.6.3", or "none". */
 const char *msi_gemm_library(ms_context *ctx);
-/** Matrix primitives created so far in this context (none is created after the second step). */
+/** Matrix primitives created in this context; constant after the second step. */
 int64_t msi_gemm_created(ms_context *ctx);
-/** Those that are kept: the least recently used is given up for a new one past 256. */
+/** Cached ones, at most 256, evicted least recently used first. */
 int64_t msi_gemm_kept(ms_context *ctx);
 
-/** Scratch bytes the attention kernels need for these arguments. */
+/** Scratch bytes of the attention kernels for these arguments. */
 int64_t msi_attention_work_bytes(const msi_attention_args *args, int32_t dtype, bool gradient);
 
-/* -- what is done in the order of the context's stream of computing ---------------------------- */
+/* -- in order of stream COMPUTE ---------------------------------------------------------------- */
 
 ms_status msi_device_wait(struct msi_device *d);
 bool msi_device_drain(struct msi_device *d);
@@ -151,16 +148,15 @@ ms_status msi_device_settle(struct msi_device *d);
 ms_status msi_mem_copy_on(struct msi_device *d, void *to, const void *from, int64_t nbytes);
 ms_status msi_mem_set_on(struct msi_device *d, void *to, int32_t byte, int64_t nbytes);
 
-/** Wait until all that was enqueued has run: who reads or writes pinned memory that it uses calls
- * it first. (Who reads or writes a tensor asks for a host view, tensor.h.) What failed meanwhile is
- * its error. */
+/** Wait for all enqueued work. Call it before host access to pinned memory which that work uses.
+ * (For tensors use a host view, tensor.h.) Returns the error of that work. */
 static inline ms_status msi_settle(const ms_context *ctx)
 {
     return MSI_LIKELY(ctx->device == NULL) ? MS_OK : msi_device_settle(ctx->device);
 }
 
-/** The same where no error can be told, and the message of another may be set, which stays: the
- * next msi_settle() tells it. */
+/** The same without a result; keeps the current error message. The next msi_settle() returns the
+ * error. */
 static inline void msi_drain(const ms_context *ctx)
 {
     if (MSI_UNLIKELY(ctx->device != NULL)) {
@@ -168,17 +164,17 @@ static inline void msi_drain(const ms_context *ctx)
     }
 }
 
-/** Where a kernel that runs later keeps what its products came to, of which msi_settle() tells. On
- * the CPU `now`. */
+/** Where a kernel that runs later stores the status of its products, for msi_settle(). On the CPU
+ * `now`. */
 ms_status *msi_device_status(const ms_context *ctx, ms_status *now);
 
-/** Where kernels say what they find wrong with data: msi_settle() tells. On the CPU `now`, which
- * msi_fault_report() then tells of. */
+/** Where kernels record invalid data, for msi_settle(). On the CPU `now`, for msi_fault_report().
+ */
 msi_fault *msi_device_fault(const ms_context *ctx, msi_fault *now);
-/** The error of what was found, if anything was; once. */
+/** The recorded error, once. */
 ms_status msi_fault_report(msi_fault *fault);
 
-/** In stream order, as kernels are; host memory stays as it is until it has run. */
+/** In stream order, like kernels; host memory must not change before it has run. */
 static inline ms_status msi_mem_copy(const ms_context *ctx, void *to, const void *from,
                                      int64_t nbytes)
 {
@@ -200,61 +196,59 @@ static inline ms_status msi_mem_set(const ms_context *ctx, void *to, int32_t byt
 
 /* -- memory ------------------------------------------------------------------------------------ */
 
-/** `bytes` for the runtime's own records, 64-byte aligned, whose pages are there: one call of the
- * system in place of a fault for each. To be freed with free(). NULL when memory is out. */
+/** `bytes` for the runtime's records, 64-byte aligned, with pages populated by one system call.
+ * Free with free(). NULL if memory is out. */
 void *msi_take_touched(int64_t bytes);
 
-/** `bytes` for the caching heap, a multiple of 64, 64-byte aligned; NULL when memory is out.
- */
+/** `bytes` for the caching heap, a multiple of 64, 64-byte aligned; NULL if memory is out. */
 void *msi_system_take(int64_t bytes);
-/** Give back what msi_system_take() gave for as many bytes. */
+/** Free memory of msi_system_take(), with its size. */
 void msi_system_give(void *p, int64_t bytes);
-/** May this process take so many bytes of address space? */
+/** True if the process can map so many more bytes. */
 bool msi_system_has(int64_t bytes);
 
-/** A piece of memory of the context's caching heap, known by this record, which lies beside it. */
+/** A block of the context's heap. The record is separate from the memory. */
 typedef struct msi_mem_block {
     void *data;     /**< 64-byte aligned */
-    int64_t nbytes; /**< asked for */
-    /* What follows is the heap's (heap.h). */
+    int64_t nbytes; /**< requested */
+    /* Private to the heap (heap.h). */
     struct msi_heap *heap;
     struct msi_class *list;      /* of its size */
-    struct msi_mem_block *next;  /* free or waiting ones */
-    struct msi_mem_block *first; /* of the piece it was cut from: itself where it came alone */
+    struct msi_mem_block *next;  /* free or waiting list */
+    struct msi_mem_block *first; /* of its piece: itself if alone */
     union {
-        int64_t released; /* stats.n_allocs at that time */
+        int64_t released; /* stats.n_allocs when released */
         uint64_t ticket;  /* while it waits: of the mark */
     };
     int16_t kind;
     int16_t n_blocks; /* the first's: of the piece */
-    int16_t n_free;   /* the first's: while a list is searched, and once the heap is closed */
+    int16_t n_free;   /* in the first: temporary, or once the heap is closed */
 } msi_mem_block;
 
-/** Take no memory, but make what the first of it makes: the heap, and the device is opened. */
+/** Make the heap and open the device, without allocating. */
 ms_status msi_memory_open(ms_context *ctx);
-/** A block to be released, for use in the order of the stream of computing. `kind` is MS_MEM_*.
- * nbytes 0 gives one with a valid unique pointer. MS_OUT_OF_MEMORY names bytes, kind and what is
- * live. */
+/** New block, used in order of stream COMPUTE; the caller releases it. `kind` is MS_MEM_*. nbytes 0
+ * gives a unique valid pointer. MS_OUT_OF_MEMORY with bytes, kind and live bytes. */
 ms_status msi_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_block **out);
-/** The same, of memory that the host reads and writes as it goes, whatever the device: for the
- * runtime's own records, and what goes to a device or comes from it. */
+/** The same in memory that the host can access on any device, for the runtime's records and for
+ * transfers. */
 ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_block **out);
-/** Give a block back, also after its context was closed; NULL is allowed. What was enqueued for it
- * on its stream still has it; of the host's, nobody. For others: msi_release_after(). */
+/** Release a block, even after its context closed; NULL is allowed. Work enqueued on COMPUTE may
+ * still use it; for host memory nothing may. Other streams: msi_release_after(). */
 void msi_release(msi_mem_block *block);
-/** What lies free goes back to the system. */
+/** Return free memory to the system. */
 void msi_alloc_trim(ms_context *ctx);
 /**
- * Is there address space for `nbytes` more? Asked before calls of a library that does not look
- * whether it got the memory it asked for. Takes nothing.
- * @param what  what the library is about to make, for the message of MS_OUT_OF_MEMORY
+ * Check for `nbytes` more address space, before library calls that do not check their allocations.
+ * Allocates nothing.
+ * @param what  what the library will make, for MS_OUT_OF_MEMORY
  */
 ms_status msi_alloc_probe(ms_context *ctx, int64_t nbytes, const char *what);
 /** Count a live block's bytes as another kind. */
 void msi_mem_set_kind(msi_mem_block *block, int32_t kind);
-/** Count bytes that live elsewhere (the arena). May be negative. */
+/** Count bytes allocated elsewhere (the arena). May be negative. */
 void msi_count_external(ms_context *ctx, int64_t nbytes, int32_t kind);
-/** Test hook: the k-th allocation from now fails (0: the next), of the host's memory too, -1: none.
+/** Test hook: the k-th allocation from now fails (0: the next), also of host memory; -1: none.
  * MS_FAIL_ALLOC sets it. */
 void msi_alloc_fail_at(ms_context *ctx, int64_t k);
 void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats);

@@ -13,8 +13,7 @@ static msi_kernel_fn cpu_kernel(int32_t kernel, int32_t dtype)
     return msi_kernels()->fn[kernel][dtype];
 }
 
-/* The kind that is asked for. Another than there is would compute on the CPU what was meant for a
- * device: no warning, but an error. */
+/* The requested kind. An unknown one is an error, not a warning: it would compute on the CPU. */
 static ms_status choose_kind(const char **out)
 {
     static const char *const kinds[] = {"cpu", "fake"};
@@ -33,7 +32,7 @@ static ms_status choose_kind(const char **out)
                    value);
 }
 
-/* The functions of a device of that kind. */
+/* The function table of a device kind. */
 static ms_status load(ms_context *ctx, const char *kind, const msi_device_ops **ops)
 {
     const msi_device_ops *(*plugin)(void);
@@ -61,15 +60,15 @@ static void close_room(void *device)
 {
     msi_device *d = device;
 
-    d->ops->abandon(d); /* no room is left that waits for peers */
+    d->ops->abandon(d); /* no layer that waits for peers is left */
     (void)msi_device_wait(d);
     d->ops->give(d, d->fault, sizeof(*d->fault), MSI_PLACE_PINNED);
     d->ops->close(d);
     atomic_fetch_sub(&msi_n_devices, 1);
 }
 
-/* The functions' part is done: the rest of what all devices have. */
-static int32_t furnish(msi_device *d)
+/* After the table's open(): set the fields common to all devices. */
+static int32_t init_common(msi_device *d)
 {
     void *fault;
     const int32_t outcome = d->ops->take(d, sizeof(*d->fault), MSI_PLACE_PINNED, &fault);
@@ -103,7 +102,7 @@ ms_status msi_device_open(ms_context *ctx, int32_t index)
     MS_TRY(load(ctx, kind, &ops));
     int32_t outcome = ops->open(&d, &host, index, error);
 
-    switch (outcome == MSI_DEV_OK ? furnish(d) : outcome) {
+    switch (outcome == MSI_DEV_OK ? init_common(d) : outcome) {
     case MSI_DEV_OK:
         ctx->device = d;
         d->ctx = ctx;
@@ -119,7 +118,7 @@ ms_status msi_device_open(ms_context *ctx, int32_t index)
     }
 }
 
-/* What a function of the table came to that enqueues `what`, as an error. */
+/* Convert the result of enqueueing `what` to an error. */
 static ms_status device_outcome(const msi_device *d, const char *what, int32_t outcome)
 {
     if (MSI_UNLIKELY(outcome != MSI_DEV_OK && d->lost != MS_OK)) {
@@ -137,8 +136,8 @@ static ms_status device_outcome(const msi_device *d, const char *what, int32_t o
     }
 }
 
-/* Was there no memory to enqueue it, of which there may be more now that the stream has run what it
- * had? Then it is tried once more: a call is not left half done for a moment's want. */
+/* True if memory was out and the stream has now drained, which may free some: the call is then
+ * repeated once. */
 static bool is_worth_another(msi_device *d, int32_t stream, int32_t outcome)
 {
     return MSI_UNLIKELY(outcome == MSI_DEV_NO_MEMORY) &&
@@ -222,7 +221,7 @@ ms_status *msi_device_status(const ms_context *ctx, ms_status *now)
     return ctx->device != NULL ? &ctx->device->failed : now;
 }
 
-/* -- what the rooms above use ------------------------------------------------------------------ */
+/* -- for higher layers ------------------------------------------------------------------------- */
 
 ms_status msi_mem_copy_on(msi_device *d, void *to, const void *from, int64_t nbytes)
 {

@@ -63,7 +63,7 @@ static int32_t cpu_attach(msi_device *d, int32_t fd, int64_t nbytes, bool readon
     return *out != MAP_FAILED ? MSI_DEV_OK : MSI_DEV_NO_MEMORY;
 }
 
-/* What the host does not have is not asked for: that would wake the OOM killer. */
+/* Fails if the host is short of memory, which would wake the OOM killer. */
 static int32_t cpu_share(msi_device *d, int64_t nbytes, void **out, int32_t *fd)
 {
     if (nbytes > msi_memory_left("").left) {

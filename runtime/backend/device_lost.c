@@ -1,7 +1,6 @@
-/* What a device is once nothing may run on it any more: nothing runs, and nothing waits. Who
- * enqueues or reads is told so (`lost`). Its streams are a copy in a process that was forked from
- * the one which opened it, and what they were to store others would find twice; and where a process
- * ends, what runs late would find libraries that are torn down. */
+/* A device on which nothing may run any more: nothing runs or waits, and every use is an error
+ * (`lost`). For a forked process, whose streams are copies that would store words twice; and at the
+ * end of a process, when late work would find libraries torn down. */
 #include "device.h"
 
 #include <pthread.h>
@@ -41,7 +40,7 @@ static int32_t post(msi_device *d, int32_t stream, _Atomic uint64_t *word, uint6
     return run(d, stream, 0, 0, NULL);
 }
 
-/* Memory may be the device's: it goes with the process. So does the device. */
+/* Device memory and the device end with the process. */
 static void give(msi_device *d, void *p, int64_t nbytes, int32_t place)
 {
     (void)d;
@@ -60,8 +59,8 @@ static void close_nothing(msi_device *d)
     (void)d;
 }
 
-/* As a device whose streams are empty, but for these. */
-static _Thread_local msi_device_ops gone_ops; /* a rank has one device */
+/* The CPU's table, except for these functions. */
+static _Thread_local msi_device_ops gone_ops; /* one device per rank */
 
 static void take_away(msi_device *d)
 {
@@ -92,7 +91,7 @@ void msi_device_quit(msi_device *d)
     }
 }
 
-/* In the new process, on the thread that forked it: there is no other. */
+/* In the forked process, on its only thread. */
 static void forked(void)
 {
     const ms_context *ctx = msi_context_peek();

@@ -1,4 +1,4 @@
-/* Waiting for a device, which may wait for those of other ranks. */
+/* Waiting for a device, which may wait for other ranks' devices. */
 #include "device.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@ typedef struct patience {
     ms_status status;
 } patience;
 
-/* What is computed from here on is of no use, whoever asks. */
+/* All later results are invalid. */
 static void lose(msi_device *d, ms_status status)
 {
     d->ops->abandon(d);
@@ -19,8 +19,8 @@ static void lose(msi_device *d, ms_status status)
     }
 }
 
-/* Nothing runs: if it waits for peers that are gone, or for too long, the wait ends, and with the
- * error that says so. */
+/* Called while nothing runs: ends the wait, with an error, if it depends on peers that left or
+ * lasts too long. */
 static bool check_peers(void *user, bool run)
 {
     patience *p = user;
@@ -76,7 +76,7 @@ ms_status msi_device_wait(msi_device *d)
         if (status == MS_OK) {
             status = msi_device_wait_for(d, d->ops->mark(d, i));
         } else {
-            (void)msi_device_drain_to(d, d->ops->mark(d, i)); /* the first error is the one told */
+            (void)msi_device_drain_to(d, d->ops->mark(d, i)); /* keeps the first error */
         }
     }
     return status;

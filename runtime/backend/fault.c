@@ -1,4 +1,4 @@
-/* Wrong data that kernels find, and products that fail on a device. */
+/* Invalid data found by kernels, and failed products on a device. */
 #include "device.h"
 
 #include "moonshard/tensor.h"
@@ -25,7 +25,7 @@ ms_status msi_fault_report(msi_fault *fault)
                    (long long)f.end);
 }
 
-/* What a reader of the device gets: kernels that were enqueued later have run on wrong values. */
+/* The error of the next wait: later kernels have used invalid values. */
 static ms_status report(ms_status status)
 {
     char text[512];
@@ -34,7 +34,7 @@ static ms_status report(ms_status status)
     return MS_FAIL(status, "%s; the device went on with wrong values: load a checkpoint", text);
 }
 
-/* NaN, for what nobody has computed to be seen wherever it goes. */
+/* Fill with NaN, so that the missing result is visible. */
 static void spoil(const msi_gemm_args *g)
 {
     const int64_t size = ms_dtype_size(g->c_dtype);
@@ -47,7 +47,7 @@ static void spoil(const msi_gemm_args *g)
     }
 }
 
-/* The last error is that of a product; it is told by msi_device_fault_report(). */
+/* Record the last error as a product's, for msi_device_fault_report(). */
 static void product_failed(msi_device *d, const msi_gemm_args *g, ms_status status)
 {
     const char *op = g->op != NULL ? g->op : "gemm";
@@ -64,7 +64,7 @@ static void product_failed(msi_device *d, const msi_gemm_args *g, ms_status stat
 ms_status msi_device_gemm(void *user, const msi_gemm_args *g)
 {
     ms_context *ctx = user;
-    msi_error before; /* of what enqueues or waits */
+    msi_error before; /* of the enqueueing or waiting call */
 
     msi_error_keep(&before);
     const ms_status status = msi_gemm_now(ctx, g);

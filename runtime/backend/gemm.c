@@ -1,9 +1,9 @@
-/* Which means computes a matrix product: our own kernel for f64 and tiny shapes, the library's
- * plug-in for the rest, our own kernel again where there is no plug-in or it has nothing good.
+/* Choice of the implementation of a matrix product: own kernel for f64 and tiny shapes, else the
+ * library's plug-in, else (none, or unsuitable) the own kernel.
  *
- * The choice depends on shape, strides and dtype alone, never on values or history, so equal calls
- * give equal bits. Where the processor has no products of a narrow dtype (bf16, f16) the operands
- * are widened, multiplied in f32 and rounded once. */
+ * The choice depends on shape, strides and dtype only, not on values or history, so equal calls
+ * give equal bits. Without hardware products of a narrow dtype (bf16, f16) operands are widened,
+ * multiplied in f32 and rounded once. */
 #include "device.h"
 
 #include "plugin.h"
@@ -15,28 +15,27 @@
 #include <string.h>
 
 enum {
-    TINY = 4096, /* m n k up to which a call of the library costs more than it saves */
+    TINY = 4096, /* m n k up to which a library call costs more than it saves */
     ROOM_WINDOW = 4096
 };
 
-/* Work space that stays from product to product, for blocks for each of their sizes would be many
- * times as much: what the largest product needs, of those in this window and the one before. It is
- * the host's: of a device's blocks those are free that are released behind the product, too, when
- * it runs as an item. */
+/* Work space kept between products, since blocks of each size would need many times as much. Its
+ * size is the largest of this window and the one before. Host memory: device blocks could be reused
+ * while the product runs as an item. */
 typedef struct work_room {
     msi_mem_block *block;
     int64_t nbytes;
-    int64_t needed; /* most in this window */
-    int32_t n_used; /* times in this window */
+    int64_t needed; /* maximum in this window */
+    int32_t n_used; /* uses in this window */
 } work_room;
 
 typedef struct gemm_state {
     ms_context *ctx;
     const msi_plugin *plugin; /* NULL: none */
     void *state;              /* the plug-in's */
-    work_room widened;        /* operands in f32 */
-    work_room library;        /* what the plug-in asks for, while `widened` is in use */
-    /* of narrow dtypes: the library multiplies them; it does not, and that has been said */
+    work_room widened;        /* f32 operands */
+    work_room library;        /* for the plug-in, while `widened` is in use */
+    /* per narrow dtype: library has products; warned that not */
     bool multiplies[MS_DTYPE_COUNT], warned[MS_DTYPE_COUNT];
     char name[MS_DTYPE_COUNT][64];
 } gemm_state;
@@ -55,7 +54,7 @@ static ms_status resize_room(ms_context *ctx, work_room *room, int64_t nbytes)
     return MS_OK;
 }
 
-/* Room for one product; its contents last until the next. */
+/* Space for one product; valid until the next. */
 static ms_status use_room(ms_context *ctx, work_room *room, int64_t nbytes, void **out)
 {
     room->needed = nbytes > room->needed ? nbytes : room->needed;
@@ -100,17 +99,17 @@ static void close_state(void *state)
     free(s);
 }
 
-/* What a call of the plug-in came to. */
+/* Convert a plug-in's error. */
 static ms_status plugin_failed(int32_t outcome, const char *error)
 {
     if (outcome == MSI_PLUGIN_NO_MEMORY && error[0] == '\0') {
-        return MS_OUT_OF_MEMORY; /* the host's function said so */
+        return MS_OUT_OF_MEMORY; /* set by the host's function */
     }
     return MS_FAIL(outcome == MSI_PLUGIN_NO_MEMORY ? MS_OUT_OF_MEMORY : MS_DEVICE_ERROR, "%s",
                    error);
 }
 
-/* Open the plug-in, if there is one, and ask what it can. */
+/* Open the plug-in, if any, and query it. */
 static ms_status open_plugin(gemm_state *s)
 {
     char error[MSI_PLUGIN_ERROR] = "";
@@ -144,8 +143,8 @@ static ms_status open_plugin(gemm_state *s)
     return MS_OK;
 }
 
-/* The context's state, with the plug-in opened on first need: never earlier, as ranks fork first.
- * What fails is tried again next time. */
+/* The context's state. Opens the plug-in on demand, not earlier, since ranks fork first. A failure
+ * is retried at the next call. */
 static ms_status state_of(ms_context *ctx, gemm_state **out)
 {
     gemm_state *s = ctx->room[MSI_ROOM_ONEDNN];
@@ -196,13 +195,13 @@ static void cast_matrix(void *out, int32_t out_dtype, int64_t out_row, int64_t o
 
 static ms_status run(gemm_state *s, const msi_gemm_args *g);
 
-/* Both operands in f32, the result when it is narrow, and the bias. */
+/* f32 copies of both operands, a narrow result, and the bias. */
 static int64_t widening_bytes(int64_t m, int64_t n, int64_t k, bool direct)
 {
     return (m * k + k * n + (direct ? 0 : m * n) + n) * (int64_t)sizeof(float);
 }
 
-/* One matrix of a narrow product by way of f32. */
+/* One narrow product in f32. */
 static ms_status run_widened(gemm_state *s, const msi_gemm_args *g)
 {
     const int32_t wide = MS_DTYPE_F32, narrow = g->dtype;
@@ -241,7 +240,7 @@ static ms_status run_widened(gemm_state *s, const msi_gemm_args *g)
     return MS_OK;
 }
 
-/* Says once that a narrow dtype is computed in f32. */
+/* Warn once that a narrow dtype is computed in f32. */
 static void warn_widened(gemm_state *s, int32_t dtype)
 {
     const char *name = NULL;
@@ -312,7 +311,7 @@ ms_status msi_gemm_now(ms_context *ctx, const msi_gemm_args *g)
         return MS_OK;
     }
     if (g->dtype == MS_DTYPE_F64 || (double)g->m * (double)g->n * (double)g->k <= TINY) {
-        run_own(g); /* k = 0 too: zeros, bias or what was there */
+        run_own(g); /* k = 0 too: zeros, bias or old values */
         return MS_OK;
     }
     MS_TRY(state_of(ctx, &s));

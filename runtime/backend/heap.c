@@ -1,8 +1,7 @@
-/* Taking blocks and releasing them, with exact byte counts.
+/* Allocating and releasing blocks, with exact byte counts.
  *
- * A freed block serves the next request of about its size, of the same size class, so a steady
- * training step asks the system for nothing. Counts are of bytes asked for, never of what the class
- * rounds to. */
+ * A freed block serves the next request of its size class, so a steady training step asks the
+ * system for nothing. Counts are of requested bytes, not of class sizes. */
 #include "heap.h"
 #include "bounds.h"
 
@@ -14,7 +13,7 @@ enum { MOST_BYTES = 46 /* a power of two */ };
 static const char *const kind_names[MS_MEM_KINDS] = {"parameter",  "gradient", "optimizer",
                                                      "activation", "arena",    "scratch"};
 
-/* The last block that outlives the context frees the heap. */
+/* After the context closed, the last block frees the heap. */
 static void close_heap(msi_heap *h)
 {
     msi_wait_forget(h);
@@ -51,7 +50,7 @@ enum { SPOIL_ALWAYS = true };
 enum { SPOIL_ALWAYS = false };
 #endif
 
-/* The heap's memory is a device's; NULL: the system's. */
+/* Set the owner of the heap's memory; NULL: the system. */
 static void use_device(msi_heap *h, msi_device *d, int32_t place)
 {
     msi_device_info info = {0};
@@ -105,7 +104,7 @@ static ms_status out_of_memory(msi_heap *h, int64_t nbytes, int32_t kind)
                    msi_bound_text(msi_address_space_left(), bound, sizeof(bound)));
 }
 
-/* The context's first memory opens its device, which asks this heap whether there is room. */
+/* The first allocation opens the device, which checks this heap for space. */
 static ms_status room_new(ms_context *ctx, msi_heap **out)
 {
     msi_heap *h = heap_new(NULL, MSI_PLACE_DEVICE);
@@ -129,7 +128,7 @@ static ms_status room_new(ms_context *ctx, msi_heap **out)
     return MS_OK;
 }
 
-/* `ctx` NULL: memory was out when it was asked for, which is its error. */
+/* `ctx` NULL: out of memory, error set. */
 static ms_status heap_get(ms_context *ctx, msi_heap **h)
 {
     *h = ctx != NULL ? ctx->room[MSI_ROOM_BACKEND] : NULL;
@@ -153,7 +152,7 @@ ms_status msi_memory_open(ms_context *ctx)
     return heap_get(ctx, &h);
 }
 
-/* Is this the allocation that a test wants to fail? */
+/* True if a test wants this allocation to fail. */
 static bool fails_on_demand(msi_heap *h)
 {
     return h->fail_in >= 0 && h->fail_in-- == 0;
@@ -169,8 +168,7 @@ static msi_mem_block *take_free(msi_class *c)
     return b;
 }
 
-/* Wait for what is waited for, and give back what can be, so that there may be memory again. NULL:
- * there is none. */
+/* Wait for waiting blocks, return free memory, retry. NULL: out of memory. */
 static msi_mem_block *take_at_last(msi_heap *h, msi_class *c)
 {
     msi_wait_end(h);
@@ -183,7 +181,7 @@ static msi_mem_block *take_at_last(msi_heap *h, msi_class *c)
     return b;
 }
 
-/* Of a class that has none free: one that has waited long enough, or the system's. */
+/* For a class without free blocks: one whose wait is over, or a new one. */
 __attribute__((noinline)) static msi_mem_block *take_other(msi_heap *h, msi_class *c)
 {
     msi_wait_look(h);
@@ -249,7 +247,7 @@ ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_
     return h != NULL ? take(h, nbytes, kind, out) : out_of_memory(NULL, nbytes, kind);
 }
 
-/* The last that outlive the context. */
+/* Blocks that outlive the context. */
 __attribute__((noinline)) static void leave_closed(msi_heap *h, const msi_mem_block *b)
 {
     msi_piece_leave(b);

@@ -1,19 +1,19 @@
-/* A context's heap: caching memory in blocks, with exact byte counts. What its files share.
+/* A context's heap: cached blocks, with exact byte counts. Shared by its files:
  *
- *   heap.c       taking, releasing, counting, running out
- *   heap_wait.c  blocks that are not to be used again before a point in a stream
- *   heap_lists.c size classes: free blocks, and the pieces of the system they are cut from
- *   heap_idle.c  what lies idle goes back to the system
- *   heap_due.c   figures, and when the host's garbage collector is due
+ *   heap.c       allocating, releasing, counting, running out
+ *   heap_wait.c  blocks that must not be reused before a point in a stream
+ *   heap_lists.c size classes: free blocks, and the system's pieces they are cut from
+ *   heap_idle.c  returning idle memory to the system
+ *   heap_due.c   statistics, and when the host should collect garbage
  *
- * [Note: records] A block is known by its record, which lies beside its memory, not in front of it:
- * a device's memory is not the host's to write to. Records are made with the piece, a cache line
- * each. Who takes a block holds the record, so releasing it needs no search and no context.
+ * [Note: records] A block's record is separate from its memory, since the host cannot write device
+ * memory. Records are made with the piece, one cache line each. The block's owner has the record,
+ * so a release needs neither search nor context.
  *
- * [Note: streams] Blocks are used in the order of stream COMPUTE, so a released block serves the
- * next request at once. A block that another stream uses too waits until that is past its mark. A
- * device's memory and the host's memory that it can reach have a heap each. A device's piece goes
- * back after its streams have drained, so none goes while an item runs. */
+ * [Note: streams] Blocks are used in order of stream COMPUTE, so a released block is reused at
+ * once. A block also used by another stream waits until that has passed its mark. Device memory and
+ * host memory accessible to it have separate heaps. A device piece is returned after its streams
+ * have drained, so never while an item runs. */
 #ifndef MSI_HEAP_H
 #define MSI_HEAP_H
 
@@ -25,14 +25,14 @@ enum {
     MSI_CLASSES = 42 * MSI_CLASS_STEPS
 };
 
-/* Blocks of about one size. */
+/* Blocks of one size class. */
 typedef struct msi_class {
     msi_mem_block *free; /* last released first */
     int64_t capacity;
     int64_t n_held; /* blocks, free or not */
 } msi_class;
 
-/* Released, the oldest first. */
+/* Released blocks, oldest first. */
 typedef struct msi_waiting {
     msi_mem_block *first, *last;
 } msi_waiting;
@@ -40,26 +40,26 @@ typedef struct msi_waiting {
 typedef struct msi_heap {
     ms_memory_stats stats;
     int64_t step_end;      /* in stats.n_allocs */
-    int64_t collect_above; /* bytes; when more is live, the host's collector is due */
-    bool closed;           /* the context is gone; the last block frees the heap */
-    bool lost;             /* the memory went with the device, which is closed */
+    int64_t collect_above; /* bytes; if more are live, a collection is due */
+    bool closed;           /* context closed; the last block frees the heap */
+    bool lost;             /* memory gone with the closed device */
     int64_t fail_in;       /* test hook: allocations until one fails; -1: never */
     int64_t n_live;
-    msi_device *device;    /* that gives the memory; NULL: the system */
-    struct msi_heap *host; /* beside a device's: the host's, made when first asked for */
-    int32_t place;         /* MSI_PLACE_* of a device's */
-    bool spoils;           /* what is free holds NaN */
+    msi_device *device;    /* owner of the memory; NULL: the system */
+    struct msi_heap *host; /* device heap: the host heap, made on demand */
+    int32_t place;         /* MSI_PLACE_* of device memory */
+    bool spoils;           /* fill free blocks with NaN */
     int64_t n_waiting;
     msi_waiting waiting[MSI_STREAMS]; /* by the stream of their marks */
     msi_class classes[MSI_CLASSES];
 } msi_heap;
 
-/* The class of blocks of so many bytes, all multiples of 64. */
+/* Size class of a block; capacities are multiples of 64. */
 static inline int32_t msi_class_of(int64_t nbytes, int64_t *capacity)
 {
     int64_t n = nbytes < 64 ? 64 : nbytes;
     int32_t shift = 63 - __builtin_clzll((uint64_t)n);
-    int32_t step_shift = shift > 9 ? shift - 3 : 6; /* each block of a piece is aligned */
+    int32_t step_shift = shift > 9 ? shift - 3 : 6; /* aligns each block of a piece */
     int64_t base = (int64_t)1 << shift;
     int64_t k = (n - base + ((int64_t)1 << step_shift) - 1) >> step_shift;
 
@@ -73,21 +73,21 @@ static inline int32_t msi_class_of(int64_t nbytes, int64_t *capacity)
 
 /* -- lists ------------------------------------------------------------------------------------- */
 
-/* A block of the class to use, from the system; those cut from the same piece are free. NULL when
- * memory is out. */
+/* A new block of the class, from the system; others cut from its piece are free. NULL if memory is
+ * out. */
 msi_mem_block *msi_class_grow(msi_heap *h, msi_class *c);
-/* May pieces of free blocks go back, once what still uses them has run? Not where an item asks:
- * what is behind it was given them. (The host's blocks that are free nobody uses.) */
+/* True if pieces of free blocks may be returned, after their users have run. Not inside a running
+ * item, whose later work may use them. (Free host blocks have no users.) */
 bool msi_pieces_may_go(const msi_heap *h);
-/* Give the piece that `first` begins back, which may go, and the records of its blocks. */
+/* Return the piece that starts with `first`, and its records. */
 void msi_piece_give(msi_mem_block *first);
-/* A free block of a closed heap, in no list: its piece goes back with the last of its blocks. */
+/* Free a block of a closed heap; the last one returns the piece. */
 void msi_piece_leave(const msi_mem_block *b);
 
-/* Fill a block with NaN: in the order of stream COMPUTE, or now where it is the host's. */
+/* Fill a block with NaN: in order of COMPUTE, or now for host memory. */
 void msi_block_spoil(const msi_mem_block *b);
 
-/* A block was released, and no stream but COMPUTE has it enqueued. */
+/* Free a block that only COMPUTE may still use. */
 static inline void msi_block_free(msi_mem_block *b)
 {
     msi_heap *h = b->heap;
@@ -103,29 +103,29 @@ static inline void msi_block_free(msi_mem_block *b)
 
 /* -- waiting ----------------------------------------------------------------------------------- */
 
-/* A released block is free once `mark` is done. */
+/* Free the released block when `mark` is done. */
 void msi_wait_for(msi_mem_block *b, msi_mark mark);
-/* Free those whose marks are done. */
+/* Free blocks whose marks are done. */
 void msi_wait_look(msi_heap *h);
-/* Wait for all marks: all are free. */
+/* Wait for all marks; frees all. */
 void msi_wait_end(msi_heap *h);
-/* The device is about to be closed, and runs what it has first: all are free. */
+/* The device closes after running all work: free all. */
 void msi_wait_forget(msi_heap *h);
 
-/* -- what goes back ---------------------------------------------------------------------------- */
+/* -- returning memory -------------------------------------------------------------------------- */
 
-/* Give back all that can be. */
+/* Return all free memory. */
 void msi_heap_trim(msi_heap *h);
-/* stats.n_allocs has come to step_end. */
+/* stats.n_allocs has reached step_end. */
 void msi_heap_end_step(msi_heap *h);
-/* The host's collector has run: all that is held now is needed. */
+/* The host's collector has run: current live bytes are the baseline. */
 void msi_heap_collected(msi_heap *h);
 /* Bytes in free blocks. */
 int64_t msi_heap_cached(const msi_heap *h);
 
 /* -- a context's ------------------------------------------------------------------------------- */
 
-/* Made when first asked for; NULL: memory is out. */
+/* Made on demand; NULL if memory is out. */
 msi_heap *msi_heap_of(ms_context *ctx);
 
 #endif

@@ -1,19 +1,19 @@
-/* Figures of a context's memory, and when the host's garbage collector is due.
+/* Memory statistics, and when the host should collect garbage.
  *
- * Lua's collector sees a ref of a few bytes, not the tensor or the graph behind it. So it is run
- * when 1.5 times as much is live as was after its last run, and 64 MiB more at least. */
+ * Lua's collector sees small refs, not the tensors and graphs they retain. It is due when live
+ * bytes exceed those after its last run by half, and by 64 MiB. */
 #include "heap.h"
 
 #include <string.h>
 
 enum {
-    BESIDE = 1 << 10, /* about what a block of a graph costs beside its bytes: records */
+    BESIDE = 1 << 10, /* records per block of a graph, roughly */
     LEAST = 64 << 20
 };
 
 void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
 {
-    const msi_heap *h = ctx->room[MSI_ROOM_BACKEND]; /* asking makes none and opens no device */
+    const msi_heap *h = ctx->room[MSI_ROOM_BACKEND]; /* makes no heap, opens no device */
 
     if (h != NULL) {
         *stats = h->stats;

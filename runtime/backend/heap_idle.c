@@ -1,10 +1,10 @@
-/* What lies idle goes back to the system: a piece goes once all its blocks have lain free for two
- * steps. A step is STEP allocations here, so that every run does the same whatever its speed. */
+/* Returning idle memory: a piece is returned once all its blocks were free for two steps. A step is
+ * STEP allocations, so that it does not depend on speed. */
 #include "heap.h"
 
 enum { STEP = 1 << 15 };
 
-/* Give back the pieces of a class whose blocks were all released by allocation `n`. */
+/* Return a class's pieces whose blocks were all released before allocation `n`. */
 static void trim_class(msi_class *c, int64_t n)
 {
     msi_mem_block **end = &c->free, *gone = NULL;
@@ -19,7 +19,7 @@ static void trim_class(msi_class *c, int64_t n)
         msi_mem_block *b = *end;
 
         if (b->first->n_free < b->first->n_blocks) {
-            b->first->n_free = 0; /* and so for the piece's other blocks */
+            b->first->n_free = 0; /* likewise for its other blocks */
             end = &b->next;
             continue;
         }
@@ -37,7 +37,7 @@ static void trim_class(msi_class *c, int64_t n)
     }
 }
 
-/* Bytes of free blocks that were released by allocation `n`. */
+/* Bytes of free blocks released before allocation `n`. */
 static int64_t bytes_idle_since(const msi_heap *h, int64_t n)
 {
     int64_t bytes = 0;

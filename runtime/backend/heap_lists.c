@@ -1,9 +1,8 @@
-/* Pieces of the system's memory, and the blocks they are cut into.
+/* Pieces of system memory, and the blocks cut from them.
  *
- * [Note: batches] A class of small blocks that keeps growing, as where results wait for a
- * collector, takes several at once: up to a quarter of what it has, in one piece whose pages come
- * with one call in place of a fault each. A piece goes back to the system whole, once all its
- * blocks are free. */
+ * [Note: batches] A growing class of small blocks (results waiting for a garbage collector) takes
+ * several at once: up to a quarter of its count, in one piece whose pages are populated by one
+ * call. A piece is returned as a whole, when all its blocks are free. */
 #include "heap.h"
 
 #include <stdlib.h>
@@ -11,15 +10,15 @@
 
 enum {
 #ifdef __SANITIZE_ADDRESS__
-    BATCH_BYTES = 0 /* it watches what lies between pieces */
+    BATCH_BYTES = 0 /* it checks memory between pieces */
 #else
-    BATCH_BYTES = 64 << 10 /* of a piece that is cut into blocks, and their records; at most */
+    BATCH_BYTES = 64 << 10 /* maximum size of a divided piece with records */
 #endif
 };
 
 _Static_assert(sizeof(msi_mem_block) == 64, "a record is a cache line");
 
-/* How many blocks to take at once: see [Note: batches]. */
+/* Number of blocks to allocate: [Note: batches]. */
 static int64_t batch_of(const msi_class *c)
 {
     const int64_t most = BATCH_BYTES / (c->capacity + (int64_t)sizeof(msi_mem_block));
@@ -47,7 +46,7 @@ static void give_bytes(const msi_heap *h, void *p, int64_t bytes)
     }
 }
 
-/* A piece of `n` blocks, with their records. All but the first, which is returned, are free. */
+/* Allocate a piece of `n` blocks, with records. Returns the first; the others are free. */
 static msi_mem_block *take_blocks(msi_heap *h, msi_class *c, int64_t n)
 {
     msi_mem_block *first = msi_take_touched(n * (int64_t)sizeof(*first));

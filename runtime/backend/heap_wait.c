@@ -1,4 +1,4 @@
-/* Blocks that are not to be used again before a point in a stream. */
+/* Blocks that must not be reused before a point in a stream. */
 #include "heap.h"
 
 void msi_wait_for(msi_mem_block *b, msi_mark mark)
@@ -12,7 +12,7 @@ void msi_wait_for(msi_mem_block *b, msi_mark mark)
     b->heap->n_waiting++;
 }
 
-/* Of one stream, up to the first for whom `is_over` says no. */
+/* Free one stream's blocks up to the first one not over. */
 static void free_until(msi_heap *h, int32_t stream, bool (*is_over)(msi_device *d, msi_mark mark))
 {
     msi_waiting *w = &h->waiting[stream];
@@ -33,7 +33,7 @@ static void free_all_until(msi_heap *h, bool (*is_over)(msi_device *d, msi_mark 
     }
 }
 
-/* Also where the device has failed, as nothing will use it then. */
+/* Also true if the device failed, as nothing will use it. */
 static bool is_done(msi_device *d, msi_mark mark)
 {
     return d->ops->done(d, mark) != MSI_DEV_NOT_YET;

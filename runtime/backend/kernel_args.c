@@ -1,9 +1,9 @@
-/* Copies of kernels' arguments, for devices that run them later. */
+/* Copies of kernel arguments, for devices that run later. */
 #include "backend.h"
 
 #include <string.h>
 
-/* Without what they list. */
+/* Without the lists. */
 static int64_t struct_bytes(int32_t kernel)
 {
     static const int64_t bytes[] = {

@@ -1,15 +1,15 @@
-/* What kernels are given: raw pointers, sizes, strides in elements. No device headers, so that
- * kernels of every device and the matrix library's plug-in read this file.
+/* Arguments of kernels: raw pointers, sizes, strides in elements. No device headers: kernels of
+ * every device and the matrix plug-in include this file.
  *
- * A kernel never checks shapes or knows a tensor, a rank or a shard. None allocates or fails but
- * attention, whose tiles go through msi_gemm(): it is given the context and a place for a status.
- * Sizes may be 0. `accumulate` adds to the destination instead of storing. Results depend on
- * nothing but the arguments' values and sizes: not on alignment, and those of own loops not on the
- * instruction set (16 fixed lanes; -ffp-contract=off); products by the library do depend on it.
- * bf16 and f16, the narrow dtypes, compute in f32 and round to nearest even once.
+ * A kernel never checks shapes or knows tensors, ranks or shards. None allocates or fails except
+ * attention, whose tiles use msi_gemm(): it gets the context and a status pointer. Sizes may be 0.
+ * `accumulate` adds to the destination instead of storing. Results depend only on the arguments'
+ * values and sizes, not on alignment, and for own loops not on the instruction set (16 fixed lanes;
+ * -ffp-contract=off); library products do depend on it. Narrow dtypes (bf16, f16) compute in f32
+ * and round to nearest even once.
  *
- * "dtype" fields are MS_DTYPE_*. A kernel is looked up by (name, dtype); which dtype that is
- * stands beside each struct. */
+ * "dtype" fields are MS_DTYPE_*. Kernels are looked up by (name, dtype); each struct states which
+ * dtype that is. */
 #ifndef MSI_KERNEL_ARGS_H
 #define MSI_KERNEL_ARGS_H
 
@@ -17,13 +17,12 @@
 
 enum { MSI_LOOP_DIMS = 8 };
 
-/** What a kernel finds wrong with its data, an index outside [0, end), or a product that failed on
- * a device. The first stays until the host reports it, which it may do once the kernels have run.
- */
+/** Invalid data found by a kernel: an index outside [0, end), or a failed product on a device. The
+ * first one is kept until the host reports it after the kernels have run. */
 typedef struct msi_fault {
     int64_t found;                   /**< 0: nothing */
-    int64_t kernel;                  /**< MSI_K_* that found it; MSI_K_gemm: a product failed, */
-    int64_t status;                  /**< with this */
+    int64_t kernel;                  /**< MSI_K_* that found it; MSI_K_gemm: product failed */
+    int64_t status;                  /**< its error */
     int64_t index, position, n, end; /**< indices[position] of n */
 } msi_fault;
 
@@ -34,12 +33,15 @@ typedef struct msi_loop {
     int64_t stride[4][MSI_LOOP_DIMS]; /**< [0] destination, [1..] sources; 0 broadcasts */
 } msi_loop;
 
-/** Elementwise kernels: out = f(in[0], in[1], in[2]; scalar). Looked up by the dtype of `out`;
- * inputs have it too, except for `copy` and the comparisons, whose source dtype is `in_dtype`, for
- * in[0] of `where`, which is bool, in[2] of `mse_grad`, which is f32 (f64 for f64), and in[1] of
- * `scale`, which is f64.
- * Collapsed loops: neighbouring dimensions that can be merged are merged, so contiguous operands
- * give ndim <= 1. */
+/** Elementwise kernels: out = f(in[0], in[1], in[2]; scalar). Looked up by the dtype of `out`,
+ * which inputs share. Exceptions:
+ *
+ * | copy, comparisons  | in_dtype                      |
+ * | in[0] of where     | bool                          |
+ * | in[2] of mse_grad  | f32 (f64 for f64)             |
+ * | in[1] of scale     | f64                           |
+ *
+ * Neighbouring dimensions are merged where possible, so contiguous operands have ndim <= 1. */
 typedef struct msi_ew_args {
     msi_loop loop;
     void *out;
@@ -56,8 +58,7 @@ typedef struct msi_sum_args {
     msi_loop reduced; /**< stride[1] of in */
     const void *in;
     void *out;
-    int32_t out_dtype; /**< dtype of `in`, or f32 when that is narrow; of sums of integers and bool
-                          i64 */
+    int32_t out_dtype; /**< dtype of `in`; f32 if narrow; i64 for integers and bool */
     double scale;
     bool accumulate;
 } msi_sum_args;
@@ -76,7 +77,7 @@ typedef struct msi_layer_norm_grad_args {
     int64_t rows, cols;
     const void *dy, *x, *w, *mean, *rstd;
     void *dx, *dw, *db;
-    int32_t dw_dtype; /**< of dw and db: dtype of x, or f32 when that is narrow */
+    int32_t dw_dtype; /**< of dw and db: dtype of x, or f32 if narrow */
     bool dx_accumulate, dw_accumulate, db_accumulate;
 } msi_layer_norm_grad_args;
 
@@ -95,17 +96,17 @@ typedef struct msi_cross_entropy_args {
     const int64_t *targets;
     int64_t ignore_index;
     bool mean;
-    void *loss;         /**< forward writes one f32 (f64 for f64): the sum over counted rows, in row
-                           order, in f64, over their number for a mean; rounded once. It can be
-                           formed after the rows: `max`, `sum` and `logits` say all of them. */
+    void *loss; /**< forward writes one f32 (f64 for f64): the f64 sum over counted rows in row
+                   order, for a mean divided by their number; rounded once. `max`, `sum` and
+                   `logits` suffice to compute it afterwards. */
     int64_t *n_counted; /**< forward writes; gradient reads it for a mean */
     void *max, *sum;    /**< f32 (f64 for f64) per row: the largest logit m and the sum of
                            exp(logit - m); forward writes, gradient reads */
     const void *dloss;  /**< one f32 (f64 for f64): gradient of the loss */
     void *dlogits;      /**< gradient writes; may be `logits` itself */
     bool accumulate;
-    msi_fault *fault; /**< forward tells it of targets out of range; their rows do not count, and
-                         the loss is NaN */
+    msi_fault *fault; /**< forward records targets out of range; their rows do not count, the loss
+                         is NaN */
 } msi_cross_entropy_args;
 
 /** Rows of a table. Looked up by the dtype of the table (forward) or of dy (gradient). */
@@ -116,40 +117,38 @@ typedef struct msi_embedding_args {
     void *out; /**< (n, width) */
     const void *dy;
     void *dtable;         /**< (vocab, width): rows add in ascending token order */
-    int32_t dtable_dtype; /**< dtype of dy, or f32 when that is narrow */
-    int64_t *work;    /**< (vocab + n), scratch; only where dtable is narrow: a row's sum is formed
-                           in f32 and rounded once */
-    bool accumulate;  /**< false: dtable is zeroed first */
-    msi_fault *fault; /**< forward tells it of ids out of range; their rows are NaN, and add to
-                         no gradient */
+    int32_t dtable_dtype; /**< dtype of dy, or f32 if narrow */
+    int64_t *work;   /**< (vocab + n), scratch; only if dtable is narrow: a row is summed in f32 and
+                        rounded once */
+    bool accumulate; /**< false: dtable is zeroed first */
+    msi_fault
+        *fault; /**< forward records ids out of range; their rows are NaN and have no gradient */
 } msi_embedding_args;
 
 /** Scaled dot-product attention, element (b, h, t, d) at b*stride[0] + h*stride[1] + t*stride[2] +
  * d. Looked up by the dtype of q. max and rsum (B, H, T) are f32 (f64 for f64): a query's largest
- * scaled score m, and 1 / sum of exp(score - m). Causal: query t sees the keys s <= t.
- * Tiles are multiplied by msi_gemm(); `work` is scratch of the bytes msi_attention_work_bytes()
- * gave.
- */
+ * scaled score m, and 1 / sum of exp(score - m). Causal: query t sees keys s <= t. Tiles use
+ * msi_gemm(); `work` has msi_attention_work_bytes(). */
 typedef struct msi_attention_args {
     int64_t batch, heads, q_len, kv_len, head_dim;
     const void *q, *k, *v;
     int64_t q_stride[3], k_stride[3], v_stride[3], o_stride[3];
     double scale;
     bool causal;
-    int32_t tile_dtype; /**< in which tiles are multiplied: msi_gemm_operands() of q's dtype */
+    int32_t tile_dtype; /**< of tile products: msi_gemm_operands() of q's dtype */
     void *out;
     void *max, *rsum; /**< forward writes, gradient reads */
-    /* gradient: strides of dq, dk, dv are their own */
+    /* gradient; dq, dk, dv have their own strides */
     const void *o, *dout;
     int64_t do_stride[3], dq_stride[3], dk_stride[3], dv_stride[3];
     void *dq, *dk, *dv;
     void *work;
     struct ms_context *ctx; /**< for msi_gemm() */
-    ms_status *status;      /**< first failure of a product (results are then void); not NULL */
-    const char *op;         /**< as of msi_gemm_args */
+    ms_status *status;      /**< first failure of a product (results are invalid); not NULL */
+    const char *op;         /**< as in msi_gemm_args */
 } msi_attention_args;
 
-/** Queries and keys of one tile. Fixed, so results depend on the shape alone. */
+/** Queries and keys per tile. Fixed, so results depend on the shape only. */
 enum { MSI_ATTENTION_ROWS = 64, MSI_ATTENTION_COLS = 256 };
 
 /** Dropout of x, contiguous, `samples` rows of `per_sample` elements. Looked up by the dtype of x.
@@ -198,8 +197,8 @@ typedef struct msi_adam_args {
 } msi_adam_args;
 
 /** Per block of `block` elements (the last shorter): sum of squares in f64, or largest magnitude.
- * Looked up by the dtype of x. NaN propagates in both. The order in which squares add is that of
- * the CPU's kernel on every device: the host sums the blocks that a shard boundary cuts. */
+ * Looked up by the dtype of x. NaN propagates in both. Squares add in the CPU kernel's order on
+ * every device, as the host sums blocks that a shard boundary cuts. */
 typedef struct msi_norm_args {
     int64_t n, block;
     const void *x;
@@ -207,8 +206,8 @@ typedef struct msi_norm_args {
     bool largest; /**< false: sum of squares */
 } msi_norm_args;
 
-/** The norm that block results come to, in order, and what clips gradients to max_norm when they
- * are multiplied with it. The functions of norm_fold.h. Looked up as f64. */
+/** The norm of block results, folded in order, and the factor that clips gradients to max_norm, by
+ * norm_fold.h. Looked up as f64. */
 typedef struct msi_norm_fold_args {
     int64_t n;
     const double *blocks;
@@ -217,7 +216,7 @@ typedef struct msi_norm_fold_args {
     double *norm, *coefficient;
 } msi_norm_fold_args;
 
-/** One of the operands of a tree. */
+/** An operand of a tree. */
 typedef struct msi_tree_source {
     const void *data;
     int32_t dtype;
@@ -226,15 +225,14 @@ typedef struct msi_tree_source {
 /** MS_REDUCE_*, without the average. */
 enum { MSI_TREE_SUM = 0, MSI_TREE_MAX = 2, MSI_TREE_MIN = 3 };
 
-/** out[i] = round(factor * tree(src[0][i], src[1][i], ...)) where tree merges as a binary counter:
- * neighbours first, leftovers folded from the smallest; nodes are f32 (f64 when out is f64), and
- * `round_dtype` (before the widening to the dtype of out) rounds once at the end. Looked up by the
- * dtype of `out` (floating; i64 and i32, which wrap, and whose factor is whole). The reductions of
- * collectives and of gradient accumulation. */
+/** out[i] = round(factor * tree(src[0][i], src[1][i], ...)). The tree merges as a binary counter:
+ * neighbours first, leftovers folded from the smallest. Nodes are f32 (f64 for f64). Rounds once,
+ * to `round_dtype`, then widens to the dtype of out. Looked up by the dtype of `out` (floating; i64
+ * and i32, which wrap and need a whole factor). Used by collectives and gradient accumulation. */
 typedef struct msi_tree_args {
     int64_t n;
     int32_t n_src;
-    const msi_tree_source *src; /**< (n_src), copied with the rest where it runs later */
+    const msi_tree_source *src; /**< (n_src), copied for later runs */
     void *out;                  /**< may be one of the sources */
     int32_t round_dtype;
     double factor;
@@ -242,21 +240,21 @@ typedef struct msi_tree_args {
     bool accumulate;
 } msi_tree_args;
 
-/** C (M, N) = A (M, K) B (K, N) [+ C] [+ bias], batched. A and B are row- or column-major: exactly
- * one of their two strides is 1 (both may be when a size is 1); C is row-major. */
+/** C (M, N) = A (M, K) B (K, N) [+ C] [+ bias], batched. A and B are row- or column-major: one of
+ * their strides is 1 (both if a size is 1). C is row-major. */
 typedef struct msi_gemm_args {
     int64_t m, n, k;
     const void *a, *b;
     void *c;
     int64_t a_row, a_col, b_row, b_col, c_row;
-    int64_t batch;                     /**< 1 when not batched */
+    int64_t batch;                     /**< 1 if not batched */
     int64_t a_batch, b_batch, c_batch; /**< strides between matrices */
     int32_t dtype;                     /**< of a and b: floating */
-    int32_t c_dtype;                   /**< dtype, or f32 when that is narrow */
+    int32_t c_dtype;                   /**< dtype, or f32 if that is narrow */
     const void *bias;                  /**< (N) of dtype `dtype`, or NULL */
     bool accumulate;
     bool is_gradient; /**< a product of op's backward */
-    const char *op;   /**< whose it is, for the error of one that fails later; static, or NULL */
+    const char *op;   /**< caller, for late errors; static, or NULL */
 } msi_gemm_args;
 
 #endif

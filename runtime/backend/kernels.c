@@ -1,5 +1,5 @@
-/* Which kernels this machine runs: kernels/cpu is built for three instruction sets, and the best
- * one the processor has is chosen once. MS_CPU_ISA=v2, v3 or v4 chooses a lower one. */
+/* Choice of CPU kernels: built for three instruction sets; the best one the processor supports is
+ * chosen once. MS_CPU_ISA=v2, v3 or v4 selects a lower one. */
 #include "backend.h"
 
 #include "moonshard/tensor.h"
@@ -10,7 +10,7 @@
 _Static_assert(MSI_COUNT(((const msi_kernel_table *)0)->fn[0]) == MS_DTYPE_COUNT,
                "a table of kernels has a place for every dtype");
 
-/* A build with sanitizers has one of them (MS_KERNEL_ISAS in CMakeLists.txt). */
+/* Sanitizer builds have one of them (MS_KERNEL_ISAS in CMakeLists.txt). */
 extern const msi_kernel_table msi_cpu_table_v2 __attribute__((weak));
 extern const msi_kernel_table msi_cpu_table_v3 __attribute__((weak));
 extern const msi_kernel_table msi_cpu_table_v4 __attribute__((weak));
@@ -26,12 +26,12 @@ const char *msi_kernel_name(int32_t kernel)
     return kernel >= 0 && kernel < MSI_K_COUNT ? names[kernel] : "unknown";
 }
 
-/* __builtin_cpu_supports() also asks whether the system saves the wide registers. */
+/* __builtin_cpu_supports() also checks that the system saves the wide registers. */
 const msi_kernel_table *msi_kernels_of(int32_t isa)
 {
     __builtin_cpu_init();
     if (isa == 2) {
-        return &msi_cpu_table_v2; /* what the whole library needs */
+        return &msi_cpu_table_v2; /* required by the whole library */
     }
     if (isa == 3 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
@@ -57,7 +57,7 @@ static const msi_kernel_table *best(void)
     return table;
 }
 
-/* The table of MS_CPU_ISA, else the best; *refused tells that the switch could not be followed. */
+/* The table of MS_CPU_ISA, else the best; *refused: MS_CPU_ISA is unsupported. */
 static const msi_kernel_table *choose(bool *refused)
 {
     const char *wanted = msi_switch_text("MS_CPU_ISA", "");

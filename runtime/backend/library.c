@@ -1,5 +1,5 @@
-/* Finding and opening plug-ins. Nothing is remembered here: dlopen() itself counts, so threads need
- * no lock, and what was found is kept by each context. */
+/* Finding and opening plug-ins. Stateless: dlopen() counts references, so threads need no lock, and
+ * each context keeps its result. */
 #include "library.h"
 
 #include "backend.h"
@@ -18,7 +18,7 @@ static const char here[] = "in the object that holds the runtime";
 
 static _Thread_local char why[512];
 
-/* Bytes that a file's program headers ask for; 0: it has none, which dlopen() tells. */
+/* File size required by the program headers; 0: none, which dlopen() reports. */
 static int64_t bytes_to_map(int fd)
 {
     Elf64_Ehdr head;
@@ -42,15 +42,14 @@ static int64_t bytes_to_map(int fd)
     return end;
 }
 
-/* dlopen() maps what is not there of a file that was cut short, and the process ends where it is
- * first used. */
+/* dlopen() maps missing pages of a truncated file, whose first use ends the process. */
 static ms_status check_whole(const char *path, const char *what)
 {
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat file;
 
     if (fd < 0) {
-        return MS_OK; /* dlopen() says why */
+        return MS_OK; /* dlopen() reports it */
     }
     const int64_t needed = bytes_to_map(fd), there = fstat(fd, &file) == 0 ? file.st_size : needed;
 
@@ -62,8 +61,8 @@ static ms_status check_whole(const char *path, const char *what)
                                      what, path, (long long)there, (long long)needed);
 }
 
-/* dlopen(), where a file that is not there (this one or one it needs) is no failure: NULL then.
- * What dlerror() says is made with strerror(), in whatever language. */
+/* dlopen(); NULL, not an error, if this file or one it needs is missing. dlerror()'s text uses
+ * strerror(), in any language. */
 static ms_status open_file(const char *path, const char *what, void **library)
 {
     *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);

@@ -1,5 +1,5 @@
-/* What results of blocks (MSI_K_norm) come to: for the kernel that folds them where they are, and
- * for the host, which folds those that ranks have sent each other. */
+/* Folding of block results (MSI_K_norm), for the kernel that folds in place and for the host, which
+ * folds those exchanged by ranks. */
 #ifndef MSI_NORM_FOLD_H
 #define MSI_NORM_FOLD_H
 
@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Fold n block results into `total` (which begins at 0), in order. NaN stays. */
+/* Fold n block results into `total` (initially 0), in order. Keeps NaN. */
 static inline double msi_norm_fold(double total, const double *blocks, int64_t n, bool largest)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -20,13 +20,13 @@ static inline double msi_norm_fold(double total, const double *blocks, int64_t n
     return total;
 }
 
-/* The norm a folded total stands for. */
+/* The norm of a folded total. */
 static inline double msi_norm_finish(double total, bool largest)
 {
     return largest ? total : sqrt(total);
 }
 
-/* max_norm / (norm + 1e-6), at most 1; NaN stays, so bad gradients are not hidden. */
+/* max_norm / (norm + 1e-6), at most 1; NaN is kept to expose bad gradients. */
 static inline double msi_clip_coefficient(double max_norm, double norm)
 {
     const double coefficient = max_norm / (norm + 1e-6);

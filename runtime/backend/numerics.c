@@ -1,4 +1,4 @@
-/* What decides the bits of results besides the inputs, said in one line that ranks compare. */
+/* Everything besides the inputs that decides the bits of results, in one line. */
 #include "backend.h"
 #include "moonshard/tensor.h"
 
@@ -9,10 +9,10 @@
 
 enum { BUILD_TEXT = 2 * 20 + 1 };
 
-/* The linker's id (NT_GNU_BUILD_ID) of the object this code is in: it changes with every byte of
- * code. See "--build-id" of ld(1). */
+/* The linker's id (NT_GNU_BUILD_ID) of this object: it changes with every byte of code. See
+ * "--build-id" of ld(1). */
 typedef struct build {
-    uintptr_t address; /* in the object looked for */
+    uintptr_t address; /* in the object searched */
     char text[BUILD_TEXT];
 } build;
 
@@ -76,7 +76,7 @@ static int look_at_object(struct dl_phdr_info *object, size_t size, void *user)
             break;
         }
     }
-    return 1; /* the one object has been seen */
+    return 1; /* object found: stop */
 }
 
 const char *ms_numerics(void)

@@ -1,4 +1,4 @@
-/* The measured matrix peak: what speeds are fractions of. */
+/* The measured matrix peak, the reference for speeds. */
 #include "backend.h"
 
 #include <string.h>
@@ -42,11 +42,11 @@ ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops)
     MS_TRY(msi_alloc(ctx, 3 * nbytes, MS_MEM_SCRATCH, &memory));
     char *bytes = memory->data;
 
-    MS_TRY_GOTO(msi_mem_set(ctx, bytes, 0, 3 * nbytes), done); /* as fast as other numbers */
+    MS_TRY_GOTO(msi_mem_set(ctx, bytes, 0, 3 * nbytes), done); /* values do not affect speed */
     args.a = bytes;
     args.b = bytes + nbytes;
     args.c = bytes + 2 * nbytes;
-    MS_TRY_GOTO(msi_gemm(ctx, &args), done); /* the first one makes the primitive */
+    MS_TRY_GOTO(msi_gemm(ctx, &args), done); /* the first call makes the primitive */
     MS_TRY_GOTO(msi_settle(ctx), done);
     double begun = ms_time();
 

@@ -10,7 +10,7 @@ static const msi_library matrix_library = {
     .file = "libmoonshard_onednn.so",
     .symbol = "msi_onednn_plugin",
     .what = "the matrix library (MS_ONEDNN=0 does without)",
-    .nbytes = 64 << 20, /* oneDNN 2.6.3 and what it links take 47 MiB */
+    .nbytes = 64 << 20, /* oneDNN 2.6.3 with its libraries: 47 MiB */
 };
 
 static _Thread_local char why[160];

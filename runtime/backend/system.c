@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* Larger blocks are mapped, in huge pages where the system gives them. */
+/* Larger blocks are mapped, in huge pages if possible. */
 enum { MAP_BYTES = 1 << 20 };
 
 static void *map(int64_t bytes)

@@ -1,4 +1,4 @@
-/* Giving back what lies idle: first the work space of matrix products, which is the allocator's. */
+/* Returning idle memory, first the matrix work space, which is in heap blocks. */
 #include "backend.h"
 
 void ms_memory_trim(void)

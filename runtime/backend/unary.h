@@ -1,19 +1,19 @@
-/* Elementwise functions of one tensor, a row each. Their kernels' names (backend.h) and operators
- * (autograd/ops/unary.c) are made from these rows.
+/* Elementwise functions of one tensor, one row each. Kernel names (backend.h) and operators
+ * (autograd/ops/unary.c) are generated from the rows.
  *
  *   M(A, function, gradient, saved)  the gradient of `function` is the kernel `gradient` of the
- *                                    incoming one and of what is saved: X, the operand, or Y
+ *                                    incoming one and the saved tensor: X, the operand, or Y
  *
- * A is handed on to M. */
+ * A is passed to M. */
 #ifndef MSI_UNARY_H
 #define MSI_UNARY_H
 
-/* Gradients that are the kernels of other operators. */
+/* Gradients that are other operators' kernels. */
 #define MSI_UNARY_BY_OTHERS(M, A)                                                                  \
     M(A, exp, mul, Y) /* g y */                                                                    \
     M(A, log, div, X) /* g / x */
 
-/* Gradients with kernels of their own: functions of floating numbers, */
+/* Gradients with their own kernels: floating dtypes only, */
 #define MSI_UNARY_OF_FLOATS(M, A)                                                                  \
     M(A, sqrt, sqrt_grad, Y)       /* g / (2 y) */                                                 \
     M(A, rsqrt, rsqrt_grad, Y)     /* -g y^3 / 2 */                                                \
@@ -27,7 +27,7 @@
     M(A, relu, relu_grad, Y)       /* 0 where y <= 0, else g */                                    \
     M(A, erf, erf_grad, X)         /* 2 / sqrt(pi) g exp(-x^2) */
 
-/* and those that integers have, too. */
+/* and integers too. */
 #define MSI_UNARY_OF_NUMBERS(M, A)                                                                 \
     M(A, abs, abs_grad, X)       /* g sign(x) */                                                   \
     M(A, sign, sign_grad, X)     /* 0 */                                                           \

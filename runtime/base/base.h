@@ -1,4 +1,4 @@
-/* What every room may use: failing with a message, contexts, switches, names, time. */
+/* For all layers: errors with a message, contexts, switches, names, time. */
 #ifndef MSI_BASE_H
 #define MSI_BASE_H
 
@@ -11,16 +11,16 @@
 #define MSI_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define MSI_COUNT(array) ((int32_t)(sizeof(array) / sizeof((array)[0])))
 
-enum { MSI_MESSAGE_BYTES = 4096 }; /* of an error's text, zero included */
+enum { MSI_MESSAGE_BYTES = 4096 }; /* of an error message, with its zero */
 
 /** Set the thread's error text and return `kind`. */
 ms_status msi_fail(ms_status kind, const char *format, ...) MSI_PRINTF(2, 3);
-/** Put text in front of the present message ("unit 'h.0': " + ...). @return `kind` */
+/** Prefix the current message ("unit 'h.0': " + ...). @return `kind` */
 ms_status msi_fail_prefix(ms_status kind, const char *format, ...) MSI_PRINTF(2, 3);
-/** The error that was set last is that of earlier work (ms_error_is_late()); prefixes keep that. */
+/** Mark the last error as one of earlier work (ms_error_is_late()); prefixes keep the mark. */
 void msi_error_late(void);
 
-/** The thread's last error, set aside while what may fail, too, cleans up after it. */
+/** The thread's last error, saved during a cleanup that may fail, too. */
 typedef struct msi_error {
     bool late;
     char message[MSI_MESSAGE_BYTES];
@@ -28,17 +28,16 @@ typedef struct msi_error {
 
 void msi_error_keep(msi_error *kept);
 void msi_error_put_back(const msi_error *kept);
-/** What the host calls the kind of an error, as one of our statuses: MS_RUNTIME_ERROR for a number
- * that is none. */
+/** A host's error kind as one of ours: MS_RUNTIME_ERROR for an unknown number. */
 ms_status msi_kind_of_host(ms_status kind);
-/** What a function of the host returned, as one of our statuses: a number that is none becomes
- * MS_RUNTIME_ERROR. `what` begins the text of that, and of a failure without one ("its function").
+/** The result of a host's function as one of our statuses: an unknown number becomes
+ * MS_RUNTIME_ERROR. `what` begins its message, and that of a failure without one ("its function").
  */
 ms_status msi_status_of_host(ms_status status, const char *what);
-/** msi_fail() as an expression that names the caller's mistake. */
+/** msi_fail() as an expression. */
 #define MS_FAIL(kind, ...) msi_fail((kind), __VA_ARGS__)
 
-/** Pass a failure up. */
+/** Return a failure. */
 #define MS_TRY(call)                                                                               \
     do {                                                                                           \
         ms_status try_ = (call);                                                                   \
@@ -47,7 +46,7 @@ ms_status msi_status_of_host(ms_status status, const char *what);
         }                                                                                          \
     } while (0)
 
-/** Pass a failure to a label that cleans up; `status` must be in scope. */
+/** Go to a cleanup label on failure; `status` must be in scope. */
 #define MS_TRY_GOTO(call, label)                                                                   \
     do {                                                                                           \
         status = (call);                                                                           \
@@ -67,25 +66,25 @@ ms_status msi_broken(const char *file, int line, const char *cond);
 
 void msi_warn(const char *kind, const char *format, ...) MSI_PRINTF(2, 3);
 
-/** vsnprintf(), but every NaN is "nan": what its sign says is nothing. */
+/** vsnprintf(), but every NaN is "nan", without a sign. */
 void msi_text_write(char *text, size_t size, const char *format, va_list args);
-/** Copy text that may come from anywhere (files, other processes) for people to read: lines and
- * tabs stay, every other control character and what is no UTF-8 becomes "\x1b". Errors, warnings
- * and the log have been through it; a second time changes nothing. What does not fit is cut.
- * @return bytes written without the zero behind */
+/** Copy text of any origin (files, other processes) for display: lines and tabs stay, other control
+ * characters and invalid UTF-8 become "\x1b". Applied to errors, warnings and the log; idempotent.
+ * Truncates.
+ * @return bytes written, without the zero */
 size_t msi_printable(char *to, size_t room, const char *from);
-/** Is it UTF-8 without any control character? */
+/** True if it is UTF-8 without control characters. */
 bool msi_is_printable(const char *text);
-/** Room for a part of a message: MSI_PART_TEXT bytes that stay until the thread has asked for four
- * more. */
+/** Buffer for a part of a message: MSI_PART_TEXT bytes, valid until the thread's fourth next call.
+ */
 enum { MSI_PART_TEXT = 208 };
 char *msi_part_text(void);
-/** A name from anywhere on one line, at most 200 bytes of it, in msi_part_text(). */
+/** A name of any origin on one line, at most 200 bytes, in msi_part_text(). */
 const char *msi_foreign_name(const char *name);
 
 /* -- contexts: one per thread, made on first use ----------------------------------------------- */
 
-/** Rooms that keep state in a context; closed in ascending order (users before what they use). */
+/** Layers with state in a context, closed in this order (users before what they use). */
 enum {
     MSI_ROOM_FSDP,
     MSI_ROOM_FSDP_UNITS,
@@ -104,42 +103,40 @@ struct msi_op_recorder; /* tensor's */
 typedef struct ms_context {
     void *room[MSI_ROOM_COUNT];
     void (*close[MSI_ROOM_COUNT])(void *state);
-    const struct msi_op_recorder *recorder; /* told of every operator (op.h); never NULL */
+    const struct msi_op_recorder *recorder; /* called for every operator (op.h); never NULL */
     uint64_t seed;
-    /* Global number of the first sample of what comes next. Unless somebody has said it, the
-     * rows of rank r, its sample_rank, are the samples from r times their number on: ranks see
-     * different samples. */
+    /* Global number of the next sample. Unless set, B rows of rank r (sample_rank) are the samples
+     * from r B on, so that ranks see different samples. */
     int64_t sample_base;
     bool sample_base_known;
-    int64_t sample_epoch; /* micro-batches begun */
-    int64_t live_handles; /* of tensors */
-    int32_t rank;         /* in its job; what is true of every rank is said by rank 0 */
-    int32_t sample_rank;  /* the same; in the forward of a sharded model in that model's group */
-    int32_t host_calls;   /* functions of the host at work: what called them must not be freed */
-    bool collecting;      /* what goes now goes when a rank's collector finds it */
-    struct msi_device *device; /* NULL: the CPU, where what is asked for has been done on return */
-    ms_status (*open_device)(struct ms_context *ctx); /* with its first memory */
-    /* Before it closes, or its process ends: what was enqueued has run, and what was wrong with it
-     * is the error. NULL without a device, and in a process that was forked later. */
+    int64_t sample_epoch;      /* micro-batches begun */
+    int64_t live_handles;      /* of tensors */
+    int32_t rank;              /* in its job; rank 0 warns for all ranks */
+    int32_t sample_rank;       /* the same; in a sharded model's forward, of its group */
+    int32_t host_calls;        /* running host functions: their callers must not be freed */
+    bool collecting;           /* a garbage collector is freeing handles */
+    struct msi_device *device; /* NULL: the CPU, where all work is done on return */
+    ms_status (*open_device)(struct ms_context *ctx); /* at its first allocation */
+    /* Before closing or process exit: waits for enqueued work and returns its error. NULL without a
+     * device, and in a forked process. */
     ms_status (*end_work)(struct ms_context *ctx);
-    /* The device waits, for so long, for words that peers have promised: MS_COMM_ERROR when they
-     * are gone, or take too long. */
+    /* The device has waited so long for words that peers promised: MS_COMM_ERROR if they left, or
+     * on timeout. */
     ms_status (*check_peers)(struct ms_context *ctx, int64_t waited_ns);
-    /* What has run on this rank's device was wrong, as the error says that is set: the peers, who
-     * went on, learn it with their next collective. */
+    /* This rank's device work failed with the current error; reports it to the peers with their
+     * next collective. */
     void (*tell_peers)(struct ms_context *ctx);
 } ms_context;
 
-/** The calling thread's context. NULL only when memory is out (error set). */
+/** The calling thread's context. NULL only if memory is out (error set). */
 ms_context *msi_context(void);
 /** The thread's context if it has one, else NULL. */
 ms_context *msi_context_peek(void);
-/** Put into a new context what lower rooms find there of higher ones. By runtime/context_init.c,
- * which alone knows them all. */
+/** Install the hooks of higher layers in a new context. In runtime/context_init.c, which knows all
+ * layers. */
 void msi_context_init(ms_context *ctx);
 
-/* -- handles of hosts: each begins with `uint32_t magic` ----------------------------------------
- */
+/* -- handles of hosts: each begins with `uint32_t magic` --------------------------------------- */
 
 enum {
     MSI_MAGIC_OPTIM = 0x4d530001,
@@ -154,7 +151,7 @@ enum {
     MSI_MAGIC_SAFETENSORS,
 };
 
-/** A debug build aborts where a host passes NULL, a freed handle or one of another kind. */
+/** A debug build aborts for a NULL, freed or wrong handle of a host. */
 #ifdef MS_DEBUG
 #define MSI_HANDLE(handle, kind)                                                                   \
     ((handle) != NULL && (handle)->magic == (kind) ? (void)0                                       \
@@ -167,29 +164,29 @@ enum {
 
 /** Value of an environment switch, or `fallback`. Read each time: for start-up, not hot paths. */
 int64_t msi_switch_int(const char *name, int64_t fallback);
-/** As above, from `least` to `most`: what lies outside becomes the nearer of the two. Says so. */
+/** The same, clamped to [least, most], with a warning. */
 int64_t msi_switch_within(const char *name, int64_t fallback, int64_t least, int64_t most);
 const char *msi_switch_text(const char *name, const char *fallback);
-/** Which of `choices` it is; `fallback` when it is unset, or none of them: then says so. */
+/** Index in `choices`; `fallback` if unset, or with a warning if not among them. */
 int32_t msi_switch_choice(const char *name, const char *const *choices, int32_t n,
                           int32_t fallback);
-/** Say what is wrong with a switch: a warning, by rank 0 for all. */
+/** Warn about a switch, on rank 0 only. */
 void msi_switch_warn(const char *format, ...) MSI_PRINTF(1, 2);
 
-/** x for a host: every NaN becomes the plain one. LuaJIT keeps types in the bits of other NaNs and
- * does not look when it reads a double from C, so a crafted one would pass for an object. */
+/** Replace every NaN by the plain one for hosts. LuaJIT encodes types in NaN bits and does not
+ * check a double from C, so a crafted one would be taken for an object. */
 static inline double msi_plain_nan(double x)
 {
     return x != x ? __builtin_nan("") : x;
 }
 
-/** The next multiple of `to`. */
+/** Round up to a multiple of `to`. */
 static inline int64_t msi_round_up(int64_t n, int64_t to)
 {
     return (n + to - 1) / to * to;
 }
 
-/** One field of a public struct that begins with its own size, `uint32_t struct_size`. */
+/** A field of a public struct that begins with its size, `uint32_t struct_size`. */
 typedef struct msi_field {
     uint32_t begin, end, whole; /* whole: size of the struct */
 } msi_field;
@@ -197,28 +194,25 @@ typedef struct msi_field {
     {                                                                                              \
         offsetof(type, name), offsetof(type, name) + sizeof(((type *)0)->name), sizeof(type)       \
     }
-/** Copy what the caller knows of such a struct over `out`, whose other fields stay. `fields`: all
- * of them, in order. MS_VALUE_ERROR for a size beyond the struct or within a field. */
+/** Copy the caller's fields of such a struct to `out`; its other fields are kept. `fields`: all, in
+ * order. MS_VALUE_ERROR for a size beyond the struct or inside a field. */
 ms_status msi_struct_take(void *out, const void *given, const char *name, const msi_field *fields,
                           int32_t n_fields);
-/** The other way: write as much of `ours` as the `size` bytes at `out` hold, and into its
- * struct_size how much that is. */
+/** The reverse: write `ours`, at most `size` bytes, to `out`, and the number to its struct_size. */
 void msi_struct_give(void *out, uint32_t size, const void *ours, uint32_t whole);
-/** As msi_struct_give(), for as many bytes as `out`'s struct_size says. MS_VALUE_ERROR for a size
- * within a field. */
+/** msi_struct_give() with `out`'s struct_size. MS_VALUE_ERROR for a size inside a field. */
 ms_status msi_struct_fill(void *out, const void *ours, const char *name, const msi_field *fields,
                           int32_t n_fields);
 
 uint64_t msi_mix64(uint64_t x);
 int64_t msi_now_ns(void);
-/** Of the time since a waiter looked last, what counts: this process may have been stopped in it.
- */
+/** Part of a waiter's last interval that counts: the process may have been stopped during it. */
 static inline int64_t msi_looked_ns(int64_t since)
 {
     return since < 1000000000 ? since : 1000000000;
 }
 
-/** Log a line to stderr when MS_LOG is at least `level` (1 warn, 2 info, 3 trace). */
+/** Log a line to stderr if MS_LOG is at least `level` (1 warn, 2 info, 3 trace). */
 void msi_log(int level, const char *format, ...) MSI_PRINTF(2, 3);
 
 #endif

@@ -1,5 +1,5 @@
-/* How much memory there still is, and what says so: asking for more than that would wake the
- * kernel's killer, or a signal, instead of failing. */
+/* Available memory and its limits: allocating beyond them wakes the OOM killer, or raises a signal,
+ * instead of failing. */
 #include "bounds.h"
 
 #include <errno.h>
@@ -25,8 +25,8 @@ static FILE *open_under(const char *root, const char *folder, const char *name)
                : NULL;
 }
 
-/* The number behind `key` and blanks (or first in the file, without a key); INT64_MAX when there is
- * none, as in "max", or one that means it. */
+/* The number after `key` and blanks (without a key, the first); INT64_MAX if there is none, as for
+ * "max", or it means unlimited. */
 static int64_t number_in(const char *root, const char *folder, const char *name, const char *key)
 {
     FILE *file = open_under(root, folder, name);
@@ -55,12 +55,11 @@ static int64_t or_none(int64_t number)
     return number == INT64_MAX ? 0 : number;
 }
 
-/* -- this host, and the control groups (version 2) this process is in ---------------------------
- */
+/* -- this host, and the control groups (version 2) this process is in -------------------------- */
 
 static const char mount[] = "/sys/fs/cgroup";
 
-/* What the group in `folder` (ending in a slash) leaves of its limit. */
+/* Memory left under the limit of the group in `folder` (with a final slash). */
 static msi_bound bound_of_group(const char *root, const char *folder)
 {
     int64_t limit = number_in(root, folder, "memory.max", "");
@@ -68,15 +67,15 @@ static msi_bound bound_of_group(const char *root, const char *folder)
     if (limit == INT64_MAX) {
         return (msi_bound){.left = INT64_MAX};
     }
-    /* the cache is given back when memory runs short */
+    /* the cache is reclaimed when memory is short */
     int64_t cache = or_none(number_in(root, folder, "memory.stat", "inactive_file"));
     int64_t left = limit - or_none(number_in(root, folder, "memory.current", "")) + cache;
 
     return (msi_bound){.kind = MSI_BOUND_CGROUP, .left = left > 0 ? left : 0, .limit = limit};
 }
 
-/* Limits hold for all groups inside a group: look at every level up to the mount, where a container
- * has its limit. `line` is "0::/group". */
+/* Limits include nested groups: check every level up to the mount, where a container's limit is.
+ * `line` is "0::/group". */
 static msi_bound bound_of_groups(const char *root, char *line)
 {
     msi_bound tightest = {.left = INT64_MAX};
@@ -190,7 +189,7 @@ msi_bound msi_bound_of(int error)
     return b;
 }
 
-/* -- in words ---------------------------------------------------------------------------------- */
+/* -- texts ------------------------------------------------------------------------------------- */
 
 const char *msi_bound_text(msi_bound b, char *buffer, size_t nbytes)
 {

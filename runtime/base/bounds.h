@@ -1,4 +1,4 @@
-/* What there is of memory, of this process's and of the host's. */
+/* Available memory, of this process and the host. */
 #ifndef MSI_BOUNDS_H
 #define MSI_BOUNDS_H
 
@@ -14,13 +14,13 @@ enum {
 };
 
 typedef struct msi_bound {
-    int32_t kind;  /* which bound this is; NONE: there is none, `left` is INT64_MAX */
-    int32_t error; /* errno of what failed by it, 0: nothing has */
+    int32_t kind;  /* which limit; NONE: unlimited, `left` is INT64_MAX */
+    int32_t error; /* errno of the call that it stopped; 0: none */
     int64_t left, limit;
 } msi_bound;
 
-/* Memory that can still be taken here: of this host, or under the limit of a cgroup. `root` stands
- * before /proc and /sys ("", but in tests). */
+/* Memory available on this host, or under a cgroup's limit. `root` precedes /proc and /sys (""
+ * except in tests). */
 msi_bound msi_memory_left(const char *root);
 /* The largest file this process may make, and the address space it may still map. */
 msi_bound msi_file_size_left(void);
@@ -29,7 +29,7 @@ msi_bound msi_address_space_left(void);
 msi_bound msi_bound_of(int error);
 
 enum { MSI_BOUND_TEXT = 128 };
-/* " (4096 bytes are available on this host)", or "" when there is no bound. */
+/* " (4096 bytes are available on this host)", or "" if unlimited. */
 const char *msi_bound_text(msi_bound b, char *buffer, size_t nbytes);
 
 #endif

@@ -1,19 +1,19 @@
-/* What a context keeps in one of its rooms to be found when it is closed. Takes no memory. */
+/* List of a layer's objects in a context, to close them. Allocates nothing. */
 #ifndef MSI_CHAIN_H
 #define MSI_CHAIN_H
 
 #include "base.h"
 
-/* A member of what is kept, zeroed. */
+/* A list link, zeroed. */
 typedef struct msi_chained {
     struct msi_chained *next;
     void *owner;
 } msi_chained;
 
-/* The room's state is its chain: nothing else is kept there. `close` gets its first. */
+/* The list is the layer's only state in the context. `close` gets its first link. */
 void msi_chain_add(ms_context *ctx, int32_t room, msi_chained *link, void *owner,
                    void (*close)(void *first));
-/* If it is there. */
+/* Remove, if present. */
 void msi_chain_remove(ms_context *ctx, int32_t room, msi_chained *link);
 
 #endif

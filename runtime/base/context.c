@@ -1,5 +1,5 @@
-/* The calling thread's context: made on first use, closed by ms_close(). Rooms hang their state on
- * it, so ranks may be threads and nothing is global to the process. */
+/* The calling thread's context: made on first use, closed by ms_close(). It has the state of all
+ * layers, so ranks may be threads and nothing is global to the process. */
 #include "base.h"
 
 #include <stdio.h>
@@ -42,7 +42,7 @@ ms_status ms_close(void)
                                          "freed; close when that has returned");
     }
     const ms_status status = ctx->end_work != NULL ? ctx->end_work(ctx) : MS_OK;
-    char why[MSI_MESSAGE_BYTES]; /* what rooms say while they close is no news */
+    char why[MSI_MESSAGE_BYTES]; /* discard errors of closing */
 
     snprintf(why, sizeof(why), "%s", ms_error_message());
     for (int32_t i = 0; i < MSI_ROOM_COUNT; i++) {

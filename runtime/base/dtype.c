@@ -1,4 +1,4 @@
-/* The dtypes, and which numbers they hold. */
+/* Dtypes and their ranges. */
 #include "dtype.h"
 
 #include "base.h"
@@ -9,7 +9,7 @@ static const struct {
     const char *name;
     int64_t size;
     bool floating, narrow;
-    double low, end; /* of integers: from `low` up to, and without, `end` */
+    double low, end; /* integers: `low` <= x < `end` */
     const char *holds;
 } dtypes[MS_DTYPE_COUNT] = {
     {"f32", 4, true, false, 0, 0, ""},

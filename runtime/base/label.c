@@ -5,13 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Does a character of UTF-8 end before this byte? */
+/* True if a UTF-8 character ends before this byte. */
 static bool begins_character(char byte)
 {
     return ((unsigned char)byte & 0xc0) != 0x80;
 }
 
-/* `text` into the `room` bytes at `at`, with the zero behind. */
+/* Write `text` with its zero to the `room` bytes at `at`. */
 static void put(msi_label *l, size_t at, size_t room, const char *text)
 {
     size_t n = strlen(text), head = (room - 4) / 3, tail = room - 4 - head;

@@ -1,4 +1,4 @@
-/* What something is called, in a fixed room: compared whole, shown as far as it fits. */
+/* A name in a fixed buffer: compared in full, truncated for display. */
 #ifndef MSI_LABEL_H
 #define MSI_LABEL_H
 
@@ -7,18 +7,17 @@
 
 enum { MSI_LABEL_TEXT = 88 };
 
-/* `{.text = "a text that fits"}` is a label. */
+/* `{.text = "a short text"}` is a label. */
 typedef struct msi_label {
-    char text[MSI_LABEL_TEXT]; /* zeros behind it, so that equal labels are equal bytes */
-    uint64_t cut;              /* hash of all of a text that does not fit; 0: it does */
+    char text[MSI_LABEL_TEXT]; /* zero padded, so that equal labels are equal bytes */
+    uint64_t cut;              /* hash of a text too long; 0: it fits */
 } msi_label;
 
-/* Cut, a text keeps both ends around "...", as paths begin alike and end in what tells them apart.
- */
+/* Truncation keeps both ends around "...", since paths begin alike and differ at the end. */
 void msi_label_set(msi_label *l, const char *text);
-/* "what 'name'", of which only the name is cut. */
+/* "what 'name'"; truncates only the name. */
 void msi_label_about(msi_label *l, const char *what, const char *name);
-/* Words with a space between two: cut, the first ones stay whole. */
+/* Words separated by spaces; truncation keeps whole first ones. */
 void msi_label_words(msi_label *l, const char *words);
 
 #endif

@@ -1,4 +1,4 @@
-/* The log: lines on stderr, for those who ask for them. */
+/* The log: lines on stderr, if enabled. */
 #include "base.h"
 
 #include <stdatomic.h>
@@ -7,7 +7,7 @@
 void msi_log(int level, const char *format, ...)
 {
     static const char *const levels[] = {"warn", "info", "trace"};
-    static _Atomic int32_t threshold = -1; /* not yet known */
+    static _Atomic int32_t threshold = -1; /* unread */
     char text[1024], line[1024];
     va_list args;
 

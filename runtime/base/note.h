@@ -1,6 +1,6 @@
-/* What a rank says that should be the same on every rank of its group: "this step of SGD has
- * lr 0.1". Notes cost no traffic of their own: their running hash rides in the fingerprint of the
- * group's next collective, and only on a difference are the notes themselves looked at. */
+/* A value that must be equal on every rank of a group: "this step of SGD has lr 0.1". Notes need no
+ * communication: the fingerprint of the group's next collective carries their running hash, and
+ * only on a difference are the notes read. */
 #ifndef MSI_NOTE_H
 #define MSI_NOTE_H
 
@@ -9,17 +9,16 @@
 enum { MSI_NOTE_NUMBERS = 8 };
 
 typedef struct msi_note {
-    msi_label label; /* what it is about */
-    /* With numbers: their names, a space between two. A name that ends with '#' is that of a hash
-     * (msi_note_hash), of which only the difference is told. Without numbers: a value of its own.
-     */
+    msi_label label; /* its subject */
+    /* With numbers: their names, separated by spaces. A name that ends with '#' is a hash's
+     * (msi_note_hash): messages do not show its value. Without numbers: the value. */
     msi_label text;
     double number[MSI_NOTE_NUMBERS];
     int32_t n_numbers;
-    int32_t model; /* of FSDP whose business it is: see msi_comm_count_model() */
+    int32_t model; /* FSDP model, or 0: see msi_comm_count_model() */
 } msi_note;
 
-/* As many bits of a hash as a number holds. */
+/* As many bits of a hash as a double can hold. */
 static inline double msi_note_hash(uint64_t hash)
 {
     return (double)(hash >> 11);

@@ -1,5 +1,5 @@
-/* Status names and the thread's last error. Fixed buffers, so that running out of memory can still
- * be reported. */
+/* Status names and the thread's last error. Fixed buffers, so that running out of memory can be
+ * reported. */
 #include "base.h"
 #include "host.h"
 
@@ -65,7 +65,7 @@ void msi_error_put_back(const msi_error *kept)
 
 static ms_status set(ms_status kind, const char *prefix, const char *suffix)
 {
-    char text[MSI_MESSAGE_BYTES]; /* either part may be `message` itself */
+    char text[MSI_MESSAGE_BYTES]; /* both parts may alias `message` */
     size_t n = msi_printable(text, sizeof(text), prefix);
 
     n += msi_printable(text + n, sizeof(text) - n, suffix);
@@ -99,7 +99,7 @@ ms_status msi_status_of_host(ms_status status, const char *what)
 
 char msi_host_begin(ms_context *ctx)
 {
-    const char first = message[0]; /* the rest stays where it is */
+    const char first = message[0]; /* keeps the rest */
 
     message[0] = '\0';
     ctx->host_calls++;

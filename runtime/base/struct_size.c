@@ -1,4 +1,4 @@
-/* Structs that grow: an older caller's is shorter, and ends between two fields. */
+/* Versioned structs: an older caller's is shorter and ends between two fields. */
 #include "base.h"
 
 #include <string.h>
@@ -7,11 +7,11 @@ static uint32_t size_of(const void *given)
 {
     uint32_t size;
 
-    memcpy(&size, given, sizeof(size)); /* struct_size comes first */
+    memcpy(&size, given, sizeof(size)); /* first member */
     return size;
 }
 
-/* Does a caller's struct end between two fields? */
+/* Error unless a caller's struct ends between two fields. */
 static ms_status check_end(uint32_t size, const char *name, const msi_field *fields,
                            int32_t n_fields)
 {

@@ -1,13 +1,12 @@
-/* Variables of the environment that set something. What they say and may not is a warning, and what
- * is used instead is said. */
+/* Environment variables. An invalid value is a warning that shows the value used instead. */
 #include "base.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Ranks have one environment: rank 0 speaks for all, also before they have joined. */
-static bool speaks(void)
+/* Ranks share the environment: rank 0 warns for all, even before joining. */
+static bool warns_here(void)
 {
     const ms_context *ctx = msi_context_peek();
     const char *rank = getenv("MOONSHARD_RANK");
@@ -20,7 +19,7 @@ void msi_switch_warn(const char *format, ...)
     char text[512];
     va_list args;
 
-    if (!speaks()) {
+    if (!warns_here()) {
         return;
     }
     va_start(args, format);
@@ -44,7 +43,7 @@ int64_t msi_switch_within(const char *name, int64_t fallback, int64_t least, int
     if (value == NULL) {
         return fallback;
     }
-    long long number = strtoll(value, &end, 10); /* what is too large becomes the largest */
+    long long number = strtoll(value, &end, 10); /* clamps to the largest number */
 
     if (end == value || *end != '\0') {
         msi_switch_warn("%s is '%s', expected a whole number; using %lld", name, value,

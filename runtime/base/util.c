@@ -61,7 +61,7 @@ double ms_time(void)
     return (double)msi_now_ns() * 1e-9;
 }
 
-/* Bytes of the character of UTF-8 that begins at `text` and may be printed; 0: none does. */
+/* Bytes of the printable UTF-8 character at `text`; 0: not printable. */
 static size_t printable_bytes(const unsigned char *text)
 {
     const size_t n = text[0] < 0x80 ? 1 : text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : 4;
@@ -70,7 +70,7 @@ static size_t printable_bytes(const unsigned char *text)
         return text[0] >= ' ' && text[0] != 0x7f;
     }
     if (text[0] < 0xc2 || text[0] > 0xf4 || (text[0] == 0xc2 && text[1] < 0xa0)) {
-        return 0; /* no first byte, or a control character beyond ASCII */
+        return 0; /* not a first byte, or a control character */
     }
     for (size_t i = 1; i < n; i++) {
         if ((text[i] & 0xc0) != 0x80) {
@@ -80,7 +80,7 @@ static size_t printable_bytes(const unsigned char *text)
     return n;
 }
 
-/* msi_printable(), where `kept` are control characters that stay. */
+/* msi_printable() that keeps the control characters in `kept`. */
 static size_t escape(char *to, size_t room, const char *from, const char *kept)
 {
     size_t used = 0;

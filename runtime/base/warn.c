@@ -1,4 +1,4 @@
-/* Warnings: printed, or kept until the host takes them. */
+/* Warnings: printed, or queued for the host. */
 #include "base.h"
 
 #include <stdio.h>
@@ -32,7 +32,7 @@ void ms_warnings_capture(bool on)
     warnings.first = warnings.count = 0;
 }
 
-/* In one piece, as other ranks print too. What rank 0 says is said for all. */
+/* In one write, as other ranks print too. Rank 0 prints for all. */
 static void print_warning(const char *kind, const char *text)
 {
     const ms_context *ctx = msi_context_peek();
@@ -54,7 +54,7 @@ void ms_warn(const char *kind, const char *raw)
         print_warning(kind, text);
         return;
     }
-    if (warnings.count == WARNING_QUEUE) { /* the oldest goes */
+    if (warnings.count == WARNING_QUEUE) { /* drop the oldest */
         warnings.first = (warnings.first + 1) % WARNING_QUEUE;
         warnings.count--;
     }

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The file to write. A link is followed, as by any program that opens it to write. */
+/* The file to write. Follows a link, as opening to write does. */
 static ms_status find_target(msi_path target, const char *path)
 {
     const size_t n = strlen(path);
@@ -38,8 +38,7 @@ static ms_status find_target(msi_path target, const char *path)
     return msi_path_set(target, "%s", path);
 }
 
-/* Make the folder of `target`, and remove what writers of it left that died. A folder that may not
- * be read keeps it. */
+/* Make the folder of `target`, and remove what dead writers of it left, if it can be read. */
 static ms_status prepare_folder(const char *target)
 {
     const char *slash = strrchr(target, '/');

@@ -1,4 +1,4 @@
-/* A single file that is written under a temporary name and then renamed. */
+/* A single file, written under a temporary name and then renamed. */
 #ifndef MSI_ATOMIC_FILE_H
 #define MSI_ATOMIC_FILE_H
 
@@ -6,16 +6,16 @@
 
 typedef struct msi_atomic_file {
     msi_path target; /* the file to replace */
-    msi_path path;   /* the file that is written */
+    msi_path path;   /* the temporary file */
     int fd;          /* `path`, locked ([Note: locks] in paths.h); -1: none */
 } msi_atomic_file;
 
-/* Begin to write the file at `path`: nothing, a regular file, or a link to one, which is followed.
- * MS_VALUE_ERROR for anything else. Removes what writers of this file left that died. */
+/* Begin writing the file at `path`: missing, a regular file, or a link to one, which is followed;
+ * else MS_VALUE_ERROR. Removes what dead writers of this file left. */
 ms_status msi_atomic_file_begin(msi_atomic_file *f, const char *path);
-/* With `status` MS_OK sync the file and rename it, else remove it.
- * @return the outcome: a failure leaves the old file as it was. A failure after the rename is a
- * warning, as the new file is there and whole */
+/* If `status` is MS_OK sync and rename the file, else remove it.
+ * @return the outcome: a failure leaves the old file unchanged. A failure after the rename is a
+ *         warning, since the new file is complete */
 ms_status msi_atomic_file_end(msi_atomic_file *f, ms_status status);
 
 #endif

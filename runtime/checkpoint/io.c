@@ -1,4 +1,4 @@
-/* Files: complete writes, synced, with errors that name path and reason. */
+/* Files: complete writes, synced, with errors that have path and reason. */
 #include "io.h"
 
 #include "bounds.h"
@@ -19,7 +19,7 @@ _Thread_local msi_io_hook_fn msi_io_hook;
 
 enum { CHUNK = 4 << 20 };
 
-/* True, with errno set, when the test hook wants this step to fail. */
+/* True, with errno set, if the test hook makes this step fail. */
 static bool hooked(const char *step, const char *path)
 {
     int error = MSI_UNLIKELY(msi_io_hook != NULL) ? msi_io_hook(step, path) : 0;
@@ -89,7 +89,7 @@ ms_status msi_io_open(int *fd, int64_t *nbytes, int dir, const char *name, const
     ms_status status = MS_OK;
     struct stat st;
 
-    /* O_NONBLOCK: opening a pipe must not wait for its writer */
+    /* O_NONBLOCK: do not wait for a pipe's writer */
     *fd = openat(dir, name, O_RDONLY | (links ? 0 : O_NOFOLLOW) | O_NONBLOCK | O_CLOEXEC);
     if (*fd < 0 && errno == ELOOP && !links) {
         return MS_FAIL(MS_FORMAT_ERROR, "%s: is a symbolic link, expected a file", path);
@@ -124,8 +124,8 @@ static ssize_t write_some(int fd, const char *path, const char *data, int64_t nb
     return n;
 }
 
-/* A file-size limit sends SIGXFSZ, which would end the process. It is blocked and discarded, so
- * that the write fails with EFBIG like any other. */
+/* A file-size limit raises SIGXFSZ, which ends the process. It is blocked and discarded, so that
+ * the write fails with EFBIG. */
 ms_status msi_io_write(int fd, const char *path, const void *data, int64_t nbytes, int64_t offset)
 {
     const char *next = data;
@@ -178,7 +178,7 @@ ms_status msi_io_read(int fd, const char *path, void *data, int64_t nbytes, int6
 
 ms_status msi_io_hash(int fd, const char *path, int64_t nbytes, uint64_t *hash)
 {
-    enum { BUFFER = 256 << 10 }; /* stays in the second-level cache */
+    enum { BUFFER = 256 << 10 }; /* fits the second-level cache */
     XXH3_state_t *state = XXH3_createState();
     char *buffer = malloc(BUFFER);
     ms_status status = MS_OK;
@@ -217,7 +217,7 @@ ms_status msi_io_sync_folder(const char *path)
     if (fd < 0) {
         return msi_io_fail("open", path);
     }
-    /* EINVAL: a file system that has nothing to sync for a folder */
+    /* EINVAL: the file system cannot sync folders */
     if (hooked("fsync", path) || (fsync(fd) != 0 && errno != EINVAL)) {
         status = msi_io_fail("sync", path);
     }
@@ -260,7 +260,7 @@ ms_status msi_io_absent(const char *path)
     return MS_OK;
 }
 
-/* One folder of a path, in one that is there. */
+/* Make one folder in an existing one. */
 static ms_status make_part(const char *part)
 {
     struct stat st;
@@ -271,7 +271,7 @@ static ms_status make_part(const char *part)
     MS_TRY(errno == ENOENT ? msi_io_absent(part) : msi_io_fail("stat", part));
     const ms_status status = msi_io_mkdir(part);
 
-    if (status != MS_OK && stat(part, &st) != 0) { /* else another process was faster */
+    if (status != MS_OK && stat(part, &st) != 0) { /* else another process made it */
         return status;
     }
     return msi_io_sync_parent(part);

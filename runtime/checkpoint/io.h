@@ -1,5 +1,5 @@
-/* Files. Every failure names the path and the system's reason, every write is complete or an error,
- * and a test can make any step fail. */
+/* Files. Every error has the path and the system's reason, every write is complete or an error, and
+ * a test can make any step fail. */
 #ifndef MSI_IO_H
 #define MSI_IO_H
 
@@ -14,44 +14,44 @@ typedef int (*msi_io_hook_fn)(const char *step, const char *path);
 extern _Thread_local msi_io_hook_fn msi_io_hook;
 
 typedef char msi_path[PATH_MAX];
-/* MS_IO_ERROR when it is too long. */
+/* MS_IO_ERROR if it is too long. */
 ms_status msi_path_set(msi_path path, const char *format, ...) MSI_PRINTF(2, 3);
-/* The folder that the path `of` lies in. */
+/* The parent folder of the path `of`. */
 ms_status msi_path_parent(msi_path parent, const char *of);
-/* "<what> <path>: <reason>" from errno, which stays as it is. MS_IO_ERROR, or MS_OUT_OF_MEMORY and
- * MS_RUNTIME_ERROR (too many files are open) where the file is not to blame. */
+/* Error "<what> <path>: <reason>" from errno, which is kept. MS_IO_ERROR; MS_OUT_OF_MEMORY and
+ * MS_RUNTIME_ERROR (too many open files) if the file is not the cause. */
 ms_status msi_io_fail(const char *what, const char *path);
-/* Hexadecimal digits no other writer has, and zero. */
+/* Unique hexadecimal digits, and a zero. */
 enum { MSI_NONCE_DIGITS = 16, MSI_NONCE_ROOM = MSI_NONCE_DIGITS + 1 };
 ms_status msi_io_nonce(char *text);
 
-/* A new file, readable and writable; MS_IO_ERROR when it exists. */
+/* A new file, readable and writable; MS_IO_ERROR if it exists. */
 ms_status msi_io_create(int *fd, const char *path);
-/* Open the regular file `name` of the folder `dir` for reading; `path` names it in errors. A
- * symbolic link is followed when `dir` is AT_FDCWD, else refused. `*fd` is -1 on failure. */
+/* Open the regular file `name` of folder `dir` for reading; `path` is for errors. A symbolic link
+ * is followed if `dir` is AT_FDCWD, else an error. `*fd` is -1 on failure. */
 ms_status msi_io_open(int *fd, int64_t *nbytes, int dir, const char *name, const char *path);
 ms_status msi_io_write(int fd, const char *path, const void *data, int64_t nbytes, int64_t offset);
-/* Exactly `nbytes`; MS_FORMAT_ERROR when the file ends before. */
+/* Exactly `nbytes`; MS_FORMAT_ERROR if the file is shorter. */
 ms_status msi_io_read(int fd, const char *path, void *data, int64_t nbytes, int64_t offset);
-/* XXH3 of a file's first `nbytes`: what `xxhsum -H3` prints. */
+/* XXH3 of a file's first `nbytes`, as `xxhsum -H3` prints it. */
 ms_status msi_io_hash(int fd, const char *path, int64_t nbytes, uint64_t *hash);
-/* Wait until what was written is on the disk. */
+/* Wait until all writes are on disk. */
 ms_status msi_io_sync(int fd, const char *path);
 ms_status msi_io_sync_folder(const char *path);
-/* Sync the folder `path` lies in. */
+/* Sync the parent folder of `path`. */
 ms_status msi_io_sync_parent(const char *path);
-/* For a path at which nothing is. MS_IO_ERROR when a link on the way leads nowhere, as where a
- * volume is not mounted: something may well be there. */
+/* For a missing path. MS_IO_ERROR if a link on the way is dangling, e.g. to an unmounted volume, as
+ * the path may exist there. */
 ms_status msi_io_absent(const char *path);
-/* Make a folder; with its parents. An existing one is fine for the second. */
+/* Make a folder; the second with parents, and it may exist. */
 ms_status msi_io_mkdir(const char *path);
 ms_status msi_io_mkdir_all(const char *path);
 ms_status msi_io_rename(const char *from, const char *to);
-/* Let two paths change places in one step. `*able` is false where the file system cannot. */
+/* Exchange two paths atomically. `*able` is false if the file system cannot. */
 ms_status msi_io_exchange(bool *able, const char *from, const char *to);
 ms_status msi_io_symlink(const char *target, const char *path);
 ms_status msi_io_unlink(const char *path);
-/* Remove an empty folder; one that is gone already is fine. errno has the reason. */
+/* Remove an empty folder; a missing one is no error. Sets errno. */
 ms_status msi_io_rmdir(const char *path);
 
 #endif

@@ -1,4 +1,4 @@
-/* JSON by Jansson, with errors that name the file and the byte. */
+/* JSON by Jansson, with errors that show file and byte. */
 #ifndef MSI_JSON_H
 #define MSI_JSON_H
 
@@ -6,8 +6,8 @@
 
 #include <jansson.h>
 
-/* Parse `n` bytes; an object with a name twice is refused. `part` says which part of the file at
- * `path` they are, e.g. "header, ". MS_FORMAT_ERROR, MS_OUT_OF_MEMORY. The caller owns `*out`. */
+/* Parse `n` bytes; a repeated name in an object is an error. `part`: part of the file at `path`,
+ * e.g. "header, ". MS_FORMAT_ERROR, MS_OUT_OF_MEMORY. The caller owns `*out`. */
 ms_status msi_json_parse(json_t **out, const char *path, const char *part, const char *text,
                          size_t n);
 /* "an array", or "nothing" for NULL. */

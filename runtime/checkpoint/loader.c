@@ -1,9 +1,9 @@
-/* Reading a checkpoint into tensors, all or nothing, and every rank learns which.
+/* Reading a checkpoint into tensors, all or nothing, with one outcome on all ranks.
  *
- * [Note: loading] Ranks open one checkpoint and together verify every file of it. Each then reads
- * what it holds into memory beside the tensors, and only when all ranks have done so is anything
- * written to a tensor, by copies that need no memory. So this rank's part is there twice for a
- * moment; its first copy goes back to the system tensor by tensor. */
+ * [Note: loading] Ranks open one checkpoint and together verify every file. Each reads its elements
+ * into staging memory. Only when all ranks have done so are tensors written, by copies that need no
+ * memory. So this rank's part exists twice for a moment; staging memory is freed tensor by tensor.
+ */
 #include "outcome.h"
 #include "reader.h"
 #include "store.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Values on their way into a tensor. */
+/* Staged values of a tensor. */
 typedef struct staged {
     struct staged *next;
     ms_tensor *local; /* retained */
@@ -25,7 +25,7 @@ struct ms_checkpoint_loader {
     ms_comm *comm;
     ms_checkpoint *c;
     staged *list;
-    msi_outcome own; /* the caller's failure, which the commit brings to all ranks */
+    msi_outcome own; /* the caller's failure, for all ranks at commit */
 };
 
 static void loader_free(ms_checkpoint_loader *l)
@@ -66,7 +66,7 @@ static ms_status open_share(ms_checkpoint_loader *l, const char *path, bool list
     return listed ? msi_checkpoint_missing(status) : status;
 }
 
-/* Did all ranks open the same checkpoint? */
+/* Error unless all opened the same. */
 static ms_status check_one(const msi_outcome *all, const ms_comm *comm)
 {
     for (int32_t r = 1; r < ms_comm_size(comm); r++) {
@@ -83,8 +83,8 @@ static ms_status check_one(const msi_outcome *all, const ms_comm *comm)
     return MS_OK;
 }
 
-/* All ranks open and verify a checkpoint, or none does. `own` may hold a failure already. `listed`:
- * see msi_checkpoint_missing(). */
+/* All ranks open and verify a checkpoint, or none does. `own` may have a failure. `listed`: see
+ * msi_checkpoint_missing(). */
 static ms_status open_together(ms_checkpoint_loader *l, ms_comm *comm, const char *path,
                                bool listed, msi_outcome *own)
 {
@@ -121,7 +121,7 @@ ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm, co
     return MS_OK;
 }
 
-/* Do all ranks look into the same folder? `own` may hold a failure already. */
+/* Error unless all ranks use the same root. `own` may have a failure. */
 static ms_status agree_on_root(ms_comm *comm, const char *root, msi_outcome *own)
 {
     msi_outcome all[ms_comm_size(comm)];
@@ -132,7 +132,7 @@ static ms_status agree_on_root(ms_comm *comm, const char *root, msi_outcome *own
     return msi_outcome_same_path(all, comm, "looks for checkpoints in");
 }
 
-/* Broadcast the name of rank 0's next candidate; empty when there is none. */
+/* Broadcast the name of rank 0's next candidate; empty at the end. */
 static ms_status propose(ms_comm *comm, msi_listing *listing, msi_outcome *own, char *name,
                          size_t room)
 {
@@ -149,8 +149,8 @@ static ms_status propose(ms_comm *comm, msi_listing *listing, msi_outcome *own, 
     return MS_OK;
 }
 
-/* Try rank 0's checkpoints, newest first, until all ranks find one intact. The listing of the other
- * ranks is empty. */
+/* Try rank 0's checkpoints, newest first, until one is intact on all ranks. Other ranks' listings
+ * are empty. */
 static ms_status open_newest(ms_checkpoint_loader *l, ms_comm *comm, const char *root,
                              msi_listing *listing, msi_outcome *own, bool *found)
 {
@@ -184,7 +184,7 @@ static ms_status open_newest(ms_checkpoint_loader *l, ms_comm *comm, const char 
     }
 }
 
-/* Rank 0: look into the root. The steps of another group of the job are not this one's. */
+/* Rank 0: list the root. Excludes steps of other groups of the job. */
 static ms_status begin_search(msi_listing *listing, ms_comm *comm, const char *root, bool steps)
 {
     const msi_owner owner = msi_owner_of(comm);
@@ -193,7 +193,7 @@ static ms_status begin_search(msi_listing *listing, ms_comm *comm, const char *r
     return steps ? msi_owner_check(root, NULL, &owner) : MS_OK;
 }
 
-/* `steps`: of those that are named by their steps. */
+/* `steps`: only checkpoints named by steps. */
 static ms_status load_newest(ms_checkpoint_loader **out, ms_comm *comm, const char *root,
                              bool steps)
 {
@@ -239,7 +239,7 @@ const ms_checkpoint *ms_checkpoint_load_source(const ms_checkpoint_loader *l)
     return l->c;
 }
 
-/* Read the elements of `extent` into memory beside `local`. */
+/* Read the elements of `extent` into staging memory. */
 static ms_status stage(ms_checkpoint_loader *l, const char *key, const ms_param_extent *extent,
                        ms_tensor *local)
 {

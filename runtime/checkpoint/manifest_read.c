@@ -1,4 +1,4 @@
-/* Reading manifests: every field is checked before anything is opened or allocated by it. */
+/* Reading manifests: every field is checked before it is used to open or allocate. */
 #include "manifest.h"
 #include "safetensors.h"
 
@@ -10,7 +10,7 @@ static ms_status no_memory(const char *path)
     return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the contents of %s", path);
 }
 
-/* An integer of at least 0. `where` says which part of the manifest `object` is. */
+/* An integer >= 0. `where`: the part of the manifest, for errors. */
 static ms_status get_count(const char *path, const char *where, const json_t *object,
                            const char *key, int64_t *out)
 {
@@ -65,7 +65,7 @@ static ms_status get_hex(const char *path, const char *where, const json_t *obje
     return MS_OK;
 }
 
-/* A file has the name its writer gave it: no path leads out of the checkpoint. */
+/* A file must have the name its writer gave it, so no path leaves the checkpoint. */
 static ms_status parse_file(const char *path, const json_t *value, int64_t world,
                             msi_manifest_file *f)
 {
@@ -139,7 +139,7 @@ static ms_status parse_piece(const msi_manifest *m, const char *path, const json
     return MS_OK;
 }
 
-/* `*t` is disposed of with the manifest, also when this fails. */
+/* `*t` is freed with the manifest, also on failure. */
 static ms_status parse_tensor(const msi_manifest *m, const char *path, const json_t *value,
                               msi_manifest_tensor *t)
 {
@@ -287,7 +287,7 @@ static ms_status parse_tensors(msi_manifest *m, const char *path, const json_t *
     return index_keys(m, path);
 }
 
-/* The manifest's own hash covers its content, not its spacing. Removes it from `root`. */
+/* The manifest's own hash covers content, not spacing. Removes it from `root`. */
 static ms_status check_own_hash(msi_manifest *m, const char *path, json_t *root)
 {
     MS_TRY(get_hex(path, "the manifest", root, "xxh3", &m->hash));

@@ -1,4 +1,4 @@
-/* Making manifests: each rank reports what it wrote, the reports are joined and checked. */
+/* Making manifests: ranks report what they wrote; the reports are checked and joined. */
 #include "manifest.h"
 #include "safetensors.h"
 
@@ -58,7 +58,7 @@ ms_status msi_report_file(json_t *report, const char *name, int64_t nbytes, uint
                : no_memory();
 }
 
-/* {file, start, numel, offset}. NULL when memory is out. */
+/* {file, start, numel, offset}. NULL if memory is out. */
 static json_t *piece_new(int32_t file, int64_t start, int64_t numel, int64_t offset)
 {
     return json_pack("{s:i, s:I, s:I, s:I}", "file", (int)file, "start", (json_int_t)start, "numel",
@@ -102,7 +102,7 @@ static int64_t field(const json_t *object, const char *key)
     return json_integer_value(json_object_get(object, key));
 }
 
-/* What a rank has written of a tensor. */
+/* A rank's piece of a tensor. */
 typedef struct written {
     int32_t rank;
     msi_manifest_piece piece;
@@ -118,7 +118,7 @@ static int compare_written(const void *a, const void *b)
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-/* What ranks have written of tensor number `i`, ascending; how many pieces. */
+/* Collect the ranks' pieces of tensor number `i`, ascending; returns their number. */
 static int32_t collect(written *list, json_t *const *reports, int32_t world, size_t i,
                        const int32_t *first_file)
 {
@@ -140,7 +140,7 @@ static int32_t collect(written *list, json_t *const *reports, int32_t world, siz
     return n;
 }
 
-/* Is each of the elements in exactly one piece? */
+/* Error unless each element is in exactly one piece. */
 static ms_status check_tiling(const char *key, int64_t numel, const written *list, int32_t n,
                               const ms_comm *comm)
 {
@@ -173,7 +173,8 @@ static int64_t numel_of(const json_t *shape)
     return numel;
 }
 
-/* Tensor number `i` of all ranks into one entry of `joined`. `list`: room for a piece of each. */
+/* Join tensor number `i` of all ranks into an entry of `joined`. `list`: room for a piece of each.
+ */
 static ms_status join_tensor(json_t *joined, json_t *const *reports, const ms_comm *comm, size_t i,
                              const int32_t *first_file, written *list)
 {
@@ -199,7 +200,7 @@ static ms_status join_tensor(json_t *joined, json_t *const *reports, const ms_co
     return ok ? MS_OK : no_memory();
 }
 
-/* Where two texts begin to differ, with a little before it. */
+/* Position shortly before the first difference. */
 static size_t difference(const char *a, const char *b)
 {
     size_t n = 0;
@@ -210,12 +211,12 @@ static size_t difference(const char *a, const char *b)
     return n < 30 ? 0 : n - 20;
 }
 
-/* Two ranks of a group, by their ranks in the job. */
+/* Ranks in the job of two members. */
 typedef struct rank_pair {
     int first, other;
 } rank_pair;
 
-/* Did another rank report the same as the first of what is the same on all? */
+/* Error unless another rank reported the first one's texts. */
 static ms_status check_reported(const json_t *first, const json_t *other, rank_pair r)
 {
     const json_t *a = json_object_get(first, "same"), *b = json_object_get(other, "same");
@@ -242,7 +243,7 @@ static ms_status check_reported(const json_t *first, const json_t *other, rank_p
     return MS_OK;
 }
 
-/* Did another rank add the same tensors as the first, in the same order? */
+/* Error unless another rank added the first one's tensors, in order. */
 static ms_status check_same(const json_t *first, const json_t *other, rank_pair r)
 {
     const json_t *a = json_object_get(first, "tensors"), *b = json_object_get(other, "tensors");
@@ -296,7 +297,7 @@ static ms_status join_reports(json_t *root, json_t *const *reports, const ms_com
     return status;
 }
 
-/* Add the manifest's own hash, and make its text. */
+/* Add the manifest's hash and write its text. */
 static ms_status seal(msi_manifest_draft *draft, json_t *root)
 {
     char hex[17], *canonical = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS);

@@ -1,5 +1,5 @@
-/* A folder of checkpoints belongs to its user, who may have put anything into it. Only files with
- * our names are ever removed, from folders that have our names or hold our manifest. */
+/* A root belongs to its user and may contain anything. Only files with our names are removed, from
+ * folders with our names or our manifest. */
 #include "paths.h"
 #include "moonshard/checkpoint.h"
 
@@ -25,7 +25,7 @@ ms_status msi_temporary_path(msi_path path, const char *place, const char *nonce
     return msi_path_set(path, "%s" MSI_TEMPORARY_MARK "%s", place, nonce);
 }
 
-/* The nonce in a temporary name, NULL in another. `*n` bytes come before the mark. */
+/* The nonce of a temporary name, else NULL. `*n`: bytes before the mark. */
 static const char *temporary_nonce(const char *entry, size_t *n)
 {
     const size_t n_mark = strlen(MSI_TEMPORARY_MARK);
@@ -104,7 +104,7 @@ static ms_status each_entry(DIR *dir, const char *path,
         errno = 0;
         const struct dirent *e = readdir(dir);
 
-        if (e == NULL) { /* errno alone tells an error from the end */
+        if (e == NULL) { /* only errno separates an error from the end */
             return errno == 0 ? MS_OK : msi_io_fail("read", path);
         }
         if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) {
@@ -161,7 +161,7 @@ ms_status msi_folder_look(msi_contents *contents, const char *path)
 
 /* -- locks ------------------------------------------------------------------------------------- */
 
-/* Lock what was opened as `fd` at `path`. GONE: it is not there any more. */
+/* Lock `fd`, opened at `path`. GONE: it was removed meanwhile. */
 static ms_status lock_open(int fd, msi_lock *lock, const char *path)
 {
     struct stat seen, st = {0};
@@ -203,7 +203,7 @@ ms_status msi_folder_lock(int *fd, msi_lock *lock, const char *path)
     return open_and_lock(fd, lock, path, O_RDONLY | O_DIRECTORY);
 }
 
-/* One attempt: `*fd` is -1 when the name is taken, or somebody who sweeps came before the lock. */
+/* One attempt: `*fd` is -1 if the name is taken, or it was swept before the lock. */
 static ms_status create_and_lock(int *fd, const char *path, bool folder)
 {
     msi_lock lock = MSI_LOCK_GONE;
@@ -285,7 +285,7 @@ ms_status msi_folder_retire(const char *path, const char *place, bool *others)
     return *others ? msi_io_rename(doomed, path) : MS_OK;
 }
 
-/* The link `latest` before its rename. Its writer still has the checkpoint locked. */
+/* The link `latest` before its rename, whose writer has the checkpoint locked. */
 static ms_status remove_link(const char *path)
 {
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -298,8 +298,8 @@ static ms_status remove_link(const char *path)
     return status;
 }
 
-/* Remove what no other process has locked. On a file system without locks it stays. A file is
- * opened to write: some network file systems give no lock otherwise. */
+/* Remove what no process has locked; without file system locks, nothing. Opens files for writing,
+ * as some network file systems require for locks. */
 static ms_status remove_unlocked(const char *path, bool folder)
 {
     bool others;
@@ -368,7 +368,7 @@ ms_status msi_pointer_read(msi_pointer *p, const char *root)
     if (readlink(link, p->text, sizeof(p->text) - 1) < 0) {
         return errno == ENOENT || errno == EINVAL ? MS_OK : msi_io_fail("read", link);
     }
-    if (realpath(link, target) == NULL) { /* people move the link by hand */
+    if (realpath(link, target) == NULL) { /* users move the link */
         return errno == EACCES || errno == ENOMEM ? msi_io_fail("follow", link) : MS_OK;
     }
     MS_TRY(msi_path_parent(parent, target));
@@ -403,7 +403,7 @@ msi_owner msi_owner_of(const ms_comm *comm)
 typedef struct question {
     const char *name; /* NULL: any step */
     const msi_owner *asks;
-    bool saved; /* look at checkpoints, else at those that are being written */
+    bool saved; /* check published ones, else temporary ones */
 } question;
 
 static ms_status refuse(const char *does, const char *root, const char *name, const char *nonce)
@@ -418,7 +418,7 @@ static ms_status refuse(const char *does, const char *root, const char *name, co
                    msi_folder_step(name) >= 0 ? "root" : "path");
 }
 
-/* The nonce in the manifest at `path`, whose first bytes hold it; "": it cannot be read. */
+/* The nonce near the start of the manifest at `path`; "": unreadable. */
 static void read_nonce(char *nonce, const char *path)
 {
     char head[MANIFEST_HEAD], *at;
@@ -463,7 +463,7 @@ static ms_status check_entry(void *user, const char *root, const char *entry)
     }
     if (strncmp(nonce, q->asks->mark, JOB_DIGITS) != 0 ||
         strncmp(nonce, q->asks->mark, strlen(q->asks->mark)) == 0) {
-        return MS_OK; /* of another job, or of this group */
+        return MS_OK; /* another job's, or this group's */
     }
     if (written == NULL) {
         return refuse("has saved", root, name, nonce);
@@ -482,7 +482,7 @@ ms_status msi_owner_check(const char *root, const char *name, const msi_owner *a
 {
     question q = {.name = name, .asks = asks};
 
-    /* In this order: the second walk sees a writer that publishes between the two. */
+    /* In this order, so that the second pass sees a writer that publishes between. */
     MS_TRY(msi_folder_each(root, true, check_entry, &q));
     q.saved = true;
     return msi_folder_each(root, true, check_entry, &q);

@@ -1,4 +1,4 @@
-/* Names and folders of checkpoints: what belongs to us under a root, who writes it, and removing
+/* Names and folders of checkpoints: which belong to us under a root, who writes them, and removing
  * nothing else. */
 #ifndef MSI_PATHS_H
 #define MSI_PATHS_H
@@ -7,36 +7,36 @@
 #include "io.h"
 
 #define MSI_MANIFEST_NAME "manifest.json"
-/* A file or folder that is being written is called "<name>.tmp-<nonce>". */
+/* An unfinished file or folder has the name "<name>.tmp-<nonce>". */
 #define MSI_TEMPORARY_MARK ".tmp-"
-enum { MSI_SHARD_NAME = 64 }; /* bytes of a name, zero included */
+enum { MSI_SHARD_NAME = 64 }; /* bytes of a name, with its zero */
 
 /* -- names ------------------------------------------------------------------------------------- */
 
 /* Name of file number `part` (from 0) of a rank. */
 void msi_shard_name(char *name, int32_t rank, int32_t world, int32_t part);
-/* Is `name` such a name? Of which rank and number of ranks? */
+/* True if `name` is such a name; sets rank and number of ranks. */
 bool msi_shard_name_read(const char *name, int32_t *rank, int32_t *world);
-/* The temporary name of what goes to `place`. */
+/* The temporary name for `place`. */
 ms_status msi_temporary_path(msi_path path, const char *place, const char *nonce);
-/* Is `entry` a temporary name of `name`, or (NULL) of any? */
+/* True if temporary, of `name` or (NULL) of any. */
 bool msi_is_temporary(const char *entry, const char *name);
-/* The step of which `name` is the ms_checkpoint_step_name(); -1: of none. */
+/* The step whose ms_checkpoint_step_name() is `name`, or -1. */
 int64_t msi_folder_step(const char *name);
 
 /* -- folders ----------------------------------------------------------------------------------- */
 
-/* Call `fn` for each entry, without "." and "..", until it fails. A folder that is not there has
- * none. `links`: a symbolic link to a folder is followed. MS_IO_ERROR with errno. */
+/* Call `fn` for each entry except "." and ".." until it fails. A missing folder has none. `links`:
+ * follow a symbolic link to a folder. MS_IO_ERROR with errno. */
 ms_status msi_folder_each(const char *path, bool links,
                           ms_status (*fn)(void *user, const char *folder, const char *name),
                           void *user);
 
 typedef enum msi_contents {
-    MSI_CONTENTS_GONE,   /* nothing is at the path */
+    MSI_CONTENTS_GONE,   /* missing */
     MSI_CONTENTS_EMPTY,  /* an empty folder */
-    MSI_CONTENTS_OURS,   /* a folder that holds a manifest or a file of a rank */
-    MSI_CONTENTS_OTHERS, /* a folder of something else */
+    MSI_CONTENTS_OURS,   /* a folder with a manifest or a rank's file */
+    MSI_CONTENTS_OTHERS, /* a folder with other contents */
     MSI_CONTENTS_NO_FOLDER,
     MSI_CONTENTS_LINK,
 } msi_contents;
@@ -44,56 +44,55 @@ typedef enum msi_contents {
 ms_status msi_folder_look(msi_contents *contents, const char *path);
 
 /* [Note: locks] Processes that write and prune under one root use flock(). A writer locks its
- * temporary folder until the checkpoint is published and `latest` points there (the lock stays with
- * the folder when it is renamed), and the checkpoint it replaces until that is removed. Whoever
- * removes a folder locks it meanwhile. Single files (atomic_file.h) are locked alike. So what is
- * temporary and not locked was left by a writer that died. */
+ * temporary folder until the checkpoint is published and `latest` points there (a rename keeps the
+ * lock), and the replaced checkpoint until it is removed. Removing a folder locks it. Single files
+ * (atomic_file.h) likewise. So an unlocked temporary name is a dead writer's. */
 typedef enum msi_lock {
     MSI_LOCK_OURS,
     MSI_LOCK_BUSY,
-    MSI_LOCK_GONE, /* nothing is at the path */
+    MSI_LOCK_GONE, /* nothing at the path */
     MSI_LOCK_NONE, /* the file system has no locks */
 } msi_lock;
 
-/* Try to lock the folder at `path`, which is no link, until `*fd` is closed. `*fd` is -1 when the
- * lock is busy or the folder gone. */
+/* Try to lock the folder at `path` (not a link) until `*fd` is closed. `*fd` is -1 if it is locked
+ * by another or missing. */
 ms_status msi_folder_lock(int *fd, msi_lock *lock, const char *path);
-/* Create a folder (else a file) with a temporary name for `place` and lock it. `nonce` has room for
- * MSI_NONCE_ROOM bytes and begins with `mark`. On failure nothing is left. */
+/* Create a folder (or file) with a temporary name for `place` and lock it. `nonce` has
+ * MSI_NONCE_ROOM bytes and begins with `mark`. A failure leaves nothing. */
 ms_status msi_temporary_new(int *fd, msi_path path, char *nonce, const char *mark,
                             const char *place, bool folder);
-/* Remove the files of a checkpoint from the folder at `path`, then the folder. Links are not
- * followed. Files of others stay, and the folder with them: then `*others` is true. */
+/* Remove the files of a checkpoint from the folder at `path`, then the folder. Does not follow
+ * links. Foreign files remain, with the folder: then `*others` is true. */
 ms_status msi_folder_remove(const char *path, bool *others);
-/* The same, after a rename to a temporary name of `place`: nobody sees a part of the folder, and no
- * late rank adds to it. With files of others in it, the folder gets its name back. */
+/* The same, after a rename to a temporary name of `place`: nobody sees a partial folder or adds
+ * files late. With foreign files the folder gets its name back. */
 ms_status msi_folder_retire(const char *path, const char *place, bool *others);
-/* Remove what writers that died left in `root`: of checkpoint `name` and of `latest`, or of all
- * (NULL). What cannot be removed is a warning. */
+/* Remove what dead writers left in `root`: of checkpoint `name` and of `latest`, or all (NULL).
+ * Warns about what it cannot remove. */
 ms_status msi_folder_sweep(const char *root, const char *name);
 
 /* -- the link `latest` ------------------------------------------------------------------------- */
 
 typedef struct msi_pointer {
-    char text[256];          /* the link's target as written, cut; "": there is no link */
-    char name[NAME_MAX + 1]; /* of the entry of the root it leads to; "": it leads elsewhere */
+    char text[256];          /* the link's target, truncated; "": no link */
+    char name[NAME_MAX + 1]; /* entry of the root it points to; "": elsewhere */
 } msi_pointer;
 
 ms_status msi_pointer_read(msi_pointer *p, const char *root);
 
 /* -- owners ------------------------------------------------------------------------------------ */
 
-/* Groups of one job must not replace each other's checkpoints. The nonce of a writer begins with
- * the mark of its group: digits of the job, of the least rank, and of a hash of all members. It is
- * in the name of the temporary folder and in the manifest. */
+/* Groups of one job must not replace each other's checkpoints. A writer's nonce begins with its
+ * group's mark: digits of the job, the smallest rank, and a hash of all members. It is in the
+ * temporary folder's name and in the manifest. */
 typedef struct msi_owner {
     char mark[13];
 } msi_owner;
 
 msi_owner msi_owner_of(const ms_comm *comm);
-/* MS_VALUE_ERROR: another group of the job writes, or has saved, checkpoint `name` under `root`;
- * where that is the name of a step, or NULL, any step. Of two writers that ask, each with its own
- * folder locked, one at least is refused. What cannot be read belongs to nobody. */
+/* MS_VALUE_ERROR if another group of the job writes or has saved checkpoint `name` under `root`
+ * (for a step's name, or NULL: any step). Of two writers that ask, with their folders locked, at
+ * least one fails. Unreadable entries are ignored. */
 ms_status msi_owner_check(const char *root, const char *name, const msi_owner *asks);
 
 #endif

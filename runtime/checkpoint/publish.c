@@ -17,7 +17,7 @@ ms_status msi_checkpoint_check_target(const char *root, const char *name)
 
     MS_TRY(msi_path_set(path, "%s/%s", root, name));
     MS_TRY(msi_folder_look(&contents, path));
-    /* a step without our files holds what others had put into it before it was pruned */
+    /* a step's folder without our files has what others added before a prune */
     if (contents < MSI_CONTENTS_OTHERS ||
         (contents == MSI_CONTENTS_OTHERS && msi_folder_step(name) >= 0)) {
         return MS_OK;
@@ -42,7 +42,7 @@ static ms_status write_manifest(const char *folder, const char *text)
     return status == MS_OK ? msi_io_sync_folder(folder) : status;
 }
 
-/* See the folder as a reader will: every file there with its size, the manifest what was meant. */
+/* Open as a reader: files with their sizes, and the expected manifest. */
 static ms_status read_back(const char *folder, const msi_manifest_draft *draft)
 {
     ms_checkpoint *c;
@@ -54,8 +54,8 @@ static ms_status read_back(const char *folder, const msi_manifest_draft *draft)
     return status;
 }
 
-/* [Note: replacing in steps] Without an exchange the old checkpoint moves to `<name>.old`, the new
- * one in, the old one to `from`. Should the process die between the first two, a reader that
+/* [Note: replacing in steps] Without an atomic exchange the old checkpoint moves to `<name>.old`,
+ * the new one in, the old one to `from`. If the process dies after the first step, a reader that
  * finds nothing at `to` opens `<name>.old`. */
 static ms_status replace_in_steps(const char *from, const char *to, bool *displaced)
 {
@@ -78,8 +78,7 @@ static ms_status replace_in_steps(const char *from, const char *to, bool *displa
     return status;
 }
 
-/* Rename `folder` to its final name. The checkpoint that was there is at `folder` afterwards, when
- * `*displaced`. */
+/* Rename `folder` to its final name. If `*displaced`, the old checkpoint is then at `folder`. */
 static ms_status put_in_place(const char *folder, const char *final, bool *displaced)
 {
     const ms_status status = msi_io_rename(folder, final);
@@ -92,10 +91,8 @@ static ms_status put_in_place(const char *folder, const char *final, bool *displ
     return *displaced ? MS_OK : replace_in_steps(folder, final, displaced);
 }
 
-/* Lock the checkpoint that will be replaced, so that nobody removes it as a leftover. A process
- * that removes it is soon done; one that keeps the lock does not keep this checkpoint from being
- * saved.
- */
+/* Lock the checkpoint to be replaced, so that it is not swept as a leftover. A process that removes
+ * it finishes soon; a process that keeps its lock does not prevent this save. */
 static ms_status lock_displaced(int *fd, const char *final)
 {
     msi_lock lock = MSI_LOCK_BUSY;
@@ -118,12 +115,12 @@ static ms_status replace_link(const char *name, const char *link, const char *la
     }
     if (status != MS_OK) {
         unlink(link);
-        unlink(latest); /* a link to an older one would be resumed; without it, steps decide */
+        unlink(latest); /* resume would follow a link to an older one; without it, steps decide */
     }
     return status;
 }
 
-/* Point the link `latest` at the checkpoint, unless something else than a link is there. */
+/* Set the link `latest`, unless something else has that name. */
 static ms_status point_latest(const char *root, const char *name, const char *nonce)
 {
     msi_path latest, link;
@@ -136,7 +133,7 @@ static ms_status point_latest(const char *root, const char *name, const char *no
                : replace_link(name, link, latest);
 }
 
-/* Remove the checkpoint that was replaced, but not what others have put into it. */
+/* Remove the replaced checkpoint, except for foreign files. */
 static void remove_displaced(const char *folder, const char *final)
 {
     bool others;
@@ -170,7 +167,7 @@ ms_status msi_checkpoint_publish(const char *folder, const char *root, const cha
     if (status == MS_OK && msi_io_sync_folder(root) != MS_OK) {
         msi_warn("UserWarning", "%s is saved, but a power loss might undo it: %s", final,
                  ms_error_message());
-        displaced = false; /* it stays until the new one is on the disk */
+        displaced = false; /* keep it until the new one is on disk */
     }
     if (displaced) {
         remove_displaced(folder, final);

@@ -1,8 +1,8 @@
-/* Reading a checkpoint at any world size: the elements asked for are intersected with the pieces in
- * the manifest. A file's hash is verified before its first use.
+/* Reading a checkpoint at any world size: intersects the requested elements with the manifest's
+ * pieces. A file's hash is verified before its first use.
  *
- * A checkpoint may be replaced or removed while it is read. Manifest and files are opened at once,
- * in the one folder that was opened first, and stay open. */
+ * A checkpoint may be replaced or removed while it is read. So manifest and files are opened at
+ * once, in the folder opened first, and stay open. */
 #include "reader.h"
 #include "safetensors.h"
 #include "tensor.h"
@@ -26,7 +26,7 @@ struct ms_checkpoint {
     shard *shards; /* one per file of the manifest */
 };
 
-/* The folder has no manifest. When it is a root of checkpoints, the error names the last one. */
+/* Error for a folder without a manifest; for a root of checkpoints it shows the last one. */
 static ms_status fail_without_manifest(const ms_checkpoint *c, const char *path)
 {
     msi_pointer latest = {0};
@@ -41,7 +41,7 @@ static ms_status fail_without_manifest(const ms_checkpoint *c, const char *path)
                    path, c->path, msi_foreign_name(latest.name));
 }
 
-/* `text` is malloced. */
+/* The caller frees `text`. */
 static ms_status read_manifest_text(char **text, int64_t *nbytes, const ms_checkpoint *c, int dir,
                                     const char *path)
 {
@@ -83,7 +83,7 @@ static ms_status read_manifest(ms_checkpoint *c, int dir)
     return status;
 }
 
-/* Open file `i` and see that it has the size the manifest says. */
+/* Open file `i` and compare its size with the manifest. */
 static ms_status open_file(ms_checkpoint *c, int dir, int32_t i)
 {
     const msi_manifest_file *file = &c->manifest.files[i];
@@ -114,8 +114,8 @@ static ms_status open_files(ms_checkpoint *c, int dir)
     return MS_OK;
 }
 
-/* Open the folder at c->path, or where that is gone, the one that a replacement which was cut short
- * has left beside it ([Note: replacing in steps]). */
+/* Open the folder at c->path or, if missing, what an interrupted replacement left beside it ([Note:
+ * replacing in steps]). */
 static ms_status open_folder(ms_checkpoint *c, int *dir)
 {
     *dir = open(c->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -137,7 +137,7 @@ static ms_status open_folder(ms_checkpoint *c, int *dir)
     return MS_OK;
 }
 
-/* Has another folder come to c->path since `dir` was opened there? */
+/* True if c->path is another folder since `dir` was opened. */
 static bool is_replaced(const ms_checkpoint *c, int dir)
 {
     struct stat opened, there;
@@ -146,7 +146,7 @@ static bool is_replaced(const ms_checkpoint *c, int dir)
            (opened.st_ino != there.st_ino || opened.st_dev != there.st_dev);
 }
 
-/* `*replaced`: it failed as the checkpoint was replaced meanwhile. */
+/* `*replaced`: it failed because of a concurrent replacement. */
 static ms_status open_once(ms_checkpoint **out, const char *path, bool *replaced)
 {
     ms_checkpoint *c = calloc(1, sizeof(*c));
@@ -317,8 +317,7 @@ ms_status msi_checkpoint_check(const ms_checkpoint *c, const char *key,
     return MS_OK;
 }
 
-/* Pass over the pieces that hold the elements of `extent`: verify their files, or (when `to` is
- * given) read them. */
+/* For all pieces with elements of `extent`: verify their files, or read them if `to` is given. */
 static ms_status for_pieces(ms_checkpoint *c, const msi_manifest_tensor *t,
                             const ms_param_extent *extent, char *to)
 {
@@ -331,7 +330,7 @@ static ms_status for_pieces(ms_checkpoint *c, const msi_manifest_tensor *t,
         const int64_t piece_end = piece->start + piece->numel;
         const int64_t n = (piece_end < end ? piece_end : end) - next;
 
-        if (n <= 0) { /* it ends before the extent */
+        if (n <= 0) { /* ends before the extent */
             continue;
         }
         MS_TRY(verify_file(c, piece->file, path));
@@ -361,7 +360,7 @@ ms_status ms_checkpoint_read(ms_checkpoint *c, const char *key, const ms_param_e
 
     MS_TRY(msi_checkpoint_check(c, key, extent, local));
     MS_TRY(msi_view_present(&local->v));
-    MS_TRY(msi_checkpoint_fetch(c, key, extent, NULL)); /* a damaged file leaves `local` alone */
+    MS_TRY(msi_checkpoint_fetch(c, key, extent, NULL)); /* damage leaves `local` unchanged */
     MS_TRY(msi_host_view_begin(&host, &local->v, MSI_HOST_WRITES));
     ms_status status = msi_tensor_begin_write(local, "checkpoint");
 

@@ -1,5 +1,4 @@
-/* Reading safetensors files from anywhere: every field of the header is checked against the bytes
- * of the file. */
+/* Reading safetensors files of any origin: every header field is checked against the file. */
 #include "io.h"
 #include "safetensors.h"
 
@@ -11,9 +10,9 @@
 
 typedef struct st_entry {
     char *name;
-    const char *dtype; /* static, the format's name */
+    const char *dtype; /* static, the format's */
     int32_t ndim;
-    int64_t shape[MS_MAX_DIMS]; /* the first ones when there are more */
+    int64_t shape[MS_MAX_DIMS]; /* the first, if more */
     int64_t begin, end;         /* in the data section */
 } st_entry;
 
@@ -26,7 +25,7 @@ struct ms_safetensors {
     st_entry *entries; /* by begin, end, name */
 };
 
-/* Every dtype of the format, with its bits; ours first, in the order of their numbers. */
+/* Every dtype of the format, in bits; ours first, in their order. */
 static const struct {
     const char *name;
     int32_t bits;
@@ -68,7 +67,7 @@ static int32_t find_dtype(const char *name)
 
 const char *msi_st_dtype_name(int32_t dtype)
 {
-    return DTYPES[dtype].name; /* our dtypes come first, in order */
+    return DTYPES[dtype].name; /* ours are first, in order */
 }
 
 int32_t msi_st_dtype(const char *name)
@@ -83,7 +82,7 @@ static ms_status bad(const char *path, const char *name, const char *what)
     return MS_FAIL(MS_FORMAT_ERROR, "%s: tensor '%s': %s", path, msi_foreign_name(name), what);
 }
 
-/* Numel times bits of a dtype, as bytes. */
+/* Size in bytes of numel elements of `bits`. */
 static ms_status entry_bytes(const char *path, st_entry *e, const json_t *shape, int32_t bits,
                              int64_t *nbytes)
 {
@@ -150,7 +149,7 @@ static ms_status read_fields(const char *path, st_entry *e, const json_t *value)
     return MS_OK;
 }
 
-/* Metadata are checked and forgotten. */
+/* Metadata is checked and dropped. */
 static ms_status check_metadata(const char *path, const json_t *metadata)
 {
     const char *name;
@@ -181,7 +180,7 @@ static int compare_entries(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-/* Entries must follow each other from 0 to the end of the file: no holes, no overlaps. */
+/* Entries must cover the data without gaps or overlaps. */
 static ms_status check_cover(const ms_safetensors *f, int64_t data_bytes)
 {
     int64_t next = 0;
@@ -234,7 +233,7 @@ static ms_status read_entries(ms_safetensors *f, json_t *header)
     return MS_OK;
 }
 
-/* What torch.save() wrote, by its first bytes; NULL: it did not. */
+/* The format torch.save() wrote, by its first bytes; NULL: none. */
 static const char *format_of_torch(const void *bytes)
 {
     static const struct {

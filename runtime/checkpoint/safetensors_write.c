@@ -1,4 +1,4 @@
-/* Writing safetensors: headers, elements, and whole files put in place at once. */
+/* Writing safetensors: headers, elements, and whole files, atomically. */
 #include "atomic_file.h"
 #include "io.h"
 #include "outcome.h"
@@ -30,7 +30,7 @@ ms_status msi_st_header_add(json_t *header, const char *name, int32_t dtype, int
     json_t *sizes, *checked;
 
     errno = 0;
-    checked = json_string(name); /* NULL also when it is no UTF-8 */
+    checked = json_string(name); /* NULL also if not UTF-8 */
     if (checked == NULL) {
         return errno == ENOMEM ? no_memory()
                                : MS_FAIL(MS_VALUE_ERROR, "the name of a tensor is no UTF-8 text");

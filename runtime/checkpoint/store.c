@@ -1,4 +1,4 @@
-/* A root of checkpoints: the newest intact one, and removing those that are not wanted any more. */
+/* A root of checkpoints: finding the newest intact one, and removing old ones. */
 #include "store.h"
 #include "paths.h"
 #include "reader.h"
@@ -20,7 +20,7 @@ void msi_listing_dispose(msi_listing *l)
     *l = (msi_listing){0};
 }
 
-/* Greatest step first; equal steps by name, so that the order depends on nothing else. */
+/* Greatest step first, then by name, for a fixed order. */
 static int compare_found(const void *a, const void *b)
 {
     const msi_found *x = a, *y = b;
@@ -31,8 +31,8 @@ static int compare_found(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-/* Is `<root>/<name>` a checkpoint, whole or broken? MS_IO_ERROR, with errno, when it cannot be
- * looked at. */
+/* True if `<root>/<name>` is a checkpoint, intact or broken. MS_IO_ERROR, with errno, if
+ * unreadable. */
 static ms_status is_candidate(bool *is, const char *root, const char *name)
 {
     msi_contents contents;
@@ -83,7 +83,7 @@ static ms_status append(msi_listing *l, msi_found found)
     return MS_OK;
 }
 
-/* Append a checkpoint when it opens. */
+/* Append a checkpoint if it opens. */
 static ms_status examine(msi_listing *l, const char *root, char *name)
 {
     ms_checkpoint *c;
@@ -91,7 +91,7 @@ static ms_status examine(msi_listing *l, const char *root, char *name)
     msi_path path;
 
     MS_TRY(msi_path_set(path, "%s/%s", root, name));
-    if (strcmp(name, "latest") == 0) { /* as a copy that follows links makes it */
+    if (strcmp(name, "latest") == 0) { /* a copy that followed the link */
         status = MS_FAIL(MS_FORMAT_ERROR, "%s is a folder, expected a link to a checkpoint", path);
     } else {
         status = msi_checkpoint_missing(ms_checkpoint_open(&c, path));
@@ -123,7 +123,7 @@ static ms_status consider(void *user, const char *root, const char *entry)
     if (status == MS_OK && is) {
         status = examine(l, root, name);
     }
-    /* a step that cannot be read now may be whole: the caller fails */
+    /* an unreadable step may be intact: the caller fails */
     if (status != MS_IO_ERROR || step >= 0 || (errno != EACCES && errno != EPERM)) {
         return status;
     }
@@ -142,8 +142,8 @@ static void move_first(msi_listing *l, int32_t i)
     l->list[0] = found;
 }
 
-/* What was saved last comes first, whatever its step: a run that went back to an earlier step goes
- * on from there. Where it is lost, and another one is taken, that is a warning. */
+/* The last saved one is first, whatever its step: a run that went back continues from there. Warns
+ * if it is lost and another one is used. */
 static ms_status put_latest_first(msi_listing *l)
 {
     msi_pointer latest;
@@ -222,7 +222,7 @@ static ms_status verify(const char *path)
     return status;
 }
 
-/* It joins no group: a script may call it before it starts its ranks. */
+/* Uses no group: a script may call it before starting ranks. */
 ms_status ms_checkpoint_latest(const char **out, const char *root)
 {
     static _Thread_local msi_path path;
@@ -251,8 +251,8 @@ done:
 
 /* -- removing ---------------------------------------------------------------------------------- */
 
-/* Remove a checkpoint, unless it is busy or `latest` leads to it. That is known for sure only while
- * it is locked, as no writer replaces it then. What cannot be removed is a warning. */
+/* Remove a checkpoint unless it is locked or `latest` points to it, which is checked under the
+ * lock, when no writer can replace it. Warns about what it cannot remove. */
 static ms_status remove_checkpoint(const char *root, const char *name)
 {
     msi_pointer latest = {0};
@@ -285,7 +285,7 @@ static ms_status remove_checkpoint(const char *root, const char *name)
     return status;
 }
 
-/* Keep the first `keep` of the listing up to a step, and all beyond. Disposes of the listing. */
+/* Keep the first `keep` of the listing up to a step, and all later ones. Frees the listing. */
 static ms_status keep_first(msi_listing *l, int64_t up_to, int32_t keep)
 {
     const char *root = l->root;
@@ -334,7 +334,7 @@ ms_status ms_checkpoint_rotate(const char *root, int64_t step, int32_t keep)
         return MS_FAIL(MS_VALUE_ERROR, "rotate keeps at least 1 checkpoint, or all (0), got %d",
                        keep);
     }
-    /* Where all stay, only later steps matter, for the warning: a run may have hundreds. */
+    /* If all are kept, only later steps matter, for the warning: a run may have hundreds. */
     const ms_status status = msi_listing_read(&l, root, keep > 0 ? 0 : step, false);
 
     if (status != MS_OK) {

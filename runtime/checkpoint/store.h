@@ -1,4 +1,4 @@
-/* The checkpoints under a root, in the order in which they are tried. */
+/* The checkpoints under a root, in the order of trying. */
 #ifndef MSI_STORE_H
 #define MSI_STORE_H
 
@@ -11,29 +11,28 @@ typedef struct msi_found {
 
 typedef struct msi_listing {
     const char *root; /* borrowed */
-    int64_t from;     /* only those named by their own step, from this one on; -1: all */
-    bool warns;       /* about what is passed over */
-    bool gone;        /* a candidate was removed by another process */
-    bool lost;        /* `latest` leads to no checkpoint of the root */
-    msi_found *list;  /* where `latest` points, then by step, newest first */
-    int32_t n, next;  /* `next`: of msi_listing_next() */
+    int64_t from;     /* only those named by their step, from this one; -1: all */
+    bool warns;       /* warn about skipped ones */
+    bool gone;        /* another process removed a candidate */
+    bool lost;        /* `latest` points to no checkpoint of the root */
+    msi_found *list;  /* `latest`'s, then by step, newest first */
+    int32_t n, next;  /* next: for msi_listing_next() */
     int32_t n_broken;
-    char broken[900]; /* what is wrong with the broken ones; cut */
+    char broken[900]; /* reasons of the broken ones, truncated */
 } msi_listing;
 
-/* List the checkpoints under `root` whose manifest is sound and whose files have their sizes; none
- * when there is no such folder. Each folder (no link) counts that holds a manifest or a file of a
- * rank, is not temporary and not hidden. MS_IO_ERROR for one that cannot be read now, unless
- * permission is missing and its name is not that of a step. The caller disposes of the listing,
- * also after a failure. */
+/* List the checkpoints under `root` with a valid manifest and files of the right sizes; none if it
+ * is missing. Candidates are folders (not links) with a manifest or a rank's file that are neither
+ * temporary nor hidden. MS_IO_ERROR if one cannot be read now, except without permission if it is
+ * not named by a step. The caller disposes of the listing, in any case. */
 ms_status msi_listing_read(msi_listing *l, const char *root, int64_t from, bool warns);
-/* The next candidate's name, valid as long as the listing; NULL: there is none. */
+/* The next candidate's name, owned by the listing; NULL at the end. */
 const char *msi_listing_next(msi_listing *l);
-/* A candidate did not open, or is damaged; the thread's error says why. It counts as broken, unless
- * another process has removed it. */
+/* A candidate failed to open or is damaged, by the thread's error. Counts as broken unless another
+ * process removed it. */
 ms_status msi_listing_pass_over(msi_listing *l, const char *name);
-/* No candidate was intact: MS_OK when there was no checkpoint at all, MS_IO_ERROR when other
- * processes have removed what was listed. */
+/* Result without an intact candidate: MS_OK if there was none at all, MS_IO_ERROR if other
+ * processes removed the listed ones. */
 ms_status msi_listing_none(const msi_listing *l);
 void msi_listing_dispose(msi_listing *l);
 

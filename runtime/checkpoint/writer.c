@@ -1,14 +1,14 @@
-/* Writing a checkpoint: all or nothing, and every rank learns which.
+/* Writing a checkpoint: all or nothing, with one outcome on all ranks.
  *
- * [Note: order on disk] Ranks write into `<root>/<name>.tmp-<nonce>`, each its own files, and sync
- * them. When all have, rank 0 writes the manifest, syncs it and the folder, renames the folder,
- * moves the link `latest`, and syncs the root. Before the rename nothing but the temporary folder
- * has changed; after it everything the manifest names is on disk. An older checkpoint of the same
- * name changes places with the new one and is removed last.
+ * [Note: order on disk] Ranks write their files into `<root>/<name>.tmp-<nonce>` and sync them.
+ * Then rank 0 writes the manifest, syncs it and the folder, renames the folder, moves the link
+ * `latest`, and syncs the root. Before the rename only the temporary folder has changed; after it
+ * everything in the manifest is on disk. An older checkpoint of the name is exchanged with the new
+ * one and removed last.
  *
- * Rank 0 has the temporary folder locked ([Note: locks] in paths.h), so that a process that prunes
- * can tell it from the leftovers of a writer that died. Rank 0 made the folder and it alone removes
- * it: another rank that fails cannot know whether its files are being published. */
+ * Rank 0 locks the temporary folder ([Note: locks] in paths.h), so that pruning processes do not
+ * take it for a dead writer's. Only rank 0 makes and removes it: another rank that fails cannot
+ * know whether its files are being published. */
 #include "outcome.h"
 #include "publish.h"
 #include "safetensors.h"
@@ -19,8 +19,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Room for the header at the start of each file. A file that has no more room is finished and
- * another begun, so elements are written once and never moved. */
+/* Header space at the start of each file. A file whose header is full is finished and another one
+ * started, so elements are written once and never moved. */
 enum { HEADER_ROOM = 64 << 10, KEY_MAX = 1024 };
 
 struct ms_checkpoint_writer {
@@ -29,20 +29,20 @@ struct ms_checkpoint_writer {
     int32_t rank, world;
     char name[NAME_MAX + 1];
     msi_path root;
-    msi_path path;   /* where the checkpoint goes: `<root>/<name>` */
-    msi_path folder; /* where it is written meanwhile */
+    msi_path path;   /* final path: `<root>/<name>` */
+    msi_path folder; /* temporary folder */
     char nonce[MSI_NONCE_ROOM];
-    int lock; /* rank 0: the folder, locked; else -1 */
+    int lock; /* rank 0: lock of the folder; else -1 */
     json_t *report;
     json_t *keys; /* those added so far */
     int32_t n_files;
-    /* the file being written; fd -1: none */
+    /* the current file; fd -1: none */
     int fd;
     char file_name[MSI_SHARD_NAME];
     msi_path file_path;
     json_t *header;
     int64_t header_used, data_end;
-    msi_outcome own; /* its failure, which the commit brings to all ranks */
+    msi_outcome own; /* its failure, for all ranks at commit */
 };
 
 static ms_status check_name(const char *name)
@@ -75,8 +75,7 @@ static void writer_free(ms_checkpoint_writer *w)
     free(w);
 }
 
-/* Nothing will be published: rank 0 removes what all have written. What it cannot remove the next
- * writer sweeps away. */
+/* Nothing will be published: rank 0 removes all files. The next writer sweeps the rest. */
 static void remove_written(const ms_checkpoint_writer *w)
 {
     bool others;
@@ -86,7 +85,7 @@ static void remove_written(const ms_checkpoint_writer *w)
     }
 }
 
-/* End in a failure, whose message outlives the cleaning up. */
+/* Fail; the cleanup keeps the error message. */
 static ms_status give_up(ms_checkpoint_writer *w, ms_status status)
 {
     msi_outcome failure = {0};
@@ -99,7 +98,7 @@ static ms_status give_up(ms_checkpoint_writer *w, ms_status status)
     return MS_FAIL(status, "%s", failure.message);
 }
 
-/* Rank 0: make root and temporary folder; remove what died writers of this name have left. */
+/* Rank 0: make root and temporary folder; remove what dead writers of this name left. */
 static ms_status make_folder(ms_checkpoint_writer *w)
 {
     const msi_owner owner = msi_owner_of(w->comm);
@@ -136,7 +135,7 @@ static ms_status writer_new(ms_checkpoint_writer **out, ms_comm *comm, const cha
     return w->rank == 0 ? make_folder(w) : MS_OK;
 }
 
-/* All ranks are ready: take over the name that rank 0 has chosen. */
+/* All ranks are ready: use rank 0's name. */
 static ms_status begin_together(ms_checkpoint_writer *w, const msi_outcome *all)
 {
     MS_TRY(msi_outcome_same_path(all, w->comm, "saves checkpoint"));
@@ -183,7 +182,7 @@ static ms_status open_file(ms_checkpoint_writer *w)
     if (w->header == NULL) {
         return MS_OUT_OF_MEMORY;
     }
-    w->header_used = 8 + 256; /* the metadata, generously */
+    w->header_used = 8 + 256; /* upper bound of the metadata */
     w->data_end = HEADER_ROOM;
     return msi_io_create(&w->fd, w->file_path);
 }
@@ -212,11 +211,11 @@ static ms_status finish_file(ms_checkpoint_writer *w)
     return MS_OK;
 }
 
-/* Write this rank's piece of a tensor at the end of a file with room in its header. */
+/* Append this rank's piece of a tensor to a file with header space. */
 static ms_status write_piece(ms_checkpoint_writer *w, const char *key,
                              const ms_param_extent *extent, const ms_tensor *local)
 {
-    /* a key grows at most sixfold by JSON escapes; the rest of an entry stays below 150 bytes */
+    /* JSON escapes grow a key at most sixfold; the rest of an entry is below 150 bytes */
     int64_t entry = 6 * (int64_t)strlen(key) + 150;
     int64_t nbytes = extent->numel * ms_dtype_size(extent->dtype);
     int64_t begin = w->data_end - HEADER_ROOM;
@@ -296,8 +295,8 @@ void ms_checkpoint_fail(ms_checkpoint_writer *w, ms_status kind, const char *mes
 
 enum { REPORT_CHUNK = 2048 };
 
-/* Bring every rank's report to rank 0, as one object each. In chunks of fixed size, so that no rank
- * can be kept from taking part by want of memory. */
+/* Send every rank's report to rank 0, as one object each. In chunks of fixed size, so that a rank
+ * without memory can take part. */
 static ms_status gather_reports(ms_checkpoint_writer *w, const char *text, const msi_outcome *all,
                                 json_t **reports)
 {

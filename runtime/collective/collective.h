@@ -31,7 +31,7 @@ typedef struct msi_collective {
 MSI_COLLECTIVES(MSI_COLLECTIVES_DECLARE)
 #undef MSI_COLLECTIVES_DECLARE
 
-/* Error if the reduction does not exist for the dtype. */
+/* Error if the dtype lacks the reduction. */
 ms_status msi_check_reduction(const char *op, int32_t dtype, int32_t reduce);
 /* Error if the group has no such rank. */
 ms_status msi_check_root(const ms_comm *comm, int32_t root);

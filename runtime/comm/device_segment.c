@@ -126,13 +126,13 @@ void msi_device_segment_free(const msi_segment *s)
 
 /* Ranks as threads: take the descriptor from member q's hand-off word (by q, or back by the owner);
  * -1: none. */
-static int32_t pick_up(ms_comm *c, int32_t q)
+static int32_t take_handoff(ms_comm *c, int32_t q)
 {
     return (int32_t)(intptr_t)atomic_exchange(&c->members[q].handoff, NULL) - 1;
 }
 
 /* Returns errno. */
-static int lay_down(ms_comm *c, int32_t q, int32_t fd)
+static int put_handoff(ms_comm *c, int32_t q, int32_t fd)
 {
     const int its = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 
@@ -147,7 +147,7 @@ static int lay_down(ms_comm *c, int32_t q, int32_t fd)
 static void take_back(ms_comm *c)
 {
     for (int32_t q = 0; c->job->threads && q < c->size; q++) {
-        const int32_t fd = q != c->rank ? pick_up(c, q) : -1;
+        const int32_t fd = q != c->rank ? take_handoff(c, q) : -1;
 
         if (fd >= 0) {
             close(fd);
@@ -165,7 +165,7 @@ static int hand_over(ms_comm *c, msi_letter letter, int32_t fd)
     }
     for (int32_t q = 0; q < c->size && error == 0; q++) {
         if (q != c->rank) {
-            error = c->job->threads ? lay_down(c, q, fd)
+            error = c->job->threads ? put_handoff(c, q, fd)
                                     : msi_mail_send(c->job, c->in_job[q], letter, fd);
         }
     }
@@ -181,7 +181,7 @@ static int receive(ms_comm *c, msi_letter letter, int32_t *fd)
     if (!c->job->threads) {
         return msi_mail_receive(c->job, c->in_job[c->rank], letter, fd);
     }
-    *fd = pick_up(c, c->rank);
+    *fd = take_handoff(c, c->rank);
     return *fd >= 0 ? 0 : ECANCELED; /* its owner dropped it */
 }
 

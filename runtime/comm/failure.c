@@ -34,7 +34,7 @@ void ms_comm_failed(ms_comm *c, const char *message)
     atomic_store_explicit(&m->failed_before, c->seq + 1, memory_order_release);
 }
 
-static void tell(ms_comm *c, const char *message)
+static void report_to_group(ms_comm *c, const char *message)
 {
     msi_note note = {.n_numbers = 0};
 
@@ -52,9 +52,9 @@ void msi_groups_failed(ms_context *ctx)
     if (g == NULL) {
         return;
     }
-    tell(g->world, ms_error_message());
+    report_to_group(g->world, ms_error_message());
     for (ms_comm *c = g->others; c != NULL; c = c->next) {
-        tell(c, ms_error_message());
+        report_to_group(c, ms_error_message());
     }
 }
 

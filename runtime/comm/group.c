@@ -192,7 +192,7 @@ static int64_t total_bytes(const wish *all, int32_t n)
     return nbytes;
 }
 
-/* Fill in the group of this rank's color. */
+/* The group of this rank's color. */
 static void fill(ms_comm *c, const ms_comm *parent, const wish *all, int32_t n)
 {
     int64_t at = 0;

@@ -31,15 +31,15 @@ typedef struct msi_record {
 
 /* One note, and the hash of all up to and including it. Overwritten MSI_NOTES notes later. */
 typedef struct msi_note_record {
-    _Alignas(64) _Atomic uint64_t n; /* number of this note, from 1 */
+    _Alignas(64) _Atomic uint64_t n; /* of this note, from 1 */
     _Atomic uint64_t hash;
     _Atomic uint64_t word[sizeof(msi_note) / 8];
 } msi_note_record;
 
-/* If and how a member has left. */
+/* How a member has left. */
 enum { MSI_MEMBER_THERE, MSI_MEMBER_FREED, MSI_MEMBER_LEFT_JOB };
 
-/* A rank's shared part of a group. */
+/* A rank's part in a group. */
 typedef struct msi_member {
     _Alignas(64) _Atomic uint64_t published; /* sequence number of the latest record */
     _Atomic uint64_t schedule;               /* hash in that record, or already the next one's */

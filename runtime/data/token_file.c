@@ -52,7 +52,7 @@ static atomic_int passing_on[16];
 /* -- the handler: async-signal-safe ------------------------------------------------------------ */
 
 /* Print the warning in one write, without unsafe calls. */
-static void say_lost(const mapping *m)
+static void report_lost(const mapping *m)
 {
     static const char before_path[] = "moonshard: UserWarning: '",
                       after_path[] = "' is shorter than when it was mapped, or cannot be read any "
@@ -77,7 +77,7 @@ static bool put_zeros(uintptr_t at)
         /* check again: another thread may be replacing a freed mapping */
         if (at < end && at >= atomic_load(&m->begin) && atomic_load(&m->end) == end) {
             if (!atomic_exchange(&m->lost, true)) {
-                say_lost(m);
+                report_lost(m);
             }
             return mmap((void *)page, end - page, PROT_READ,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;

@@ -1,4 +1,4 @@
-/* Which cores a rank may run on. Ranks that share a core halve each other, so each gets its own. */
+/* Assigning cores to ranks. Ranks that share a core slow each other down, so each gets its own. */
 #include "job.h"
 
 #include <sched.h>
@@ -20,7 +20,7 @@ void msi_cores_pin(int32_t rank, int32_t world)
     }
     n = CPU_COUNT(&allowed);
     if (world > n) {
-        return; /* let the scheduler share what is there */
+        return; /* leave sharing to the scheduler */
     }
     int32_t first = rank * n / world, last = (rank + 1) * n / world;
 
@@ -34,5 +34,5 @@ void msi_cores_pin(int32_t rank, int32_t world)
         }
         seen++;
     }
-    sched_setaffinity(0, sizeof(mine), &mine); /* without it all still works, only slower */
+    sched_setaffinity(0, sizeof(mine), &mine); /* optional: only affects speed */
 }

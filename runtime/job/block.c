@@ -1,4 +1,4 @@
-/* The control block: making and mapping it, and the word that ends the job. */
+/* The control block: making and mapping it, and its abort word. */
 #include "job.h"
 
 #include <errno.h>
@@ -44,18 +44,18 @@ static msi_job *job_shell(const msi_job_guest *guest, int32_t world, bool thread
     return job;
 }
 
-/* Once for all ranks: what is wrong with them is said once. */
+/* Read once, so that ranks do not repeat warnings. */
 static void read_switches(msi_block *b)
 {
     int64_t us = msi_switch_within("MS_COMM_SPIN_US", 50, 0, 1000000);
 
-    /* Spinning pays only while every rank has a core of its own. */
+    /* Spin only if every rank has its own core. */
     b->spin_ns = b->world <= b->cores ? us * 1000 : 0;
     b->timeout_ns = msi_switch_within("MS_COMM_TIMEOUT", 600, 1, MSI_LONGEST_S) * 1000000000;
     b->announce_ns = msi_switch_within("MS_COMM_ANNOUNCE", 15, 0, MSI_LONGEST_S) * 1000000000;
 }
 
-/* "map the", of this many bytes. */
+/* `verb`: "map the". */
 static ms_status refused(const char *verb, int64_t nbytes, msi_bound by)
 {
     char there[MSI_BOUND_TEXT];
@@ -128,7 +128,7 @@ failed:
     return status;
 }
 
-/* Was it made by this build, with such a guest? */
+/* True if it was made by this build with this guest. */
 static bool fits(const msi_block *b, const msi_job_guest *guest, int64_t nbytes)
 {
     return b->magic == BLOCK_MAGIC && b->layout == layout_id(guest) && b->nbytes == nbytes &&
@@ -199,7 +199,7 @@ void msi_job_make_private(const msi_job *job)
 
 /* -- the abort word ---------------------------------------------------------------------------- */
 
-/* Wake every rank, whatever it waits for. */
+/* Wake all ranks. */
 static void ring_all(msi_job *job)
 {
     for (int32_t r = 0; r < job->world; r++) {
@@ -222,7 +222,7 @@ static int32_t abort_cause(uint64_t word)
     return (int32_t)(word >> 32);
 }
 
-/* " (pid N)" behind the first line of what a failed process is reported with. */
+/* Insert " (pid N)" after the first line of a failure. */
 static void name_process(const msi_job *job, int32_t subject, char *text, size_t nbytes)
 {
     char rest[MSI_TEXT];
@@ -233,9 +233,9 @@ static void name_process(const msi_job *job, int32_t subject, char *text, size_t
              (int)atomic_load(&job->block->rank[subject].pid), rest);
 }
 
-/* May `own` put another abort word in the place of `word`? The first stays, but for a rank that
- * others have found to have left, and that has failed since: its failure is why. */
-static bool gives_way(uint64_t word, int32_t own, int32_t subject, int32_t cause)
+/* True if `own` may replace the abort word. The first one stays, unless it reports that `own` had
+ * left: then its own failure is the cause. */
+static bool may_replace(uint64_t word, int32_t own, int32_t subject, int32_t cause)
 {
     return word == 0 || (subject == own && cause == MSI_CAUSE_FAILED &&
                          abort_subject(word) == own && abort_cause(word) == MSI_CAUSE_LEFT);
@@ -249,8 +249,8 @@ bool msi_job_abort(msi_job *job, int32_t own, int32_t subject, int32_t cause, ms
     char text[MSI_TEXT];
     va_list args;
 
-    if (!gives_way(word, own, subject, cause)) {
-        return false; /* also keeps a text that readers may be reading */
+    if (!may_replace(word, own, subject, cause)) {
+        return false; /* keeps a text that may be being read */
     }
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
@@ -262,7 +262,7 @@ bool msi_job_abort(msi_job *job, int32_t own, int32_t subject, int32_t cause, ms
     mine->kind = kind;
     while (!atomic_compare_exchange_strong(&job->block->abort, &word,
                                            abort_pack(own, subject, cause))) {
-        if (!gives_way(word, own, subject, cause)) {
+        if (!may_replace(word, own, subject, cause)) {
             return false;
         }
     }

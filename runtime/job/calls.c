@@ -1,4 +1,4 @@
-/* System calls that fail, in words: which call, why, and by which limit. */
+/* Messages of failed system calls: call, reason, limit. */
 #include "job.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* A context's place in its job: being a rank, and being none any more. */
+/* A context's place in its job: being a rank, and leaving. */
 #include "job.h"
 
 #include "backend.h"
@@ -8,9 +8,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { LEAST_STACK = 256 * 1024 }; /* twice what a first step was seen to need */
+enum { LEAST_STACK = 256 * 1024 }; /* twice the observed need of a first step */
 
-/* -- the room's state -------------------------------------------------------------------------- */
+/* -- state in the context ---------------------------------------------------------------------- */
 
 static _Thread_local msi_closed_rank closed_rank;
 
@@ -67,7 +67,7 @@ msi_dist *msi_dist_peek(void)
     return ctx != NULL ? ctx->room[MSI_ROOM_JOB] : NULL;
 }
 
-/* -- leaving without a word -------------------------------------------------------------------- */
+/* -- leaving at process end -------------------------------------------------------------------- */
 
 ms_status msi_gone_error(const msi_dist *d)
 {
@@ -80,8 +80,7 @@ ms_status msi_gone_error(const msi_dist *d)
     return MS_FAIL(MS_RUNTIME_ERROR, "this rank has left its job: no collective can follow");
 }
 
-/* In a process that this thread has just forked: a copy of a rank would speak and store as that
- * rank. */
+/* In a process this thread just forked: the copy must not act as the rank. */
 static void forked(void)
 {
     msi_dist *d = msi_dist_peek();
@@ -92,8 +91,8 @@ static void forked(void)
     }
 }
 
-/* The process of a rank that has not left ends well: then the guest ends its part. The launcher
- * sees the rest. */
+/* A rank's process exits with 0 without leaving: end the guest's part. The launcher handles the
+ * rest. */
 static void ended(int code, void *unused)
 {
     msi_dist *d = msi_dist_peek();
@@ -115,8 +114,7 @@ static void watch_process(void)
 
 /* -- joining and leaving ----------------------------------------------------------------------- */
 
-/* A stack that is too small ends a rank by a signal in its first step: who set it is told before.
- */
+/* A stack that is too small would end a rank by a signal in its first step: an error now. */
 static ms_status check_stack(void)
 {
     struct rlimit limit;
@@ -157,7 +155,7 @@ ms_status ms_dist_leave(void)
     if (d == NULL || d->job == NULL || d->gone != MSI_GONE_NOT) {
         return MS_OK;
     }
-    const ms_status status = msi_settle(d->ctx); /* peers are told while this is a rank */
+    const ms_status status = msi_settle(d->ctx); /* while it can still report to peers */
 
     d->job->guest->leave();
     d->gone = MSI_GONE_LEFT;

@@ -1,14 +1,14 @@
-/* Sleeping until a peer has stored something, and finding out that nobody will.
+/* Sleeping until a peer stores something, and detecting deadlock.
  *
- * [Note: doorbells] A waiter raises `waiting`, reads its doorbell, looks once more, and sleeps on
- * the doorbell. Whoever stored something loads `waiting` of its peers and changes the doorbells of
- * those who sleep. Store and load on both sides are sequentially consistent, so at least one of the
- * two sees the other.
+ * [Note: doorbells] A waiter sets `waiting`, reads its doorbell, checks once more, and sleeps on
+ * the doorbell. A rank that stores something then loads its peers' `waiting` and rings the
+ * sleepers' doorbells. Stores and loads on both sides are sequentially consistent, so at least one
+ * side sees the other.
  *
- * [Note: stuck] Sleepers look again every 100 ms and count the looks. When every rank alive is in
- * the same sleeping wait as before and has looked since, nobody is left who could store anything:
- * that is an error at once, not a timeout. A rank that is merely slow, stopped or starved does not
- * look, so it is never mistaken for one that waits in vain. */
+ * [Note: stuck] Sleepers check every 100 ms and count the checks. If every live rank is in the same
+ * sleeping wait as before and has checked since, none can store anything: an error at once, without
+ * a timeout. A slow, stopped or starved rank does not check, so it is not mistaken for a stuck one.
+ */
 #include "job.h"
 
 #include <limits.h>
@@ -30,9 +30,9 @@ void msi_doorbell_sleep(msi_job_rank *rank, uint32_t seen, int64_t most_ns)
     syscall(SYS_futex, &rank->doorbell, FUTEX_WAIT, seen, &limit, NULL, 0);
 }
 
-/* Order matters, as figures of several ranks are no moment in time: `waits` of all ranks are taken
- * before `checks` of any, and looked at again after them. So whoever looked twice since did it
- * after everybody had come to the wait in which all are found again. */
+/* Order matters, since counters of several ranks are not a snapshot: all `waits` are read before
+ * any `checks`, and again after them. So a rank that checked twice did so after all ranks had
+ * entered the waits they are still in. */
 bool msi_job_waits_in_vain(const msi_job *job, int32_t rank, msi_watch *w)
 {
     bool same = w->set, looked = w->set;
@@ -51,7 +51,7 @@ bool msi_job_waits_in_vain(const msi_job *job, int32_t rank, msi_watch *w)
         same = same && atomic_load(&its->waiting) != 0 && atomic_load(&its->waits) == w->waits[r];
         looked = looked && checks[r] >= w->checks[r] + 2;
     }
-    if (!same) { /* some rank has moved: take all figures anew */
+    if (!same) { /* a rank has moved: restart */
         w->set = true;
         for (int32_t r = 0; r < job->world; r++) {
             w->waits[r] = atomic_load(&job->block->rank[r].waits);

@@ -1,5 +1,4 @@
-/* Joining: by what a launcher left in the environment, or alone; and what a process can be told of
- * the job it is in. */
+/* Joining by a launcher's environment, or alone; and queries of the job. */
 #include "job.h"
 
 #include <errno.h>
@@ -32,7 +31,7 @@ static int32_t env_number(const char *name, int32_t least, int32_t most)
     return (int32_t)value;
 }
 
-/* "recv,send0,send1,..." as become_program() wrote it. */
+/* "recv,send0,send1,...", written by become_program(). */
 static ms_status open_mail(msi_job *job, int32_t rank)
 {
     const char *text = msi_switch_text("MOONSHARD_MAIL_FDS", "");
@@ -54,7 +53,7 @@ static ms_status open_mail(msi_job *job, int32_t rank)
     return MS_OK;
 }
 
-/* What is of the launcher stays open: this process may open its job again. */
+/* Keeps the launcher's descriptors open, as this process may join again. */
 static void close_job(msi_job *job)
 {
     for (int32_t r = 0; r < job->world; r++) {
@@ -64,7 +63,7 @@ static void close_job(msi_job *job)
     msi_job_free(job);
 }
 
-/* The job this process was started for, and which rank of it. */
+/* The job this process was started for, and its rank. */
 static ms_status open_job(msi_job **out, const msi_job_guest *guest, int32_t *rank)
 {
     int32_t world = env_number("MOONSHARD_WORLD_SIZE", 1, MS_MAX_RANKS);
@@ -95,25 +94,25 @@ static ms_status join_by_environment(msi_dist *d, const msi_job_guest *guest)
     MS_TRY_GOTO(open_mail(job, rank), failed);
     MS_TRY_GOTO(msi_dist_enter(d, job, rank, MSI_LAUNCHER_RUN, true), failed);
     fcntl(job->fd, F_SETFD, FD_CLOEXEC);
-    /* The ranks' children are no ranks. */
+    /* Children of a rank are not ranks. */
     unsetenv("MOONSHARD_RANK");
     unsetenv("MOONSHARD_JOB_FD");
     unsetenv("MOONSHARD_MAIL_FDS");
     unsetenv("MOONSHARD_WORLD_SIZE");
-    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* a pipe to the launcher: lines at once */
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* a pipe to the launcher: flush lines */
     return MS_OK;
 failed:
     close_job(job);
     return status;
 }
 
-/* -- for all ---------------------------------------------------------------------------------- */
+/* -- either way -------------------------------------------------------------------------------- */
 
 static ms_status join_alone(msi_dist *d, const msi_job_guest *guest)
 {
     msi_job *job;
 
-    MS_TRY(msi_job_new(&job, guest, 1, true)); /* one rank, this one: plain memory */
+    MS_TRY(msi_job_new(&job, guest, 1, true)); /* one rank: plain memory */
     ms_status status = msi_dist_enter(d, job, 0, MSI_LAUNCHER_NONE, true);
 
     if (status != MS_OK) {

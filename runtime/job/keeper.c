@@ -1,10 +1,10 @@
-/* The keeper: a process between the launcher and its ranks. It starts them, reaps them, and becomes
- * the parent of whatever they leave behind, however that was started; so none of this depends on
- * other children of the process that launches, or touches them.
+/* The keeper: a process between the launcher and its ranks. It starts and reaps them, and becomes
+ * the parent of all orphans they leave (subreaper). So it neither depends on nor touches other
+ * children of the launching process.
  *
- * They have a socket: the keeper sends which rank has ended and how, the launcher which rank
- * gets which signal. Who signals is who reaps, so a signal never meets another process with the
- * same number. When the launcher dies, or drops its end, the keeper ends everything. */
+ * They share a socket: the keeper sends which rank ended and how, the launcher which rank gets
+ * which signal. The keeper both signals and reaps, so a signal never reaches another process with a
+ * reused pid. If the launcher dies or closes its end, the keeper ends everything. */
 #include "launch.h"
 
 #include <ctype.h>
@@ -18,18 +18,18 @@
 #include <time.h>
 #include <unistd.h>
 
-/* So few are sent that the socket never fills. To the launcher: rank `rank` has ended with this
- * status of waitpid(). The first message: all ranks have been started, or fork() has failed with
- * this error at rank `rank`. To the keeper: a signal for a rank. */
+/* Few are sent, so the socket never fills. To the launcher: rank `rank` ended with this waitpid()
+ * status. The first one: all ranks have started, or fork() failed with this error at rank `rank`.
+ * To the keeper: a signal for a rank. */
 typedef struct message {
     int32_t rank, number;
 } message;
 
-enum { STARTED = -1 }; /* instead of a rank */
+enum { STARTED = -1 }; /* in place of a rank */
 
 typedef struct keeper {
     ms_launch *launch;
-    int32_t line; /* to the launcher; -1: it has gone */
+    int32_t line; /* to the launcher; -1: closed */
     int32_t running;
     struct sigaction child_before;
 } keeper;
@@ -44,7 +44,7 @@ static bool send_to(int32_t line, int32_t rank, int32_t number)
     return n == (ssize_t)sizeof(m);
 }
 
-/* 1: a message; 0: none for now; -1: the other side has gone. */
+/* 1: a message; 0: none yet; -1: closed. */
 static int32_t receive(int32_t line, message *m)
 {
     ssize_t n;
@@ -61,22 +61,22 @@ static void leave_stdin(void)
     int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
 
     if (null < 0 || dup2(null, STDIN_FILENO) < 0) {
-        close(STDIN_FILENO); /* better none than that of rank 0 */
+        close(STDIN_FILENO); /* do not share rank 0's */
     }
     if (null >= 0) {
         close(null);
     }
 }
 
-/* First steps of every rank: take signals, die with the parent, own cores, leave stdin to rank 0.
- * Async-signal-safe, as is all that a rank does before it becomes another program. Without these it
- * runs no worse: the keeper ends it as well. */
+/* First steps of a rank: signal mask, die with the parent, cores, stdin only for rank 0.
+ * Async-signal-safe, like everything before exec. Failures are ignored: the keeper ends the rank as
+ * well. */
 static void settle(const keeper *k, pid_t parent, int32_t rank)
 {
     sigaction(SIGCHLD, &k->child_before, NULL);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) {
-        _exit(128 + SIGKILL); /* it died before that took effect */
+        _exit(128 + SIGKILL); /* died before prctl() took effect */
     }
     msi_launch_catch_signals(k->launch);
     close(k->line);
@@ -86,8 +86,7 @@ static void settle(const keeper *k, pid_t parent, int32_t rank)
     }
 }
 
-/* Gives the rank that this process is, -1 in the keeper. Ranks it has started end with it when it
- * cannot start all. */
+/* Returns the rank in a rank, -1 in the keeper. If not all can start, those started are ended. */
 static int32_t start_ranks(keeper *k)
 {
     pid_t self = getpid();
@@ -112,8 +111,7 @@ static int32_t start_ranks(keeper *k)
 
 /* -- keeping ----------------------------------------------------------------------------------- */
 
-/* A launcher that does not learn of a rank's end would wait for ever: better it misses the keeper.
- */
+/* A launcher that misses a rank's end would wait forever, so exit on failure. */
 static void report(const keeper *k, int32_t rank, int32_t number)
 {
     if (k->line >= 0 && !send_to(k->line, rank, number) && errno != EPIPE) {
@@ -144,8 +142,8 @@ static void signal_rank(const keeper *k, int32_t rank, int signal)
     }
 }
 
-/* False: the launcher has gone. */
-static bool obey(const keeper *k)
+/* False: the launcher has closed. */
+static bool handle_message(const keeper *k)
 {
     int32_t received;
     message m;
@@ -175,7 +173,7 @@ static void signal_strays(int signal)
     closedir(processes);
 }
 
-/* True: some are left. */
+/* True: orphans are left. */
 static bool reap_strays(void)
 {
     pid_t pid;
@@ -185,7 +183,7 @@ static bool reap_strays(void)
     return pid == 0;
 }
 
-/* No rank runs any more: ask what they left to end, and kill it when it has not a second later. */
+/* After all ranks ended: SIGTERM to their orphans, SIGKILL a second later. */
 static void end_strays(void)
 {
     const struct timespec moment = {.tv_nsec = 10000000};
@@ -199,18 +197,17 @@ static void end_strays(void)
         nanosleep(&moment, NULL);
         waited_ms = (msi_now_ns() - begin) / 1000000;
         if (waited_ms > MSI_GRACE_MS) {
-            signal_strays(SIGKILL); /* also what the killed ones leave */
+            signal_strays(SIGKILL); /* also orphans of killed ones */
         }
     } while (reap_strays() && waited_ms < 2 * MSI_GRACE_MS);
 }
 
 static void on_child(int signal)
 {
-    (void)signal; /* it only ends ppoll() */
+    (void)signal; /* only interrupts ppoll() */
 }
 
-/* The keeper ignores what a terminal sends to all its processes. SIGCHLD also comes when the
- * launcher has died. */
+/* Ignore signals of the terminal. SIGCHLD also comes when the launcher has died. */
 static void take_no_signals(keeper *k)
 {
     struct sigaction wake = {.sa_handler = on_child};
@@ -234,7 +231,7 @@ static _Noreturn void keep(keeper *k)
 
         ppoll(&line, 1, NULL, &all_but_child);
         reap(k);
-        if (k->line >= 0 && !obey(k)) {
+        if (k->line >= 0 && !handle_message(k)) {
             for (int32_t r = 0; r < k->launch->n; r++) {
                 signal_rank(k, r, SIGKILL);
             }
@@ -246,7 +243,7 @@ static _Noreturn void keep(keeper *k)
     _exit(0);
 }
 
-/* Comes back in ranks only. */
+/* Returns in ranks only. */
 static int32_t become_keeper(ms_launch *launch, int32_t line)
 {
     keeper k = {.launch = launch, .line = line};
@@ -259,8 +256,8 @@ static int32_t become_keeper(ms_launch *launch, int32_t line)
     if (rank >= 0) {
         return rank;
     }
-    prctl(PR_SET_NAME, "moonshard-keep"); /* what `ps` calls it */
-    msi_output_free(launch->output); /* a rank must notice when the launcher does not read it */
+    prctl(PR_SET_NAME, "moonshard-keep"); /* name in `ps` */
+    msi_output_free(launch->output);      /* so ranks notice if the launcher stops reading */
     report(&k, STARTED, 0);
     keep(&k);
 }
@@ -328,7 +325,7 @@ ms_status msi_keeper_start(ms_launch *launch, int32_t *rank)
 void msi_keeper_signal(const ms_launch *launch, int32_t rank, int32_t signal)
 {
     if (launch->line >= 0 && !send_to(launch->line, rank, signal) && signal == SIGKILL) {
-        kill(launch->keeper, SIGKILL); /* which its ranks do not survive */
+        kill(launch->keeper, SIGKILL); /* its ranks die with it */
     }
 }
 

@@ -1,8 +1,7 @@
 /* Starting ranks as child processes, by fork or by fork and exec.
  *
- * Control block and mailboxes are made first and inherited, so nobody has to find anybody. A rank
- * dies with its keeper (keeper.c), and that with its launcher; it owns its part of the cores, and
- * only rank 0 reads stdin. */
+ * Control block and mailboxes are made first and inherited. A rank dies with its keeper (keeper.c),
+ * which dies with its launcher. It has its own cores, and only rank 0 reads stdin. */
 #include "launch.h"
 
 #include <dirent.h>
@@ -15,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* -- may this process be copied? --------------------------------------------------------------- */
+/* -- checks before a fork ---------------------------------------------------------------------- */
 
 static int32_t count_tasks(void)
 {
@@ -32,7 +31,7 @@ static int32_t count_tasks(void)
     return n;
 }
 
-/* A thread that has been joined stands in /proc a moment longer. */
+/* A joined thread remains in /proc for a moment. */
 static int32_t count_threads(void)
 {
     const struct timespec moment = {.tv_nsec = 1000000};
@@ -45,7 +44,7 @@ static int32_t count_threads(void)
     return n;
 }
 
-/* What made this process a rank, and the way out where there is one. */
+/* How this process became a rank, and what to do. */
 static const char *const joined_by[] = {
     [MSI_LAUNCHER_NONE] = ", made so by a collective, dist.split(), FSDP(), "
                           "a checkpoint or a fake group before",
@@ -55,7 +54,7 @@ static const char *const joined_by[] = {
     [MSI_LAUNCHER_THREAD] = "",
 };
 
-/* Ranks die with the thread that started them, and signals would reach the other threads. */
+/* Ranks die with the thread that started them, and signals would reach other threads. */
 static ms_status check_can_start(const msi_dist *d)
 {
     if (d->launch != NULL) {
@@ -101,7 +100,7 @@ static ms_status check_can_fork(const msi_dist *d)
 
 /* -- the launch -------------------------------------------------------------------------------- */
 
-/* What is closed would become the next file somebody opens, and prints would go there. */
+/* A closed one would be reused by the next open(), and receive output. */
 static void open_standard_streams(void)
 {
     int fd;
@@ -145,7 +144,7 @@ static ms_status launch_new(ms_launch **out, msi_dist *d, const msi_job_guest *g
     return MS_OK;
 }
 
-/* Everything of the launch but the job. */
+/* Free all but the job. */
 static void launch_drop(ms_launch *launch)
 {
     msi_output_free(launch->output);
@@ -165,7 +164,7 @@ void msi_launch_free(ms_launch *launch)
     launch_drop(launch);
 }
 
-/* End what runs, then free. */
+/* End running ranks, then free. */
 static void launch_kill(ms_launch *launch)
 {
     if (getpid() == launch->host) {
@@ -187,7 +186,7 @@ static ms_status become_rank(ms_launch *launch, int32_t rank)
     msi_dist *d = launch->owner;
     msi_job *job = launch->job;
 
-    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* lines of ranks come when printed, and do not mix */
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* flush whole lines of ranks */
     msi_mail_keep(job, rank);
     launch_drop(launch);
     ms_status status = msi_dist_enter(d, job, rank, MSI_LAUNCHER_FORK, true);
@@ -209,7 +208,7 @@ ms_status msi_launch_fork(ms_launch **out, const msi_job_guest *guest, int32_t n
         return MS_OUT_OF_MEMORY;
     }
     MS_TRY(check_can_fork(d));
-    fflush(NULL); /* or every child would print it again */
+    fflush(NULL); /* else children print it again */
     MS_TRY(launch_new(&launch, d, guest, n));
     ms_status status = msi_keeper_start(launch, rank);
 
@@ -229,14 +228,14 @@ ms_status msi_launch_fork(ms_launch **out, const msi_job_guest *guest, int32_t n
 
 enum { NUMBERS = 3, VARIABLES, MAIL = NUMBERS, TEXT = 48, PER_MAILBOX = 12 };
 
-/* What a rank needs of memory is made before it is forked. */
+/* A rank's memory for exec, allocated before fork. */
 typedef struct recipe {
     char *path; /* of the program */
     char **environment;
-    /* Our variables, by rank: those that are a number, and the list of mailboxes. */
+    /* Our variables, by rank: numbers, and the mailbox list. */
     char (*number)[NUMBERS][TEXT];
     char *mail;
-    size_t mail_bytes; /* of a list */
+    size_t mail_bytes; /* per list */
 } recipe;
 
 static const char *const variables[VARIABLES] = {"MOONSHARD_RANK", "MOONSHARD_WORLD_SIZE",
@@ -281,7 +280,7 @@ static bool is_program(const char *path)
     return stat(path, &st) == 0 && S_ISREG(st.st_mode) && access(path, X_OK) == 0;
 }
 
-/* Where the program lies, by the rules of execvp(); "" when it is nowhere in PATH. */
+/* The program's path, as execvp() finds it; "" if it is not in PATH. */
 static char *find_program(const char *name)
 {
     const char *folders = getenv("PATH");
@@ -342,7 +341,7 @@ static ms_status recipe_new(recipe **out, const msi_job *job, const char *progra
 {
     const size_t world = (size_t)job->world;
     recipe *x = calloc(1, sizeof(*x));
-    int32_t n = 0, kept = VARIABLES; /* the first are the rank's */
+    int32_t n = 0, kept = VARIABLES; /* the first ones are the rank's */
 
     *out = NULL;
     while (environ[n] != NULL) {
@@ -377,7 +376,7 @@ static bool keep_open(int32_t fd)
     return fcntl(fd, F_SETFD, 0) == 0;
 }
 
-/* False: errno says why. */
+/* False: see errno. */
 static bool hand_over(const ms_launch *launch, int32_t rank)
 {
     const msi_job *job = launch->job;
@@ -402,7 +401,7 @@ static _Noreturn void become_program(const ms_launch *launch, recipe *x, int32_t
     if (hand_over(launch, rank)) {
         execve(x->path, (char *const *)(uintptr_t)argv, x->environment);
     }
-    atomic_store(&job->block->rank[rank].exec_error, errno); /* the launcher finds the words */
+    atomic_store(&job->block->rank[rank].exec_error, errno); /* for the launcher's message */
     _exit(errno == ENOENT ? 127 : 126);
 }
 

@@ -1,5 +1,4 @@
-/* Ranks as child processes: shared by starting (launch.c, keeper.c), supervising (supervise.c) and
- * printing (output.c). */
+/* Ranks as child processes: shared by launch.c, keeper.c, supervise.c and output.c. */
 #ifndef MSI_LAUNCH_H
 #define MSI_LAUNCH_H
 
@@ -8,77 +7,76 @@
 #include <poll.h>
 #include <signal.h>
 
-enum { MSI_GRACE_MS = 1000 }; /* between asking a process to end and killing it */
+enum { MSI_GRACE_MS = 1000 }; /* between SIGTERM and SIGKILL */
 
 typedef struct msi_output msi_output;
 
 typedef struct msi_child {
-    bool running; /* started and not known to have ended */
+    bool running; /* started, end not yet known */
     bool killed;  /* by its launcher */
-    int32_t code; /* exit code or 128 + signal, once it has ended */
-    pid_t pid;    /* the keeper's alone; 0: has ended */
+    int32_t code; /* exit code or 128 + signal, after its end */
+    pid_t pid;    /* in the keeper only; 0: ended */
 } msi_child;
 
 struct ms_launch {
     uint32_t magic;
     msi_dist *owner;
     msi_job *job;
-    msi_output *output; /* what the ranks print; NULL: they do it themselves */
+    msi_output *output; /* prefixed output; NULL: ranks print directly */
     int32_t n;
-    char *program; /* that the ranks run; NULL: this one */
-    pid_t host;    /* the process that launches: in its copies a launch means nothing */
+    char *program; /* program of the ranks; NULL: this one */
+    pid_t host;    /* the launching process; forked copies must not use it */
     pid_t keeper;
-    int32_t line; /* to the keeper; -1: there is none */
-    /* [Note: signals] Signals that are relayed to the ranks wait from before the first rank starts
-     * until the launcher reads them, so that none ends the launcher alone. */
-    sigset_t held, before; /* ... and the mask that launcher and ranks go back to */
-    int32_t signal_fd;     /* what the launcher reads them from */
+    int32_t line; /* socket to the keeper; -1: closed */
+    /* [Note: signals] Relayed signals are blocked from before the first rank starts until the
+     * launcher reads them, so that none ends the launcher alone. */
+    sigset_t held, before; /* blocked signals; the mask to restore */
+    int32_t signal_fd;     /* for reading them */
     msi_child child[];     /* (n) */
 };
 
 /* -- launch.c ---------------------------------------------------------------------------------- */
 void msi_launch_free(ms_launch *launch);
-/* Why the program could not be run, by execve()'s `error`. */
+/* Text of execve()'s `error` for the program. */
 const char *msi_launch_why(const ms_launch *launch, int error);
 
 /* -- relay.c ----------------------------------------------------------------------------------- */
-/* Hold back the signals to be relayed, but those that the process ignores. When that fails signals
- * are taken as before. */
+/* Block the relayed signals that the process does not ignore. On failure the mask is unchanged. */
 ms_status msi_launch_block_signals(ms_launch *launch);
-/* Take signals as before again: the launcher's last step, a rank's first. */
+/* Restore the mask: the launcher's last step, a rank's first. */
 void msi_launch_catch_signals(const ms_launch *launch);
 
 /* -- output.c: lines of ranks, with "[rank N] " in front --------------------------------------- */
-/* Pipes for what ranks print. */
+/* Pipes for the ranks' output. */
 ms_status msi_output_new(msi_output **out, int32_t n);
 void msi_output_free(msi_output *o);
-/* In a rank: print into its pipes. Async-signal-safe. False: errno has the reason. */
+/* In a rank: redirect output to its pipes. Async-signal-safe. False: see errno. */
 bool msi_output_enter(const msi_output *o, int32_t rank);
-/* All ranks have been started: close their ends. */
+/* All ranks have started: close their ends. */
 void msi_output_started(msi_output *o);
-/* The rank has ended: what it printed without an end is a line. */
+/* The rank has ended: print its unfinished line. */
 void msi_output_end(msi_output *o, int32_t rank);
-/* No rank runs any more: take what their pipes hold, though processes they left may print on. */
+/* No rank runs: read what the pipes have, though orphans may still print. */
 void msi_output_finish(msi_output *o);
-/* Take and print a piece of what each rank prints, without waiting. True: there may be more. */
+/* Read and print some of each rank's output without waiting. True: there may be more. */
 bool msi_output_move(msi_output *o);
-/* Has something been lost that could not be written, as to a full disk? */
+/* True if output could not be written, as on a full disk. */
 bool msi_output_lost(const msi_output *o);
-/* For how long something has waited to be printed without progress. */
+/* Time for which pending output made no progress. */
 int64_t msi_output_stuck_ns(const msi_output *o);
-/* The descriptors to poll until msi_output_move() can do something: at most two for each rank, and
- * two; returns their number. */
+/* Descriptors to poll before msi_output_move(): at most two per rank, and two. Returns their
+ * number. */
 nfds_t msi_output_poll(msi_output *o, struct pollfd *fds);
 
-/* -- keeper.c: the parent of the ranks, and of what they leave behind -------------------------- */
-/* Start the ranks. In a rank: `*rank` is its rank; in the launcher -1. */
+/* -- keeper.c: the parent of ranks and orphans ------------------------------------------------- */
+/* Start the ranks. `*rank` is the rank in a rank, -1 in the launcher. */
 ms_status msi_keeper_start(ms_launch *launch, int32_t *rank);
 /* Send a signal to a rank, unless it has ended. */
 void msi_keeper_signal(const ms_launch *launch, int32_t rank, int32_t signal);
-/* True: rank `*rank` has ended, with this status of waitpid(). False: no news; with `line` -1 the
- * keeper has ended. */
+/* True: rank `*rank` has ended, with this waitpid() status. False: no news; `line` -1: the keeper
+ * has ended. */
 bool msi_keeper_read_end(ms_launch *launch, int32_t *rank, int32_t *status);
-/* Kill the ranks and wait until nothing is left. */
+/* Kill the ranks and wait until no process is left. */
 void msi_keeper_end(ms_launch *launch);
 
 #endif

@@ -1,8 +1,7 @@
-/* Mailboxes: one per rank that is a process, into which others put file descriptors.
+/* Mailboxes: one per rank process, into which others send file descriptors.
  *
- * A rank may be in several groups, and a letter of one may lie before that of another it now asks
- * for: such letters are kept. Those of earlier calls of the same group belong to attempts that
- * failed, and are thrown away. */
+ * A rank may be in several groups, so a letter may arrive before it is needed: it is kept. Letters
+ * of earlier calls of the same group belong to failed attempts and are discarded. */
 #include "job.h"
 
 #include <errno.h>
@@ -80,7 +79,7 @@ int msi_mail_send(const msi_job *job, int32_t rank, msi_letter letter, int32_t f
     return 0;
 }
 
-/* The next of the mailbox: errno, with `*fd` -1 where it brings none. */
+/* Read the next letter. Returns errno; `*fd` is -1 if it has no descriptor. */
 static int take_letter(const msi_job *job, int32_t rank, msi_letter *letter, int32_t *fd)
 {
     struct iovec part = {.iov_base = letter, .iov_len = sizeof(*letter)};
@@ -98,7 +97,7 @@ static int take_letter(const msi_job *job, int32_t rank, msi_letter *letter, int
     if (n < 0) {
         return errno;
     }
-    if ((message.msg_flags & MSG_CTRUNC) != 0) { /* no room for one more descriptor */
+    if ((message.msg_flags & MSG_CTRUNC) != 0) { /* descriptor limit reached */
         return EMFILE;
     }
     struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
@@ -106,13 +105,13 @@ static int take_letter(const msi_job *job, int32_t rank, msi_letter *letter, int
     if (rights != NULL && rights->cmsg_type == SCM_RIGHTS) {
         memcpy(fd, CMSG_DATA(rights), sizeof(*fd));
     }
-    if (n != sizeof(*letter) || letter->nonce != job->block->nonce) { /* none of this job's */
+    if (n != sizeof(*letter) || letter->nonce != job->block->nonce) { /* not of this job */
         close_fd(fd);
     }
     return 0;
 }
 
-/* The one asked for, of those that came before; -1: it is not among them. */
+/* Index of a kept letter; -1: none. */
 static int32_t find_kept(msi_job *job, msi_letter letter)
 {
     int32_t found = -1;
@@ -135,7 +134,7 @@ static int32_t find_kept(msi_job *job, msi_letter letter)
     return found;
 }
 
-/* Gives errno. */
+/* Returns errno. */
 static int keep_letter(msi_job *job, msi_letter letter, int32_t fd)
 {
     msi_letter_kept *k = malloc(sizeof(*k));

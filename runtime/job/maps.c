@@ -1,4 +1,4 @@
-/* Memory that ranks of a job share, but the control block: what this process has mapped of it. */
+/* This process's maps of the job's shared memory, except the control block. */
 #include "job.h"
 
 #include <signal.h>
@@ -44,7 +44,7 @@ void msi_maps_drop(msi_shared_map *map)
 void msi_make_private(void *map, size_t nbytes, int protection, int32_t fd)
 {
     if (mmap(map, nbytes, protection, MAP_PRIVATE | MAP_FIXED, fd, 0) == MAP_FAILED) {
-        _exit(128 + SIGABRT); /* rather than disturb the job */
+        _exit(128 + SIGABRT); /* rather than write to the job */
     }
 }
 

@@ -1,4 +1,4 @@
-/* Memory of a file that has no name, for ranks to map. */
+/* Anonymous files (memfd) for ranks to map. */
 #include "job.h"
 
 #include <errno.h>
@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Gives errno. */
+/* Returns errno. */
 static int reserve(int fd, int64_t nbytes)
 {
     int error;
@@ -25,7 +25,7 @@ msi_bound msi_memfd_new(int32_t *fd, const char *name, int64_t nbytes)
     msi_bound memory = msi_memory_left("");
 
     *fd = -1;
-    if (nbytes > memory.left) { /* reserving it would wake the OOM killer instead of failing */
+    if (nbytes > memory.left) { /* reserving it would wake the OOM killer */
         memory.error = ENOMEM;
         return memory;
     }

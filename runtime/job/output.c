@@ -1,9 +1,9 @@
-/* What ranks print, line by line, with the rank in front.
+/* The ranks' output, line by line, with the rank as prefix.
  *
- * A rank prints into a pipe. Whole lines move into a queue of bounded size, and from there to the
- * launcher's stdout or stderr. Nothing here waits: when nobody reads the launcher its queue fills,
- * then the ranks' pipes, and then the ranks wait in their prints, as they would without a launcher.
- * When the launcher's reader has gone for good, the ranks' pipes are closed. */
+ * A rank prints into a pipe. Whole lines move to a bounded queue, and from there to the launcher's
+ * stdout or stderr, without waiting here. If nobody reads the launcher, its queue fills, then the
+ * pipes, and then ranks block in their prints, as without a launcher. If the launcher's reader has
+ * closed, the ranks' pipes are closed. */
 #include "launch.h"
 
 #include <errno.h>
@@ -16,22 +16,22 @@
 #include <unistd.h>
 
 enum {
-    LINE = 1024 * 1024, /* a longer one is printed in pieces */
+    LINE = 1024 * 1024, /* longer lines are printed in pieces */
     AROUND = 32,        /* prefix and end of a line */
-    QUEUE = 64 * 1024,  /* more for one longer line */
-    PIECE = 8192,       /* taken from a pipe in a round, so that no rank delays the others */
-    PIPE = 64 * 1024    /* bytes that a pipe holds */
+    QUEUE = 64 * 1024,  /* plus one longer line */
+    PIECE = 8192,       /* read per pipe and round, for fairness */
+    PIPE = 64 * 1024    /* capacity of a pipe */
 };
 
-/* Where the launcher prints. */
+/* A destination of the launcher. */
 typedef struct sink {
     int32_t fd;
-    bool gone;        /* nobody will ever read */
-    int32_t lost;     /* errno of the first write that lost lines; 0: none has */
-    bool reported;    /* ... on stderr */
-    int64_t moved_at; /* the last time that nothing waited, or something was written */
-    int32_t turn;     /* the source that comes first in the next round */
-    bool full;        /* the queue had no room for a line of this round */
+    bool gone;        /* the reader has closed */
+    int32_t lost;     /* errno of the first lost write; 0: none */
+    bool reported;    /* on stderr */
+    int64_t moved_at; /* last time the queue was empty or moved */
+    int32_t turn;     /* first source of the next round */
+    bool full;        /* no space for a line of this round */
     int32_t n;
     char bytes[LINE + AROUND];
 } sink;
@@ -39,16 +39,16 @@ typedef struct sink {
 /* One stream of a rank. */
 typedef struct source {
     int32_t fd;   /* -1: closed */
-    int32_t end;  /* the rank's; -1: closed here */
+    int32_t end;  /* rank's end; -1: closed here */
     bool ended;   /* its rank has ended */
-    int64_t left; /* bytes that are still taken */
+    int64_t left; /* bytes to read after the end */
     int32_t n;
     char prefix[AROUND - 8], line[LINE];
 } source;
 
 struct msi_output {
     int32_t n;
-    bool one; /* stdout and stderr are one file: one sink, or lines would mix */
+    bool one; /* stdout and stderr are one file: share a sink to keep lines whole */
     sink sink[2];
     source source[]; /* (n, 2) */
 };
@@ -66,7 +66,7 @@ static void close_fd(int32_t *fd)
     *fd = -1;
 }
 
-/* A pipe that can be written takes at least PIPE_BUF bytes without waiting. */
+/* A writable pipe takes at least PIPE_BUF bytes without blocking. */
 static bool can_write(const sink *s)
 {
     struct pollfd fd = {.fd = s->fd, .events = POLLOUT};
@@ -74,8 +74,7 @@ static bool can_write(const sink *s)
     return poll(&fd, 1, 0) == 1;
 }
 
-/* Whole lines of at most PIPE_BUF bytes are written at once, so that lines of two launchers do not
- * mix. */
+/* Whole lines up to PIPE_BUF bytes are one write, so that two launchers' lines do not mix. */
 static int32_t piece_of(const char *bytes, int32_t n)
 {
     if (n <= PIPE_BUF) {
@@ -100,7 +99,7 @@ static void flush_sink(sink *s)
         if (done < 0 && errno == EAGAIN) {
             break;
         }
-        if (done < 0) { /* a full disk loses this piece, a closed pipe everything */
+        if (done < 0) { /* a full disk loses this piece, a closed pipe all */
             s->gone = errno == EPIPE || errno == EBADF;
             s->lost = s->lost == 0 && !s->gone ? errno : s->lost;
             done = s->gone ? s->n - at : piece;
@@ -114,8 +113,8 @@ static void flush_sink(sink *s)
     }
 }
 
-/* Say on stderr that lines for stdout are lost. */
-static void tell_loss(msi_output *o)
+/* Report on stderr that stdout lost lines. */
+static void report_loss(msi_output *o)
 {
     sink *out = &o->sink[0], *err = sink_of(o, 1);
 
@@ -134,7 +133,7 @@ static void append(sink *to, const char *bytes, size_t n)
     to->n += (int32_t)n;
 }
 
-/* Move a line into the queue. False: no room for now. */
+/* Move a line to the queue. False: no space yet. */
 static bool put_line(sink *to, const source *from, const char *line, int32_t n, const char *end)
 {
     if (to->n + n + AROUND > QUEUE) {
@@ -150,8 +149,8 @@ static bool put_line(sink *to, const source *from, const char *line, int32_t n, 
     return true;
 }
 
-/* Bytes of the line at `text` with its end, 0: it has none yet. A return, with which bars of
- * progress are written over, ends one as well. */
+/* Length of the line at `text` with its end; 0: unfinished. A carriage return (progress bars) ends
+ * a line, too. */
 static int32_t line_of(const char *text, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
@@ -162,7 +161,7 @@ static int32_t line_of(const char *text, int32_t n)
     return 0;
 }
 
-/* What has no end stays, but for the last of a rank and for what fills all the room. */
+/* Keeps unfinished lines, unless last or too long. */
 static void put_lines(sink *to, source *from, bool last)
 {
     int32_t at = 0;
@@ -185,7 +184,7 @@ static void put_lines(sink *to, source *from, bool last)
     from->n -= at;
 }
 
-/* Take a piece of what is in the pipe. False: there is nothing for now. */
+/* Read some from the pipe. False: empty. */
 static bool read_piece(source *s)
 {
     int64_t room = LINE - s->n < PIECE ? LINE - s->n : PIECE;
@@ -200,7 +199,7 @@ static bool read_piece(source *s)
     return got > 0;
 }
 
-/* The lines of one read. True: there may be more at once. */
+/* Move the lines of one read. True: there may be more. */
 static bool move_source(sink *to, source *from)
 {
     if (to->gone) {
@@ -208,14 +207,14 @@ static bool move_source(sink *to, source *from)
         from->n = 0;
         return false;
     }
-    const bool waits = line_of(from->line, from->n) > 0 || from->n == LINE; /* for room */
+    const bool waits = line_of(from->line, from->n) > 0 || from->n == LINE; /* for space */
     const bool got = from->fd >= 0 && !waits && read_piece(from);
 
     put_lines(to, from, !got && (from->ended || from->fd < 0));
     return got || waits;
 }
 
-/* A round of all that print into this sink, as far as it has room. */
+/* One round over the sources of this sink, while it has space. */
 static bool move_sources(msi_output *o, sink *to)
 {
     const int32_t first = to->turn;
@@ -328,7 +327,7 @@ bool msi_output_move(msi_output *o)
     for (int32_t stream = 0; stream < 2; stream++) {
         more = move_sources(o, &o->sink[stream]) || more;
         flush_sink(&o->sink[stream]);
-        tell_loss(o); /* stderr comes second */
+        report_loss(o); /* may use stderr's sink */
         more = more || o->sink[stream].n > 0;
     }
     return more;

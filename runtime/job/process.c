@@ -1,4 +1,4 @@
-/* What the system says of a process. */
+/* A process's state in /proc. */
 #include "job.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Holding signals back from the launcher and from ranks that are being started. */
+/* Blocking relayed signals in the launcher and in starting ranks. */
 #include "launch.h"
 
 #include <errno.h>

@@ -1,7 +1,6 @@
-/* Stopping on purpose: signals become a word, which ranks look at after a step.
+/* Stopping by signal: signals set a word that ranks check after a step.
  *
- * How a process reacts to a signal belongs to the process, so this is the one file with words that
- * no context owns. */
+ * Signal handling is per process, so this is the one file with globals outside contexts. */
 #include "job.h"
 
 #include <errno.h>
@@ -9,8 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-static _Atomic uint32_t caught;               /* stop signals this process got, a bit each */
-static _Atomic int64_t asked_at[SIGTERM + 1]; /* by signal: when it first came; 0: not yet */
+static _Atomic uint32_t caught;               /* stop signals of this process, one bit each */
+static _Atomic int64_t asked_at[SIGTERM + 1]; /* by signal: first arrival; 0: none */
 
 static void on_signal(int signal)
 {
@@ -18,7 +17,7 @@ static void on_signal(int signal)
 
     if (!atomic_compare_exchange_strong(&asked_at[signal], &first, now) &&
         (signal == SIGINT || signal == SIGTERM) && now - first >= MSI_AGAIN_MS * 1000000LL) {
-        _exit(128 + signal); /* asked twice: at once, unsaved */
+        _exit(128 + signal); /* second request: exit unsaved */
     }
     atomic_fetch_or(&caught, 1U << signal);
 }
@@ -63,7 +62,7 @@ ms_status msi_stop_catch(const msi_dist *d)
         struct sigaction old;
 
         if (sigaction(signals[i], NULL, &old) == 0 && old.sa_handler == SIG_IGN) {
-            continue; /* nohup and the like stay in force */
+            continue; /* keeps nohup effective */
         }
         if (sigaction(signals[i], &action, NULL) != 0) {
             return MS_FAIL(MS_RUNTIME_ERROR, "cannot catch signal %d: %s", signals[i],

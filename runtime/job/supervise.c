@@ -1,10 +1,10 @@
-/* Supervising ranks: the launcher sleeps until something happens, and then decides what it means.
+/* Supervising ranks: the launcher sleeps until an event.
  *
- * The keeper reports each end of a rank within a millisecond. The first failure sets the abort
- * word, which ends everybody's waits with a message; ranks that have not left a second later are
- * killed. What ranks fail with after that is a consequence and never reported as cause. Only at the
- * end of a job the launcher waits for who reads the output: as long as it takes when all went well,
- * else MS_STOP_TIMEOUT seconds without progress. */
+ * The keeper reports each rank's end within a millisecond. The first failure sets the abort word,
+ * which ends all waits with a message; ranks still running a second later are killed. Later
+ * failures are consequences and not reported as cause. At the end of a job the launcher waits for
+ * the reader of its output: without limit after success, else MS_STOP_TIMEOUT seconds without
+ * progress. */
 #include "launch.h"
 
 #include <errno.h>
@@ -20,16 +20,16 @@ typedef struct supervisor {
     ms_launch *launch;
     msi_job *job;
     int32_t alive;
-    int64_t asked_at[SIGTERM + 1]; /* by signal: when it first came; 0: not yet */
-    int32_t asked_by;              /* the first of them */
+    int64_t asked_at[SIGTERM + 1]; /* by signal: first arrival; 0: none */
+    int32_t asked_by;              /* first stop signal */
     int64_t stop_ns;               /* MS_STOP_TIMEOUT; 0: none */
-    int64_t stop_at;  /* when ranks must have looked whether to stop; 0: nobody has asked them to */
-    int32_t ended_by; /* signal that ended the job unsaved */
-    int32_t first_code; /* of the first rank that left with another code than 0 */
-    int64_t kill_at;    /* 0: nothing has failed */
-    bool killed;        /* by us */
-    int64_t looked_at;  /* when it was last asked whether somebody is late */
-    int64_t waited_ns;  /* ... since when, while this process ran */
+    int64_t stop_at;               /* deadline for ranks to check for a stop; 0: no request */
+    int32_t ended_by;              /* signal of an immediate end */
+    int32_t first_code;            /* of the first rank with a nonzero code */
+    int64_t kill_at;               /* 0: no failure */
+    bool killed;                   /* by us */
+    int64_t looked_at;             /* last check for late ranks */
+    int64_t waited_ns;             /* running time since ranks are late */
 } supervisor;
 
 static void kill_all(const supervisor *s, int signal)
@@ -41,7 +41,7 @@ static void kill_all(const supervisor *s, int signal)
     }
 }
 
-/* Why the job has failed, or NULL. */
+/* The job's failure, or NULL. */
 static const char *failure(const supervisor *s)
 {
     int32_t subject, cause;
@@ -60,7 +60,7 @@ static const char *signal_name(int signal)
     return name != NULL ? name : "unknown";
 }
 
-/* Rank `rank` has ended with `status`, as waitpid() gives it. */
+/* Handle the end of rank `rank`, with its waitpid() `status`. */
 static void judge(supervisor *s, int32_t rank, int32_t status)
 {
     uint32_t stop = atomic_load(&s->job->block->stop);
@@ -76,7 +76,7 @@ static void judge(supervisor *s, int32_t rank, int32_t status)
     }
     if (exited &&
         (child->code == 0 || (child->code > 128 && msi_stop_has(stop, child->code - 128)))) {
-        msi_job_set_state(s->job, rank, MSI_RANK_LEFT); /* finished, or stopped as asked */
+        msi_job_set_state(s->job, rank, MSI_RANK_LEFT); /* finished, or stopped on request */
         return;
     }
     if (error != 0) {
@@ -87,7 +87,7 @@ static void judge(supervisor *s, int32_t rank, int32_t status)
         msi_job_abort(s->job, launcher, rank, MSI_CAUSE_DIED, MS_COMM_ERROR,
                       "rank %d exited with code %d%s", (int)rank, (int)child->code,
                       has_joined ? "" : " before it had joined");
-    } else if (msi_stop_has(stop, WTERMSIG(status))) { /* passed on, as it never asked */
+    } else if (msi_stop_has(stop, WTERMSIG(status))) { /* relayed; it catches none */
         msi_job_abort(s->job, launcher, rank, MSI_CAUSE_STOPPED, MS_COMM_ERROR,
                       "stopped by signal %d (%s), which ended rank %d", WTERMSIG(status),
                       signal_name(WTERMSIG(status)), (int)rank);
@@ -109,7 +109,7 @@ static void note_end(supervisor *s, int32_t rank, int32_t status)
         msi_output_end(s->launch->output, rank);
     }
     judge(s, rank, status);
-    child->killed = s->killed; /* its code is our doing */
+    child->killed = s->killed; /* then its code is ours */
 }
 
 static void receive_deaths(supervisor *s)
@@ -119,7 +119,7 @@ static void receive_deaths(supervisor *s)
     while (msi_keeper_read_end(s->launch, &rank, &status)) {
         note_end(s, rank, status);
     }
-    if (s->launch->line < 0 && s->alive > 0) { /* the system ends them with their parent */
+    if (s->launch->line < 0 && s->alive > 0) { /* the kernel ends ranks with their parent */
         msi_job_abort(s->job, s->launch->n, -1, MSI_CAUSE_DIED, MS_COMM_ERROR,
                       "the process that keeps the ranks (%d) died", (int)s->launch->keeper);
         for (int32_t r = 0; r < s->launch->n; r++) {
@@ -132,14 +132,14 @@ static void receive_deaths(supervisor *s)
 
 /* -- signals ----------------------------------------------------------------------------------- */
 
-/* Do not wait for anybody to save. */
+/* End all ranks without saving. */
 static void end_now(supervisor *s, int32_t signal)
 {
     s->ended_by = signal;
     s->kill_at = msi_now_ns();
 }
 
-/* The signals that ask to stop; what SIGUSR1 means is the ranks' business. */
+/* Handle a request to stop; SIGUSR1 is only for ranks. */
 static void ask_to_stop(supervisor *s, int32_t signal)
 {
     int64_t now = msi_now_ns(), first = s->asked_at[signal];
@@ -164,7 +164,7 @@ static void on_signal(supervisor *s, int32_t signal)
     }
     atomic_fetch_or(&s->job->block->stop, 1U << signal);
     for (int32_t r = 0; r < s->launch->n && s->ended_by == 0; r++) {
-        /* Ranks that catch signals read the word; a terminal's Ctrl-C has reached them besides. */
+        /* Ranks that catch signals read the word; Ctrl-C of a terminal reaches them, too. */
         if (s->launch->child[r].running && atomic_load(&s->job->block->rank[r].catches) == 0) {
             msi_keeper_signal(s->launch, r, signal);
         }
@@ -180,8 +180,8 @@ static void read_signals(supervisor *s)
     }
 }
 
-/* A running rank that has never looked, or -1: one that waits for none of the others, if there is
- * such a one, as those who wait for it cannot look either. */
+/* A running rank that never checked for a stop, or -1. Prefers one that is not waiting, since those
+ * that wait for it cannot check. */
 static int32_t never_looked(const supervisor *s)
 {
     int32_t found = -1;
@@ -199,8 +199,8 @@ static int32_t never_looked(const supervisor *s)
     return found;
 }
 
-/* Ranks that look every step may take their time over one, and over saving; a rank that has never
- * looked will not begin to. */
+/* Ranks that check every step may take long for a step or a save; a rank that never checked will
+ * not start to. */
 static void end_ranks_that_never_look(supervisor *s)
 {
     int32_t r, stop = msi_stop_signal(atomic_load(&s->job->block->stop));
@@ -219,7 +219,7 @@ static void end_ranks_that_never_look(supervisor *s)
 
 /* -- ranks that do not end --------------------------------------------------------------------- */
 
-/* Some have ended and others have not. */
+/* Some ranks have ended, others have not. */
 static bool somebody_is_late(const supervisor *s)
 {
     return s->alive > 0 && s->alive < s->launch->n;
@@ -242,7 +242,7 @@ static void late_text(const supervisor *s, char *buffer, size_t nbytes)
     }
 }
 
-/* Would a warning be printed at once? */
+/* True if a warning would be printed at once. */
 static bool can_warn(void)
 {
     struct pollfd err = {.fd = STDERR_FILENO, .events = POLLOUT};
@@ -250,7 +250,7 @@ static bool can_warn(void)
     return poll(&err, 1, 0) == 1;
 }
 
-/* As ranks do in a wait (msi_announce()), which come first. */
+/* As msi_announce() does for waiting ranks, which are earlier. */
 static void announce_wait(supervisor *s)
 {
     int64_t now = msi_now_ns(), since = now - s->looked_at;
@@ -295,7 +295,7 @@ static void sleep_for_events(supervisor *s)
     poll(fds, n, left_ms < 0 ? 0 : left_ms > MSI_LOOK_MS ? MSI_LOOK_MS : (int)left_ms);
 }
 
-/* True: what ranks printed waits to be read. */
+/* True: output waits for a reader. */
 static bool move_output(const supervisor *s)
 {
     return s->launch->output != NULL && msi_output_move(s->launch->output);
@@ -320,8 +320,7 @@ static void supervise(supervisor *s)
     }
 }
 
-/* Print the last lines. Who reads them may take his time, unless the job has failed or was asked to
- * stop. */
+/* Print the last lines. Waits for the reader, with a limit if the job failed or was stopped. */
 static void finish_output(supervisor *s)
 {
     int64_t asked = 0;
@@ -373,7 +372,7 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
     ms_status kind;
     const char *text;
 
-    if (getpid() != launch->host) { /* only one process can read what the keeper reports */
+    if (getpid() != launch->host) { /* only the launching process can read the keeper's reports */
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "cannot wait for ranks in a copy (fork) of the process %d that started them",
                        (int)launch->host);
@@ -396,7 +395,7 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
                  why == MSI_CAUSE_LEFT ? " while others needed it" : "");
         *exit_code = job_code(&s, subject, why);
     } else {
-        *exit_code = s.first_code; /* 0, or the code of ranks that stopped as asked */
+        *exit_code = s.first_code; /* 0, or the code of stopped ranks */
     }
     if (*exit_code == 0 && launch->output != NULL && msi_output_lost(launch->output)) {
         *exit_code = 1;

@@ -1,5 +1,5 @@
-/* Ranks as threads of one process: the same control block in plain memory, a context per thread. So
- * ThreadSanitizer sees the protocol that processes run. */
+/* Ranks as threads of one process: the same control block in plain memory, one context per thread.
+ * So ThreadSanitizer checks the protocol of processes. */
 #include "job.h"
 
 #include <pthread.h>
@@ -14,7 +14,7 @@ typedef struct seat {
     pthread_t thread;
 } seat;
 
-/* What a rank's function returned is what the job fails with. */
+/* A rank's returned error is the job's failure. */
 static void fail_with(seat *s, ms_status status)
 {
     const ms_status kind = msi_status_of_host(status, "its function");

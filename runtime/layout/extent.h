@@ -19,7 +19,7 @@ ms_status msi_layout_extents(const ms_layout *layout, int32_t rank, msi_extent *
 /* Elements of all ranks' shards in a row, the result of an all-gather. In a flat layout this is the
  * whole followed by zeros. */
 int64_t msi_layout_gathered_numel(const ms_layout *layout);
-/* Maximum number of extents of a rank: room for msi_layout_extents(). */
+/* Most extents of a rank: room for msi_layout_extents(). */
 int32_t msi_layout_most_extents(const ms_layout *layout);
 
 #endif

@@ -2,7 +2,7 @@
 #include "norm.h"
 #include "optim.h"
 
-/* Blocks of all gradients together. */
+/* Number of blocks of all gradients. */
 static ms_status count_blocks(ms_tensor *const *params, int32_t n_params, int64_t *n_blocks)
 {
     *n_blocks = 0;

@@ -1,5 +1,5 @@
-/* What ranks that share parameters compare of their optimizers at the first step: kind, groups and
- * settings. */
+/* What ranks with shared parameters compare at an optimizer's first step: kind, groups, settings.
+ */
 #include "optim.h"
 
 #define ADAM_SETTINGS                                                                              \
@@ -36,7 +36,7 @@ static bool is_shared(const msi_param *p)
     return p != NULL && p->ops != NULL && p->ops->note != NULL;
 }
 
-/* The first parameter that a unit holds, or NULL. */
+/* The first parameter of a unit, or NULL. */
 static const msi_param *shared_param(const ms_optim *optim)
 {
     for (int32_t i = 0; i < optim->n_params; i++) {
@@ -49,8 +49,8 @@ static const msi_param *shared_param(const ms_optim *optim)
     return NULL;
 }
 
-/* Which parameters of units a group updates, by name: ranks may list them in different orders, and
- * parameters that no unit holds are each rank's own. */
+/* Names of the units' parameters in a group, in any order. Parameters outside units are local to a
+ * rank. */
 static void note_group(const ms_optim *optim, const msi_param *through, int32_t group)
 {
     msi_note note = GROUPS[optim->kind];

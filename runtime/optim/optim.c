@@ -1,4 +1,4 @@
-/* Optimizers as objects: groups, parameters, state buffers. The update itself is in step.c. */
+/* Optimizer objects: groups, parameters, state buffers. The update is in step.c. */
 #include "optim.h"
 #include "moonshard/autograd.h"
 #include "options.h"
@@ -100,7 +100,7 @@ static int compare_pointers(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Is any tensor among present and new parameters twice? Sorted, so that many groups stay cheap. */
+/* Error if a tensor occurs twice among present and new parameters. Sorts, for many groups. */
 static ms_status check_distinct(const ms_optim *optim, ms_tensor *const *params, int32_t n_params)
 {
     int64_t n = (int64_t)optim->n_params + n_params;
@@ -229,7 +229,7 @@ static ms_status check_index(const ms_optim *optim, int32_t i)
     return MS_OK;
 }
 
-/* The same, for who asks for what steps made: they have run, and those left out do not count. */
+/* The same, after waiting for enqueued steps; skipped ones do not count. */
 static ms_status check_settled(const ms_optim *optim, int32_t i)
 {
     MS_TRY(check_index(optim, i));
@@ -341,7 +341,7 @@ ms_status ms_optim_momentum_set(ms_optim *optim, int32_t i, bool exists)
     if ((p->primed > 0) == exists) {
         return MS_OK;
     }
-    msi_storage_release(p->state[0].storage); /* also one that a step made which then failed */
+    msi_storage_release(p->state[0].storage); /* also if made by a step that failed */
     p->state[0].storage = NULL;
     p->primed = 0;
     if (exists) {

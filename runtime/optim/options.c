@@ -1,5 +1,5 @@
-/* Options of parameter groups: defaults and bounds, with torch.optim's names and messages. (That
- * takes infinite ones too, which leave only NaN.) */
+/* Options of parameter groups: defaults and bounds, with torch.optim's names and messages.
+ * (torch.optim accepts infinite ones, which lead to NaN.) */
 #include "options.h"
 
 #include <math.h>
@@ -48,7 +48,7 @@ static ms_status check_beta(int index, double beta)
                : MS_FAIL(MS_VALUE_ERROR, "Invalid beta parameter at index %d: %g", index, beta);
 }
 
-/* Those that the kind of optimizer does not use, too. */
+/* Also checks options this kind does not use. */
 static ms_status check_values(const ms_optim_options *o)
 {
     MS_TRY(check_not_negative("learning rate", o->lr));

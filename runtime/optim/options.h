@@ -5,13 +5,13 @@
 #include "base.h"
 #include "moonshard/optim.h"
 
-/* MS_VALUE_ERROR when there is no such optimizer. */
+/* MS_VALUE_ERROR for an unknown kind. */
 ms_status msi_optim_check_kind(int32_t kind);
 ms_optim_options msi_optim_defaults(int32_t kind);
-/* Write a caller's options over those in `*options`, which keep what an older caller's struct does
- * not have, and all of it on failure. */
+/* Write a caller's options over `*options`. Fields missing in an older caller's struct are kept; on
+ * failure all are. */
 ms_status msi_optim_options_take(ms_optim_options *options, const ms_optim_options *o);
-/* Write `o` over as much as the caller's struct says it has. */
+/* Write `o`, as much as the caller's struct_size allows. */
 ms_status msi_optim_options_give(ms_optim_options *out, const ms_optim_options *o);
 
 #endif

@@ -1,30 +1,29 @@
-/* One optimizer step: every parameter's local elements by one fused kernel call.
+/* One optimizer step: one fused kernel call per parameter, on its local elements.
  *
- * First everything that can fail is made (state buffers, room for cast gradients), then the
- * parameters are updated; so running out of memory changes no parameter. A device may still refuse
- * one: what some have taken and others have not is no step that could be made again. */
+ * First allocates everything (state buffers, cast gradients), then updates, so running out of
+ * memory changes no parameter. A device may still fail midway; such a step cannot be repeated. */
 #include "optim.h"
 
 #include <math.h>
 
-/* What the update of one parameter needs; numel 0: nothing to write. */
+/* Arguments of one parameter's update; numel 0: nothing to write. */
 typedef struct update {
     msi_view local;
     const ms_tensor *grad;
     int64_t numel;
     bool counts; /* as a step of this parameter */
-    bool fresh;  /* SGD: the momentum buffer has no history */
+    bool fresh;  /* SGD: the momentum buffer is new */
 } update;
 
-/* Adam's bias corrections: most parameters share those of the one before. */
+/* Adam's bias corrections, usually equal to the previous parameter's. */
 typedef struct corrections {
     int64_t step; /* 0: none yet */
     double beta1, beta2;
     double of_m, of_v;
 } corrections;
 
-/* A rank that holds no element of a sharded parameter has no gradient either. Where the whole has
- * one its peers step: it counts with them, so that any rank can say how many steps it took. */
+/* A rank without elements of a sharded parameter has no gradient of it. If the whole has one, it
+ * counts the step too, so that any rank can report the number. */
 static bool counts_along(const ms_tensor *t, const msi_view *local)
 {
     const msi_param *p = t->param;
@@ -74,9 +73,9 @@ static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
         return MS_OK;
     }
     if (u->local.storage->readonly != NULL) {
-        return msi_tensor_begin_write(p->tensor, "step"); /* fails, and says why */
+        return msi_tensor_begin_write(p->tensor, "step"); /* fails with the reason */
     }
-    MS_TRY(msi_view_data(&u->local, &data)); /* not so what a host has lent to a device */
+    MS_TRY(msi_view_data(&u->local, &data)); /* fails for host memory on a device */
     MS_TRY(msi_view_data(&u->grad->v, &data));
     u->numel = numel;
     u->fresh = p->primed == 0;
@@ -86,7 +85,7 @@ static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
     return MS_OK;
 }
 
-/* Gradient with the dtype of the master copy: itself, or cast into `scratch`. */
+/* Gradient in the master's dtype: itself, or cast into `scratch`. */
 static ms_status gradient_data(const update *u, msi_storage *scratch, const void **data)
 {
     void *own;
@@ -228,11 +227,11 @@ ms_status ms_optim_step(ms_optim *optim)
             p->steps++;
             p->primed += p->primed > 0 || optim->groups[p->group].momentum != 0;
             if (u.local.storage != NULL) {
-                u.local.storage->version++; /* where peers hold the elements, too */
+                u.local.storage->version++; /* also where peers own the elements */
             }
         }
-        /* updated here or not: which ranks hold elements and gradients differs, what a manager
-         * concludes must not */
+        /* for all parameters: ranks own different elements and gradients, but managers must
+         * conclude the same */
         msi_param_touched(p->tensor);
     }
     msi_storage_release(scratch);

@@ -1,7 +1,7 @@
 /* Copies: casting, broadcasting, and between device and host memory. */
 #include "tensor.h"
 
-/* Bytes from the first to the last element. */
+/* From the first to the last byte. */
 static int64_t span_of(const msi_view *v)
 {
     int64_t last = 0;

@@ -56,8 +56,7 @@ ms_status msi_norm_blocks(const msi_view *v, bool largest, double *out)
     return status;
 }
 
-/* -- a norm in context memory -------------------------------------------------------------------
- */
+/* -- a norm in context memory ------------------------------------------------------------------ */
 
 enum { FACTOR, BLOCKS }; /* offsets in its storage */
 

@@ -62,14 +62,14 @@ static ms_status compute(msi_op_call *call, const msi_view *const *in)
     return empty && !call->meta ? call->op->forward(call) : MS_OK;
 }
 
-static void tell_begin(const msi_op_observer *observer, const msi_op_call *call)
+static void notify_begin(const msi_op_observer *observer, const msi_op_call *call)
 {
     if (MSI_UNLIKELY(observer != NULL) && observer->begin != NULL) {
         observer->begin(observer->user, call);
     }
 }
 
-static void tell_end(const msi_op_observer *observer, const msi_op_call *call, ms_status status)
+static void notify_end(const msi_op_observer *observer, const msi_op_call *call, ms_status status)
 {
     if (MSI_UNLIKELY(observer != NULL) && observer->end != NULL) {
         observer->end(observer->user, call, status);
@@ -115,7 +115,7 @@ ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, 
     }
     recorder = call.ctx->recorder;
     observer = state->observer;
-    tell_begin(observer, &call);
+    notify_begin(observer, &call);
     status = recorder->begin(&call);
     if (MSI_LIKELY(status == MS_OK)) {
         status = compute(&call, views);
@@ -127,7 +127,7 @@ ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, 
     if (MSI_UNLIKELY(status != MS_OK)) {
         drop_results(&call);
     }
-    tell_end(observer, &call, status);
+    notify_end(observer, &call, status);
     return status;
 }
 
@@ -160,10 +160,10 @@ ms_status msi_op_run_into(ms_context *ctx, const msi_op *op, const void *attrs,
                         .meta = n_out > 0 && are_meta(out, n_out) && are_meta(in, n_in)};
     const msi_op_observer *observer = observer_of(ctx);
 
-    tell_begin(observer, &call);
+    notify_begin(observer, &call);
     ms_status status = call.meta ? MS_OK : op->forward(&call);
 
-    tell_end(observer, &call, status);
+    notify_end(observer, &call, status);
     return status;
 }
 

@@ -24,8 +24,8 @@ typedef struct msi_storage {
     void *host; /* borrowed host memory on a device, where kernels cannot access it and `data` is
                    NULL; else NULL */
     msi_mem_block *block; /* of owned bytes */
-    /* Count of in-place writes, optimizer steps, loads and writebacks; unsharding does not count.
-     * Saved tensors compare it. */
+    /* In-place writes, optimizer steps, loads and writebacks so far; not unshards. Saved tensors
+     * compare it. */
     int64_t version;
     const char *unit; /* name of the unit of these parameters; borrowed or NULL */
     ms_context *ctx;
@@ -282,7 +282,7 @@ typedef struct msi_scope_place {
     uint64_t serial;
 } msi_scope_place;
 msi_scope_place msi_scope_now(const ms_context *ctx);
-/* True if it is still open; no scope always is. */
+/* True if open, as no scope is. */
 bool msi_scope_is_open(const ms_context *ctx, msi_scope_place place);
 
 /* New handle on a view; retains the storage. Belongs to the open scope, if any. */

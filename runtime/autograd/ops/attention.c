@@ -1,8 +1,8 @@
-/* softmax(q k^T scale + mask) v in tiles (arXiv:2205.14135): the (T, S) scores never exist. Kept
- * for backward: the operands, the result and two statistics per query.
+/* softmax(q k^T scale + mask) v in tiles (arXiv:2205.14135), without the (T, S) scores. Saves the
+ * operands, the result and two statistics per query.
  *
- * One rule serves both forms. The packed one takes q, k and v as strided views into the (B, T, 3 C)
- * projection and writes their gradients into the same places of its gradient. */
+ * One rule serves both forms. The packed one uses q, k and v as strided views of the (B, T, 3 C)
+ * projection, and writes their gradients likewise. */
 #include "meta.h"
 #include "operand.h"
 
@@ -26,8 +26,7 @@ static void strides_of(const msi_view *v, int64_t *stride)
     }
 }
 
-/* `v` itself when the elements of a head are neighbours, else a copy. The caller holds a reference.
- */
+/* `v`, or a copy with unit stride within a head. The caller owns a reference. */
 static ms_status with_unit_stride(msi_view *out, ms_context *ctx, const msi_view *v)
 {
     if (v->stride[v->ndim - 1] == 1 || v->shape[v->ndim - 1] <= 1) {
@@ -38,7 +37,7 @@ static ms_status with_unit_stride(msi_view *out, ms_context *ctx, const msi_view
     return msi_view_like(out, ctx, v, v->dtype, MS_MEM_ACTIVATION, true);
 }
 
-/* Part `part` (of width C = H D) of (B, T, n C), unit stride in C, seen as (B, H, T, D). */
+/* Part `part` (width C = H D) of (B, T, n C), unit stride in C, as (B, H, T, D). */
 static msi_view head_view(const msi_view *v, int64_t width, int32_t heads, int32_t part)
 {
     msi_view h = {
@@ -104,7 +103,7 @@ static ms_status dispatch(const char *op, msi_attention_args *args, int32_t dtyp
 
 /* -- the rule ---------------------------------------------------------------------------------- */
 
-/* Largest score and 1 / sum of each query lie one behind the other. */
+/* Per query: all largest scores, then all 1 / sum. */
 static void set_statistics(msi_attention_args *args, const msi_view *stats)
 {
     const int64_t n = args->batch * args->heads * args->q_len;
@@ -113,7 +112,7 @@ static void set_statistics(msi_attention_args *args, const msi_view *stats)
     args->rsum = (char *)args->max + n * ms_dtype_size(stats->dtype);
 }
 
-/* `out` is seen as (B, H, T, D). Saves the statistics. */
+/* `out` is a view (B, H, T, D). Saves the statistics. */
 static ms_status attend(msi_op_call *c, const msi_view *q, const msi_view *k, const msi_view *v,
                         const msi_view *out)
 {
@@ -137,7 +136,7 @@ static ms_status attend(msi_op_call *c, const msi_view *q, const msi_view *k, co
     return status;
 }
 
-/* Gradients into dq, dk and dv (views as the kernel writes them; all are written). */
+/* Write gradients to dq, dk and dv, views as the kernel needs; all are written. */
 static ms_status differentiate(msi_bwd *b, const msi_view *q, const msi_view *k, const msi_view *v,
                                const msi_view *out, const msi_view *dout, const msi_view *grad)
 {

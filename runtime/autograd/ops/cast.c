@@ -6,7 +6,7 @@ typedef struct cast_attrs {
     int32_t dtype;
 } cast_attrs;
 
-/* The gradient goes back in the operand's dtype: msi_bwd_pass() casts. */
+/* msi_bwd_pass() casts to the operand's dtype. */
 static ms_status copy_backward(msi_bwd *b)
 {
     return msi_bwd_pass(b, 0, msi_bwd_grad(b, 0));

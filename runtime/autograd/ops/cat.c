@@ -98,7 +98,7 @@ const msi_op msi_op_cat = {.name = "cat",
                            .backward = cat_backward,
                            .attrs_size = sizeof(cat_attrs)};
 
-/* More tensors than an operator takes: neighbours are joined, then what they make. */
+/* More tensors than an operator takes: join groups of neighbours, then those. */
 static ms_status cat_groups(ms_tensor **out, ms_tensor *const *tensors, int32_t n_tensors,
                             int32_t dim)
 {

@@ -1,5 +1,5 @@
-/* Comparisons, elementwise: bool results, no gradients. The kernels know ==, !=, < and <=; the
- * other two are those with exchanged operands. */
+/* Elementwise comparisons: bool results, no gradients. Kernels exist for ==, !=, < and <=; > and >=
+ * exchange the operands. */
 #include "dtype.h"
 #include "meta.h"
 #include "operand.h"
@@ -8,7 +8,7 @@
 
 typedef struct compare_attrs {
     int32_t relation; /* MS_COMPARE_* */
-    double value;     /* what a tensor is compared with, when it is a number */
+    double value;     /* the number to compare with */
 } compare_attrs;
 
 static const struct {
@@ -79,10 +79,10 @@ ms_status ms_op_compare(ms_tensor **out, ms_tensor *a, ms_tensor *b, int32_t rel
 
 /* -- a tensor and a number --------------------------------------------------------------------- */
 
-/* [Note: numbers and integers] Integers are compared with the number itself, not with what is left
- * of it in their dtype: 2 < 2.5 holds. A fraction is replaced by the integer below it, and what
- * lies outside the dtype's range decides for every element.
- * @return true when *answer holds for every element, else compare by *relation with *value */
+/* [Note: numbers and integers] Integers compare with the exact number, not with its cast: 2 < 2.5
+ * is true. A fraction is replaced by the integer below; a number outside the dtype's range decides
+ * for all elements.
+ * @return true if *answer is the result everywhere; else compare by *relation with *value */
 static bool decide(int32_t dtype, int32_t *relation, double *value, bool *answer)
 {
     const double whole = floor(*value);
@@ -161,7 +161,7 @@ ms_status ms_op_compare_number(ms_tensor **out, ms_tensor *x, double value, int3
     return msi_op_run(ops[relation], &attrs, &x, 1, out, 1);
 }
 
-/* -- what an element is: it is compared with itself -------------------------------------------- */
+/* -- classification: an element is compared with itself ---------------------------------------- */
 
 static ms_status class_forward(msi_op_call *c)
 {

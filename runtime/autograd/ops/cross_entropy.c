@@ -1,6 +1,6 @@
-/* Negative log-likelihood under softmax, fused: forward keeps the logits and two numbers per row;
- * backward turns the logits into their gradient where they stand, when nothing else holds them.
- * So a (tokens, vocabulary) matrix exists once. */
+/* Negative log-likelihood under softmax, fused: forward saves the logits and two numbers per row;
+ * backward overwrites the logits with their gradient if they have no other owner. So a (tokens,
+ * vocabulary) matrix exists once. */
 #include "meta.h"
 #include "operand.h"
 

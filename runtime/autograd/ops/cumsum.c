@@ -1,5 +1,5 @@
 /* Running sums along one dimension. The gradient is the running sum of the incoming one from the
- * other end. */
+ * end. */
 #include "meta.h"
 #include "operand.h"
 
@@ -21,7 +21,7 @@ static ms_status cumsum_meta(const msi_meta *m)
     return msi_meta_kernel(m, MSI_K_cumsum, x->dtype);
 }
 
-/* `out` (+)= running sums of `in`, both of one shape; backwards from the last element. */
+/* `out` (+)= running sums of `in`, of one shape; `backwards`: from the last element. */
 static ms_status sum_along(const msi_view *out, const msi_view *in, int32_t dim, bool backwards,
                            bool accumulate)
 {
@@ -57,7 +57,7 @@ static ms_status cumsum_forward(msi_op_call *c)
     const cumsum_attrs *attrs = c->attrs;
     void *data;
 
-    MS_TRY(msi_view_data(&c->in[0]->v, &data)); /* an error where the memory is absent */
+    MS_TRY(msi_view_data(&c->in[0]->v, &data)); /* error if absent */
     return sum_along(&c->out[0]->v, &c->in[0]->v, attrs->dim, false, false);
 }
 

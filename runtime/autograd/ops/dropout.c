@@ -1,5 +1,5 @@
-/* Dropout whose mask is a function of (seed, site, call, global sample, element): backward draws it
- * again instead of keeping it, and it does not depend on how samples are dealt to ranks. */
+/* Dropout with a mask that is a function of (seed, site, call, global sample, element): backward
+ * recomputes it, and it does not depend on which rank has which samples. */
 #include "meta.h"
 #include "operand.h"
 

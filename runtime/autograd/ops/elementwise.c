@@ -1,5 +1,5 @@
-/* a + b, a - b, a * b, a / b with broadcasting. Gradients are formed in the shape of the result and
- * summed over the dimensions an operand was broadcast along. */
+/* a + b, a - b, a * b, a / b with broadcasting. Gradients are computed in the result's shape and
+ * summed over broadcast dimensions. */
 #include "meta.h"
 #include "operand.h"
 

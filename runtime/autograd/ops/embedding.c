@@ -1,5 +1,5 @@
-/* Rows of a table. The gradient adds rows in token order, so repeated ids sum the same way on
- * every run, and rounds their sum once. */
+/* Rows of a table. The gradient adds rows in token order, so repeated ids sum alike in every run,
+ * and rounds once. */
 #include "meta.h"
 #include "operand.h"
 

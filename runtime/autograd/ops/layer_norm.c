@@ -1,5 +1,5 @@
-/* Layer norm over the last dimension (arXiv:1607.06450): y = (x - mean) rstd w + bias.
- * Kept for backward: x and two numbers per row. */
+/* Layer norm over the last dimension (arXiv:1607.06450): y = (x - mean) rstd w + bias. Saves x and
+ * two numbers per row. */
 #include "meta.h"
 #include "operand.h"
 
@@ -38,7 +38,7 @@ static ms_status layer_norm_meta(const msi_meta *m)
     return msi_check_kernel("layer_norm", MSI_K_layer_norm, x->dtype);
 }
 
-/* Data of an optional operand as a contiguous view the caller releases; NULL when it is absent. */
+/* Contiguous view of an optional operand, released by the caller; NULL data if omitted. */
 static ms_status affine_data(const msi_op_call *c, int32_t i, msi_view *v, const void **data)
 {
     void *p = NULL;
@@ -89,7 +89,7 @@ out:
     return status;
 }
 
-/* Open the destinations of dw and dbias in the one dtype the kernel writes both in. */
+/* Open the destinations of dw and dbias in one dtype, as the kernel requires. */
 static ms_status open_affine(msi_bwd *b, int32_t dtype, const msi_target *dx, msi_target *dw,
                              msi_target *db, int32_t *dw_dtype)
 {

@@ -1,8 +1,8 @@
-/* y = x w^T + bias, and gelu(y) over it. x (..., in) is read as a matrix (M, in).
+/* y = x w^T + bias, and gelu(y). x (..., in) is read as a matrix (M, in).
  *
- * Both are one rule: with the pre-activation h = x w^T + bias and dh its gradient,
+ * Both share one rule: with the pre-activation h = x w^T + bias and its gradient dh,
  *   dx = dh w,  dw = dh^T x,  dbias = sum of dh over M.
- * linear_gelu keeps h instead of its result, and its dh takes h's memory. */
+ * linear_gelu saves h instead of its result; dh reuses h's memory. */
 #include "meta.h"
 #include "operand.h"
 
@@ -48,7 +48,7 @@ static ms_status linear_meta(const msi_meta *m)
     return msi_result(m->out, x->dtype, x->ndim, shape);
 }
 
-/* `v` as a matrix the gemm can read, copied only when it must be. The caller holds a reference. */
+/* `v` as a matrix for the gemm, copied if needed. The caller owns a reference. */
 static ms_status as_matrix(msi_view *out, ms_context *ctx, const msi_view *v)
 {
     const int64_t shape[2] = {msi_leading(v, v->ndim - 1), v->shape[v->ndim - 1]};
@@ -63,7 +63,7 @@ static ms_status as_matrix(msi_view *out, ms_context *ctx, const msi_view *v)
     return MS_OK;
 }
 
-/* h = x w^T + bias; saves x and w as they were read. */
+/* h = x w^T + bias; saves x and w as read. */
 static ms_status multiply(msi_op_call *c, const msi_view *h)
 {
     msi_view x, w, bias = {.storage = NULL};
@@ -196,7 +196,7 @@ static ms_status linear_gelu_forward(msi_op_call *c)
     msi_view h;
     ms_status status;
 
-    if (c->node == NULL) { /* nobody will ask for h: it becomes y */
+    if (c->node == NULL) { /* h is not needed: it becomes y */
         h = *y;
         msi_storage_retain(h.storage);
     } else {

@@ -1,9 +1,9 @@
-/* (..., M, K) x (..., K, N) -> (..., M, N). Leading dimensions broadcast; a vector is a row on the
- * left, a column on the right, and that dimension is none of the result's. da = dy b^T, db = a^T
- * dy, summed over what an operand was broadcast along.
+/* (..., M, K) x (..., K, N) -> (..., M, N). Leading dimensions broadcast. A vector is a row on the
+ * left, a column on the right; the result lacks that dimension. da = dy b^T, db = a^T dy, summed
+ * over broadcast dimensions.
  *
- * All becomes one batch of matrices. Where b is one matrix, or a vector, the leading dimensions of
- * a are rows: one product, and the sum over them is that of db's product. */
+ * It runs as one batch of matrices. If b is one matrix or vector, the leading dimensions of a are
+ * rows of one product, which also sums db. */
 #include "meta.h"
 #include "operand.h"
 
@@ -18,7 +18,7 @@ static ms_status misfit(const msi_view *a, const msi_view *b, const char *why)
                    msi_shape_text(a->ndim, a->shape), msi_shape_text(b->ndim, b->shape), why);
 }
 
-/* A vector as the matrix that it stands for; matrices as they are. */
+/* A vector as a matrix; matrices unchanged. */
 static msi_view as_matrix(const msi_view *v, int32_t side)
 {
     msi_view m = *v;
@@ -42,7 +42,7 @@ static msi_view leading(const msi_view *v)
     return lead;
 }
 
-/* The product's shape with the dimensions that vectors lack. */
+/* The product's shape, with the dimensions vectors lack. */
 static ms_status product_shape(const msi_view *a, const msi_view *b, int32_t *ndim, int64_t *shape)
 {
     const msi_view a_lead = leading(a), b_lead = leading(b);
@@ -53,7 +53,7 @@ static ms_status product_shape(const msi_view *a, const msi_view *b, int32_t *nd
     return MS_OK;
 }
 
-/* Matrices with the same leading dimensions, if any: nothing is to be made of them. */
+/* True for matrices with equal leading dimensions, which need no preparation. */
 static bool is_plain(const msi_view *a, const msi_view *b)
 {
     bool plain = a->ndim == b->ndim && a->ndim >= 2;
@@ -109,7 +109,7 @@ static ms_status matmul_meta(const msi_meta *m)
     return msi_result(m->out, a->dtype, ndim, shape);
 }
 
-/* The stride of the leading dimensions seen as one of `n`. False when there is none. */
+/* Stride of the leading dimensions merged into one of `n`. False if there is none. */
 static bool fold_leading(const msi_view *v, int64_t n, int64_t *stride)
 {
     const msi_view lead = leading(v);
@@ -122,7 +122,7 @@ static bool fold_leading(const msi_view *v, int64_t n, int64_t *stride)
     return true;
 }
 
-/* Fold the leading dimensions into one: (batch, rows, cols). False when the strides forbid it. */
+/* Merge the leading dimensions: (batch, rows, cols). False if strides forbid it. */
 static bool fold(const msi_view *v, msi_view *out)
 {
     const int32_t rows = v->ndim - 2, cols = v->ndim - 1;
@@ -145,7 +145,7 @@ static bool fold(const msi_view *v, msi_view *out)
     return true;
 }
 
-/* Rows behind rows: (1, leading x rows, cols), or false where strides forbid it. */
+/* Merge them with rows: (1, leading x rows, cols). False if strides forbid it. */
 static bool fold_rows(const msi_view *v, msi_view *out)
 {
     const int64_t cols = v->shape[v->ndim - 1];
@@ -154,8 +154,8 @@ static bool fold_rows(const msi_view *v, msi_view *out)
     return msi_view_reshape(v, 3, shape, out);
 }
 
-/* `v` as (batch, rows, cols) the gemm can read, by fold() or fold_rows(). The caller holds a
- * reference. */
+/* `v` as (batch, rows, cols) for the gemm, by fold() or fold_rows(). The caller owns a reference.
+ */
 static ms_status as_matrices(msi_view *out, ms_context *ctx, const msi_view *v,
                              bool (*matrices)(const msi_view *, msi_view *))
 {
@@ -185,11 +185,11 @@ static msi_gemm_args product(msi_matrix a, msi_matrix b, int64_t m, int64_t n, i
                            .b_batch = b.batch};
 }
 
-/* How operands are multiplied: as matrices, with the leading dimensions they share. */
+/* How operands are multiplied: as matrices with common leading dimensions. */
 typedef struct plan {
-    const msi_view *in[2]; /* the operands, or what was made of them: */
-    msi_view made[2];      /* vectors with two dimensions, leading ones expanded */
-    bool rows;             /* the leading dimensions of a are rows of one matrix */
+    const msi_view *in[2]; /* the operands, or `made` */
+    msi_view made[2];      /* vectors as matrices, expanded leading dimensions */
+    bool rows;             /* leading dimensions of a are rows */
 } plan;
 
 static ms_status expand_leading(plan *p)
@@ -259,7 +259,7 @@ no_b:
     return status;
 }
 
-/* What an operand was expanded to, if it was: its gradient is formed in that shape and summed. */
+/* True if the operand was expanded: its gradient is computed in that shape and summed. */
 static bool is_expanded(const plan *p, const msi_view *operand, int32_t i)
 {
     return !p->rows && msi_view_numel(p->in[i]) != msi_view_numel(operand);
@@ -281,7 +281,7 @@ static ms_status expanded_gradient(msi_bwd *bwd, int32_t i, const plan *p, msi_g
     args->is_gradient = true;
     args->op = msi_bwd_name(bwd);
     MS_TRY(msi_gemm(msi_bwd_context(bwd), args));
-    if (vector && i == B) { /* a column's one entry is no dimension of it */
+    if (vector && i == B) { /* a column's last dimension is not the operand's */
         msi_view_set_contiguous(&whole, in->dtype, in->ndim - 1, in->shape);
     }
     return msi_bwd_reduce_pass(bwd, i, &whole, 1);

@@ -1,6 +1,5 @@
-/* Meta functions: what the results of an operator are, from its attributes and the forms of its
- * operands. Here is what operators share of them; what is one operator's own stands beside its
- * forward. */
+/* Meta functions: describe an operator's results from its attributes and operands' views. Shared
+ * ones are here, others next to their forward. */
 #ifndef MSI_META_H
 #define MSI_META_H
 
@@ -10,15 +9,15 @@
 
 /* One result of the first operand's shape and dtype. */
 ms_status msi_meta_like(const msi_meta *m);
-/* The shape two operands of one dtype, `a` and `b`, broadcast to, in `dtype`. */
+/* Broadcast shape of operands `a` and `b`, which have one dtype, in `dtype`. */
 ms_status msi_meta_broadcast(const msi_meta *m, int32_t dtype);
 
 /* -- checks ------------------------------------------------------------------------------------ */
 
-/* MS_NOT_IMPLEMENTED_ERROR unless the kernel that fills a result is there for `dtype`; a result
- * without elements needs none. */
+/* MS_NOT_IMPLEMENTED_ERROR if the result's kernel is missing for `dtype`; an empty result needs
+ * none. */
 ms_status msi_meta_kernel(const msi_meta *m, int32_t kernel, int32_t dtype);
-/* MS_TYPE_ERROR that names both dtypes unless they are one. */
+/* MS_TYPE_ERROR with both dtypes unless equal. */
 ms_status msi_same_dtype(const char *op, const char *a_name, const msi_view *a, const char *b_name,
                          const msi_view *b);
 /* MS_NOT_IMPLEMENTED_ERROR unless matrices of this dtype can be multiplied. */

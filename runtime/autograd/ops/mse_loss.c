@@ -1,4 +1,4 @@
-/* Mean or sum of (x - y)^2. Gradients come from x and y; the squares live during forward only. */
+/* Mean or sum of (x - y)^2. Gradients use x and y; the squares exist only during forward. */
 #include "meta.h"
 #include "operand.h"
 
@@ -35,7 +35,7 @@ static double weight(const mse_attrs *attrs, const msi_view *x)
     return attrs->reduction == MS_REDUCTION_MEAN ? 1 / (double)msi_view_numel(x) : 1;
 }
 
-/* (x - y)^2 in the dtype of the loss: squares of narrow numbers need more digits than they have. */
+/* (x - y)^2 in the loss dtype: squares of narrow numbers need more digits. */
 static ms_status square(const msi_op_call *c, const msi_view *squares)
 {
     const msi_view *in[2] = {&c->in[X]->v, &c->in[Y]->v};

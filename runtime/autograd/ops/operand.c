@@ -2,8 +2,7 @@
 
 #include <string.h>
 
-/* A contiguous view with the strides of a new tensor: sizes of 1, and all of an empty one, may have
- * had others. */
+/* Normalise the strides of a contiguous view, which may differ for sizes of 1 and empty views. */
 static void plain_strides(msi_view *out, const msi_view *v)
 {
     *out = *v;
@@ -56,8 +55,8 @@ int64_t msi_leading(const msi_view *v, int32_t n)
 
 /* -- matrices ---------------------------------------------------------------------------------- */
 
-/* Strides of the last two dimensions; sizes of 1 (or 0) leave a stride free, which is then set so
- * that one is 1 and the other spans a whole line. */
+/* Strides of the last two dimensions. Sizes of 1 (or 0) leave a stride free: it is set so that one
+ * stride is 1 and the other a whole line. */
 static bool strides_of(const msi_view *v, int64_t *row, int64_t *col)
 {
     int64_t rows = v->shape[v->ndim - 2], cols = v->shape[v->ndim - 1];

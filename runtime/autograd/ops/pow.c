@@ -1,5 +1,5 @@
-/* x^p for a number p. The gradient g p x^(p - 1) is one kernel, so that p decides once how the
- * power is taken; it is 0 for p = 0, where x = 0 too. */
+/* x^p for a number p. The gradient g p x^(p - 1) is one kernel, so that p selects the method once;
+ * it is 0 for p = 0, even at x = 0. */
 #include "meta.h"
 #include "operand.h"
 

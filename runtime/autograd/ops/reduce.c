@@ -1,5 +1,4 @@
-/* Sum and mean over a set of dimensions. The gradient repeats along them: an expanded view, no
- * copies. */
+/* Sum and mean over a set of dimensions. The gradient is an expanded view, without copies. */
 #include "meta.h"
 #include "operand.h"
 
@@ -27,7 +26,7 @@ static double reduced_numel(const msi_view *x, uint32_t dims)
     return n;
 }
 
-/* Of whole numbers, and of bool, which counts what is true. */
+/* Sum dtype of integers and bool (which counts true). */
 static int32_t sum_dtype(int32_t dtype)
 {
     return ms_dtype_is_floating(dtype) ? dtype : MS_DTYPE_I64;
@@ -72,7 +71,7 @@ static ms_status reduce_forward(msi_op_call *c)
                       false);
 }
 
-/* `v`, shaped like the result, as if dimensions had been kept. */
+/* `v`, shaped like the result, with reduced dimensions of size 1. */
 static msi_view with_kept_dims(const msi_view *v, const reduce_attrs *attrs, const msi_view *x)
 {
     msi_view k = {.storage = v->storage, .offset = v->offset, .dtype = v->dtype, .ndim = x->ndim};

@@ -1,5 +1,5 @@
-/* softmax and its logarithm over the last dimension; the gradients need the result alone:
- * dx = y (dy - sum(y dy)), and dx = dy - exp(y) sum(dy). */
+/* softmax and log-softmax over the last dimension; gradients need only the result: dx = y (dy -
+ * sum(y dy)), and dx = dy - exp(y) sum(dy). */
 #include "meta.h"
 #include "operand.h"
 

@@ -1,5 +1,5 @@
-/* Elementwise functions of one operand. Attributes say which kernels compute the function and its
- * gradient, and whether the gradient wants x or y; one rule serves them all. */
+/* Elementwise functions of one operand. Attributes give the kernels of function and gradient, and
+ * whether the gradient needs x or y; all share one rule. */
 #include "dtype.h"
 #include "meta.h"
 #include "operand.h"
@@ -102,7 +102,7 @@ ms_status ms_op_softplus(ms_tensor **out, ms_tensor *x, double beta, double thre
 
 const msi_op msi_op_clamp = UNARY_OP("clamp");
 
-/* Infinities are no bounds: of integers the ends of their range. */
+/* An infinite bound becomes the end of the integer range. */
 static ms_status whole_bound(int32_t dtype, double *bound)
 {
     double low, end;
@@ -117,7 +117,7 @@ static ms_status whole_bound(int32_t dtype, double *bound)
 
 ms_status ms_op_clamp(ms_tensor **out, ms_tensor *x, double low, double high)
 {
-    const bool never = isnan(low) || isnan(high); /* then x * low + high is NaN, as it should */
+    const bool never = isnan(low) || isnan(high); /* then x * low + high is NaN, as required */
     unary f = {never ? MSI_K_affine : MSI_K_clamp, MSI_K_clamp_grad, 2, SAVES_X, {low, high}};
 
     *out = NULL;

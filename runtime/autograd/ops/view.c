@@ -1,6 +1,5 @@
-/* Views: other shapes and strides over the same memory. Gradients are views too, undone; only
- * those of narrow and select need memory, as what was cut off gets zeros, and that of expand, which
- * is a sum. */
+/* Views: other shapes and strides over the same memory. Gradients are the reverse views. Only those
+ * of narrow and select (zeros around) and expand (a sum) need memory. */
 #include "meta.h"
 #include "operand.h"
 
@@ -11,7 +10,7 @@ typedef struct reshape_attrs {
     int64_t shape[MS_MAX_DIMS];
 } reshape_attrs;
 
-/* Replace a size of -1 by what is left for it, and compare the counts. */
+/* Replace a size of -1 by the rest, and compare the counts. */
 static ms_status infer_shape(const msi_view *x, const reshape_attrs *attrs, int64_t *shape)
 {
     const int64_t numel = msi_view_numel(x);
@@ -54,7 +53,7 @@ static ms_status reshape_meta(const msi_meta *m)
     return msi_result(m->out, x->dtype, attrs->ndim, shape);
 }
 
-/* A copy, as the strides allow no view. */
+/* A copy, if strides allow no view. */
 static ms_status reshape_forward(msi_op_call *c)
 {
     const msi_view *x = &c->in[0]->v;
@@ -91,7 +90,7 @@ static ms_status check_ndim(const char *op, int32_t ndim)
     return MS_OK;
 }
 
-/* Of an operator whose attributes are a shape. */
+/* Run an operator whose attributes are a shape. */
 static ms_status run_shaped(const msi_op *op, ms_tensor **out, ms_tensor *x, int32_t ndim,
                             const int64_t *shape)
 {
@@ -112,7 +111,7 @@ ms_status ms_op_reshape(ms_tensor **out, ms_tensor *x, int32_t ndim, const int64
 
 /* -- expand ------------------------------------------------------------------------------------ */
 
-/* The sizes that -1 keeps filled in. */
+/* The shape with -1 replaced. */
 static ms_status expanded_shape(const msi_view *x, const reshape_attrs *attrs, int64_t *shape)
 {
     const int32_t shift = attrs->ndim - x->ndim;
@@ -263,7 +262,7 @@ static ms_status narrow_meta(const msi_meta *m)
     return MS_OK;
 }
 
-/* Where the operand's gradient is to be born: all of it, zeroed unless something came already. */
+/* Whole destination of the operand's gradient, zeroed before the first contribution. */
 static ms_status zeroed_dest(msi_bwd *b, msi_view *dst, bool *add)
 {
     MS_TRY(msi_bwd_dest(b, 0, dst, add));
@@ -378,7 +377,7 @@ static ms_status flip_meta(const msi_meta *m)
     return msi_meta_like(m);
 }
 
-/* `v` read from its other end; for kernels, which walk any strides. */
+/* `v` reversed; only kernels accept such strides. */
 static msi_view flipped(const msi_view *v, uint32_t dims)
 {
     msi_view f = *v;

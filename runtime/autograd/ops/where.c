@@ -1,5 +1,5 @@
-/* where(cond, a, b): a's element where cond holds, else b's, with broadcasting. The gradient goes
- * to what was chosen; the other operand's is 0 there, whatever the gradient is. */
+/* where(cond, a, b): a's element if cond is true, else b's, with broadcasting. The gradient goes to
+ * the chosen element; the other one's is 0, whatever the gradient is. */
 #include "meta.h"
 #include "operand.h"
 

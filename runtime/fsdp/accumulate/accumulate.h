@@ -30,7 +30,7 @@ typedef struct msi_accumulator {
     int32_t node_dtype; /* of inner nodes */
     msi_node level[MSI_MAX_LEVELS];
     void *micro;        /* this backward's gradient, or its partial sum; NULL: none */
-    msi_mem_block *own; /* memory of `micro`; NULL: it is in a slot */
+    msi_mem_block *own; /* owns `micro`; NULL: in a slot */
 } msi_accumulator;
 
 /* Put the running micro-batch's gradient into own memory, or into a slot. */

@@ -30,9 +30,9 @@ typedef struct msi_gather_user {
     ms_status (*fill)(void *unit, void *to, bool staged);
     /* Copy rank q's extents from its stage to their positions. */
     ms_status (*pull)(void *unit, int32_t q, const void *stage, void *full);
-    /* The slot was filled and the peers were signalled. */
+    /* It was filled and published. */
     void (*filled)(void *unit);
-    /* Version of the master's values. */
+    /* Version of the master. */
     int64_t (*version)(const void *unit);
 } msi_gather_user;
 

@@ -220,11 +220,11 @@ static bool all_are_ready(const msi_task *task)
 {
     const msi_reduction *r = (const msi_reduction *)task;
     const msi_slot_event what = r->phase == MSI_GRAD_REDUCED ? MSI_SLOT_REDUCED : MSI_SLOT_FILLED;
-    const uint64_t said = atomic_load_explicit(&msi_slot_words_of(r->slot, r->rank)->schedule_hash,
-                                               memory_order_relaxed);
+    const uint64_t own_hash = atomic_load_explicit(
+        &msi_slot_words_of(r->slot, r->rank)->schedule_hash, memory_order_relaxed);
 
     for (int32_t q = 0; q < r->world; q++) {
-        if (!msi_slot_has(r->slot, q, what, said)) {
+        if (!msi_slot_has(r->slot, q, what, own_hash)) {
             return false; /* not yet, or ranks differ, which the wait detects */
         }
     }
@@ -250,7 +250,7 @@ static ms_status reduce(msi_task *task, bool *finished)
     return MS_OK;
 }
 
-static void give_up(msi_task *task)
+static void drop_task(msi_task *task)
 {
     msi_reduction *r = (msi_reduction *)task;
 
@@ -267,7 +267,7 @@ void msi_reduction_drop(msi_reduction *r)
 {
     if (r->user != NULL) {
         msi_progress_remove(r->progress, &r->task);
-        give_up(&r->task);
+        drop_task(&r->task);
     }
 }
 
@@ -289,7 +289,7 @@ ms_status msi_reduction_close(msi_reduction *r, int32_t dtype, double factor, bo
     r->task.order = MSI_TASK_REDUCE;
     r->task.possible = all_are_ready;
     r->task.step = reduce;
-    r->task.drop = give_up;
+    r->task.drop = drop_task;
     msi_progress_add(r->progress, &r->task);
     r->phase = MSI_GRAD_READY;
     atomic_store_explicit(&own->schedule_hash, msi_comm_schedule_hash(r->pool->comm),

@@ -1,6 +1,6 @@
-/* How a unit's gradients are summed: every rank writes its gradient into its part of a slot; when
- * all are complete, each rank adds its extents of all parts, in place. Replicas add one chunk each,
- * then copy the other chunks. */
+/* How a unit's gradients are summed: every rank writes its own into its part of a slot; then each
+ * rank adds its extents of all parts, in place. Replicas add one chunk each, then copy the other
+ * chunks. */
 #ifndef MSI_FSDP_REDUCTION_H
 #define MSI_FSDP_REDUCTION_H
 
@@ -10,7 +10,7 @@
 
 enum {
     MSI_GRAD_NONE,    /* nothing */
-    MSI_GRAD_WRITING, /* the running backward is writing it */
+    MSI_GRAD_WRITING, /* the running backward writes it */
     MSI_GRAD_READY,   /* complete in the slot; own extents unreduced */
     MSI_GRAD_REDUCED  /* replicas: own chunk reduced, the others' not copied */
 };
@@ -19,9 +19,9 @@ enum {
 typedef struct msi_reduction_user {
     /* Destination of the sum of own extents; `*add`: accumulate into it. */
     ms_status (*prepare)(void *unit, void **out, bool *add);
-    /* The sum is complete; the slot is still valid. Needs no memory. */
+    /* The sum is complete, the slot valid. Needs no memory. */
     void (*arrived)(void *unit);
-    /* The reduction was dropped. Needs no memory. */
+    /* It was dropped. Needs no memory. */
     void (*dropped)(void *unit);
     /* The phase has changed. */
     void (*changed)(void *unit);
@@ -51,9 +51,9 @@ typedef struct msi_reduction {
     msi_mark summed;  /* after the latest sum */
 } msi_reduction;
 
-/* Take a slot that every peer has finished reading. */
+/* Take a slot that every peer has released. */
 ms_status msi_reduction_open(msi_reduction *r);
-/* Rank's part of it, and its flags: one per parameter, set if it contributed. */
+/* Rank's part, and flags of the parameters it contributed to. */
 void *msi_reduction_part(const msi_reduction *r, int32_t rank);
 bool *msi_reduction_flags(const msi_reduction *r, int32_t rank);
 /* This rank's part is complete, in `dtype`: commit it; reduce when all are. The sum is multiplied

@@ -323,7 +323,7 @@ bool msi_slot_has(const msi_slot *slot, int32_t q, msi_slot_event what, uint64_t
                schedule_hash;
 }
 
-/* Check `dropped` last: a rank drops only what it has not done. */
+/* Read the event word last: a rank that did it did so before it dropped a later one. */
 bool msi_slot_has_dropped(const msi_slot *slot, int32_t q, msi_slot_event what)
 {
     return atomic_load(&msi_slot_words_of(slot, q)->dropped) >= slot->generation &&

@@ -125,13 +125,12 @@ typedef enum msi_slot_event { MSI_SLOT_FILLED, MSI_SLOT_REDUCED, MSI_SLOT_RELEAS
  */
 void msi_slot_publish(const msi_slot_pool *pool, msi_slot *slot, int32_t stream,
                       msi_slot_event what);
-/* `stream` waits until all other ranks have done `what` with `generation`; all have published it.
- */
+/* `stream` waits until all other ranks have done `what` with `generation`, as published. */
 ms_status msi_slot_await(const msi_slot_pool *pool, const msi_slot *slot, msi_stream_dep order,
                          int32_t stream, msi_slot_event what, uint64_t generation);
-/* True if rank q did `what` with the current generation, with an equal schedule hash. */
+/* True if rank q did `what` with the current generation, with this hash. */
 bool msi_slot_has(const msi_slot *slot, int32_t q, msi_slot_event what, uint64_t schedule_hash);
-/* True if it never will. */
+/* It never will. */
 bool msi_slot_has_dropped(const msi_slot *slot, int32_t q, msi_slot_event what);
 /* The first rank that never will, or -1. */
 int32_t msi_slot_dropped_by(const msi_slot *slot, int32_t world, msi_slot_event what);

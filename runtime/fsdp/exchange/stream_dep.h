@@ -20,17 +20,17 @@ typedef enum msi_stream_dep {
     MSI_DEP_ALL,
     MSI_DEP_STEPPED,  /* master written -> cast */
     MSI_DEP_USED,     /* this rank has read the slot's last generation -> it writes the next */
-    MSI_DEP_RELEASED, /* the others have read it -> it writes the next */
+    MSI_DEP_RELEASED, /* as USED, by the others */
     MSI_DEP_FILLED,   /* the others have cast their extents -> it reads them */
     MSI_DEP_GATHERED, /* full parameters complete -> computed with */
     MSI_DEP_REUSED,   /* this rank has reduced the slot's last gradient -> it writes the next */
-    MSI_DEP_READ,     /* the others have reduced it -> it writes the next */
+    MSI_DEP_READ,     /* as REUSED, by the others */
     MSI_DEP_WRITTEN,  /* this rank has written its gradient -> it reduces it */
-    MSI_DEP_READY,    /* the others have written theirs -> it reduces them */
+    MSI_DEP_READY,    /* as WRITTEN, by the others */
     MSI_DEP_PREPARED, /* the destination of the sum is ready -> added to */
     MSI_DEP_CHUNKED,  /* replicas: the others' chunks are reduced -> copied */
     MSI_DEP_SUMMED,   /* a backward's sums are complete -> the optimizer reads them */
-    MSI_DEP_ARRIVED   /* one unit's sums are complete, without an end of backward since */
+    MSI_DEP_ARRIVED   /* one unit's sums, if no backward ended since */
 } msi_stream_dep;
 
 /* Test hook: the dependency to omit. */
@@ -41,7 +41,7 @@ msi_mark msi_stream_dep_mark(const ms_context *ctx, int32_t stream);
 /* `stream` waits for m. */
 ms_status msi_stream_dep_after(const ms_context *ctx, msi_stream_dep what, int32_t stream,
                                msi_mark m);
-/* The same without failure: if it cannot be enqueued for lack of memory, the host waits. */
+/* The same, which cannot fail: without memory the host waits. */
 void msi_stream_dep_join(const ms_context *ctx, msi_stream_dep what, int32_t stream, msi_mark m);
 /* `stream` waits until the n words are `at_least`; their ranks have promised it. */
 ms_status msi_stream_dep_await(const ms_context *ctx, msi_stream_dep what, int32_t stream,

@@ -62,7 +62,7 @@ ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **
     return MS_OK;
 }
 
-/* -- one parameter ------------------------------------------------------------------- */
+/* -- one parameter ----------------------------------------------------------------------------- */
 
 static ms_status check_index(const ms_fsdp_unit *u, int32_t index)
 {

@@ -23,10 +23,10 @@ void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like)
 }
 
 /* [Note: gradients inside a backward] The progress of reductions during a backward depends on
- * timing. Calls that read or scale all gradients are therefore rejected. Reading one parameter's
- * gradient waits for the reductions announced so far, which are the same on all ranks. Accumulate
- * hooks run when all reductions of every tree are done, for parameters that any rank's backward has
- * reached, in one order on all ranks. */
+ * timing. Calls that read or scale all gradients are rejected then. Reading one parameter's
+ * gradient waits for the reductions announced so far, the same on all ranks. Accumulate hooks run
+ * when all reductions of every tree are done, for parameters that any rank's backward reached, in
+ * one order on all ranks. */
 ms_status msi_unit_check_gradient(void *unit, const char *what)
 {
     const ms_fsdp_unit *u = unit;
@@ -95,8 +95,8 @@ bool msi_unit_has_gradient(void *unit, int32_t index)
     return ((const ms_fsdp_unit *)unit)->params[index].reduced;
 }
 
-/* A dropped gradient that a script still holds keeps its values: they move to new memory, because
- * its place is reused for other gradients of the unit. */
+/* A dropped gradient that a script retains keeps its values: they move to new memory, because other
+ * gradients of the unit reuse its place. */
 static ms_status move_dropped(ms_fsdp_unit *u, msi_unit_param *p)
 {
     msi_storage *apart;
@@ -255,7 +255,7 @@ void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
 }
 
 /* Publish which parameters have a gradient; true if all. */
-static bool tell_used(ms_fsdp_unit *u)
+static bool publish_flags(ms_fsdp_unit *u)
 {
     bool *used = msi_reduction_flags(&u->reduction, u->rank), whole = true;
 
@@ -296,7 +296,7 @@ static const msi_op reduce_op = {
 
 ms_status msi_gradient_announce(ms_fsdp_unit *u)
 {
-    const bool whole = tell_used(u);
+    const bool whole = publish_flags(u);
 
     MS_TRY(make_shown(u));
     return MSI_UNLIKELY(msi_op_is_observed(u->ctx)) ? msi_observed_reduce(u, &reduce_op, whole)

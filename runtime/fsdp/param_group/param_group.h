@@ -38,7 +38,7 @@ typedef struct msi_model_state {
     bool initialized;  /* units have slots */
     bool sync;         /* backwards reduce */
     bool summoned;     /* handles show full copies */
-    bool hides_shards; /* a root forward is running */
+    bool hides_shards; /* a root forward runs */
     bool settled;      /* the running backward has no more reductions */
     bool given_up;     /* its gradients were dropped meanwhile */
     bool fp32_slots;   /* gradient slots are wide enough for inner nodes (no_sync) */
@@ -78,7 +78,7 @@ typedef struct msi_values {
 
 /* Users of the full parameters. */
 typedef struct msi_use {
-    int32_t running;         /* running forwards */
+    int32_t running;         /* forwards */
     bool differentiated;     /* the running backward has reached results of its forwards */
     int32_t backward_passes; /* passes it reaches and has not finished */
     int32_t pending;         /* gradients of its parameters still expected */
@@ -109,7 +109,7 @@ struct ms_fsdp_unit {
     msi_unit_param *params;
     ms_layout *layout;
     msi_extent *own;                   /* (n_own) this rank's extents */
-    msi_extent *theirs;                /* room for another rank's extents */
+    msi_extent *theirs;                /* room for another rank's */
     int64_t numel, total, shard_numel; /* total: without the tail padding */
 
     /* parameters */
@@ -137,7 +137,7 @@ static inline int64_t msi_unit_full_numel(const ms_fsdp_unit *u)
     return msi_layout_gathered_numel(u->layout);
 }
 
-/* True if it gathers in a slot; otherwise the master or a private copy is used. */
+/* True if it gathers in a slot; else the master or a private copy is used. */
 static inline bool msi_unit_shares(const ms_fsdp_unit *u)
 {
     return u->is_sharded && (u->world > 1 || u->param_dtype != u->orig_dtype);
@@ -235,7 +235,7 @@ ms_status msi_unit_accumulate(ms_fsdp_unit *u);
 /* Sum the last backward's gradient, if any, and all levels into the slot. */
 ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u);
 
-/* -- accumulated.c: .grad of the levels ------------------------------------------------------- */
+/* -- accumulated.c: .grad of the levels -------------------------------------------------------- */
 void msi_unit_levels_free(ms_fsdp_unit *u);
 /* For msi_param_ops. */
 bool msi_unit_accumulates(void *unit, int32_t index);

@@ -27,8 +27,8 @@ int64_t msi_plan_state(const msi_group_facts *groups, int32_t n)
 
 /* -- gradients --------------------------------------------------------------------------------- */
 
-/* Bytes of a unit's levels after `n` kept backwards (no_sync): level j exists if bit j of n is set;
- * level 0 is a micro-batch's gradient, higher ones are inner nodes. */
+/* Bytes of a unit's levels after `n` kept backwards (no_sync): level j if bit j of n is set; level
+ * 0 is a micro-batch's gradient, higher ones are inner nodes. */
 static int64_t level_bytes(const msi_group_facts *g, uint64_t n)
 {
     const int64_t micro = (n & 1) != 0 ? ms_dtype_size(g->reduce_dtype) : 0;
@@ -40,23 +40,22 @@ static int64_t level_bytes(const msi_group_facts *g, uint64_t n)
 
 /* Bytes of a unit's gradients in one backward: before and after it, of the open micro-batch, and
  * temporarily at its end. */
-typedef struct course {
+typedef struct backward_memory {
     int64_t before, micro, merging, after;
-} course;
+} backward_memory;
 
 /* The backward after `n` kept ones; `last`: it reduces. */
-static course course_of(const msi_group_facts *g, uint64_t n, bool last)
+static backward_memory memory_of(const msi_group_facts *g, uint64_t n, bool last)
 {
     const bool narrow =
         g->reduce_dtype != msi_node_dtype(g->reduce_dtype); /* two of them need a new node */
-    const bool merges =
-        narrow && (n & 1) != 0 && !(last && n == 1); /* in memory, except in the slot */
+    const bool merges = narrow && (n & 1) != 0 && !(last && n == 1); /* except in the slot */
     const bool in_slot = last && (n == 0 || !narrow);
 
     if (!g->trains) {
-        return (course){0};
+        return (backward_memory){0};
     }
-    return (course){
+    return (backward_memory){
         .before = level_bytes(g, n),
         .micro = in_slot ? 0 : g->full_numel * ms_dtype_size(g->reduce_dtype),
         .merging = merges ? g->full_numel * ms_dtype_size(msi_node_dtype(g->reduce_dtype)) : 0,
@@ -77,12 +76,12 @@ static int64_t backward_bytes(const msi_group_facts *groups, int32_t n_groups, u
     int64_t live = 0, peak = 0;
 
     for (int32_t i = 0; i < n_groups; i++) {
-        const course c = course_of(&groups[i], n, last);
+        const backward_memory c = memory_of(&groups[i], n, last);
 
         live += c.before + (groups[i].is_root ? c.micro : 0);
     }
     for (int32_t i = n_groups - 1; i >= 0; i--) {
-        const course c = course_of(&groups[i], n, last);
+        const backward_memory c = memory_of(&groups[i], n, last);
 
         live += groups[i].is_root ? 0 : c.micro;
         peak = largest(peak, live + c.merging);

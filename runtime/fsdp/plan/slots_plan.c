@@ -107,7 +107,7 @@ ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t
                                int32_t world, msi_slots_layout layout, msi_slot_wish *wishes,
                                msi_slots_plan *plan)
 {
-    const bool pulls = layout == MSI_SLOTS_PULL && world > 1; /* alone there are no peers */
+    const bool pulls = layout == MSI_SLOTS_PULL && world > 1; /* alone, no peers */
 
     for (int32_t i = 0; i < n; i++) {
         const msi_group_facts *g = &groups[i];

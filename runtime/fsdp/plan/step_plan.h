@@ -9,13 +9,13 @@ typedef struct msi_step {
     int32_t rank, world;
     int32_t n_ring; /* parameter slots that units use in turn, at most */
     msi_slots_layout layout;
-    bool wide;             /* gradient slots are wide enough for inner nodes */
+    bool wide;             /* gradient slots hold inner nodes */
     int64_t micro_batches; /* backwards; the last one reduces */
 } msi_step;
 
 /* Check groups described by a host: MS_VALUE_ERROR, MS_TYPE_ERROR for impossible units. */
 ms_status msi_plan_check(const msi_group_facts *groups, int32_t n);
-/* All but `same_numerics`, which needs communication. */
+/* All but `same_numerics`. */
 ms_status msi_plan_step(const msi_group_facts *groups, int32_t n, const msi_step *step,
                         ms_fsdp_plan *plan);
 /* Gathers of a group's parameters per step: one per forward, and one per backward if they were

@@ -9,12 +9,12 @@
 /* One forward of a unit: see pass.c. */
 typedef struct msi_pass {
     ms_fsdp_unit *unit; /* NULL: freed */
-    uint64_t place;     /* position on the tape at its start */
+    uint64_t place;     /* tape position at start */
     bool expected;      /* the running backward will reach it */
     bool collected;     /* a garbage collector freed results of it */
     int64_t waits; /* the unit's eval_epoch when it recorded; if older, handles do not show full
                       parameters for its graph */
-    msi_scope_place scope;   /* innermost scope at its start */
+    msi_scope_place scope;   /* innermost then */
     int32_t refcount;        /* owners: the tree while it runs, hooks, a backward; 0: free */
     struct msi_pass *around; /* the enclosing forward, or NULL */
     struct msi_pass *next;   /* of the unit's records */
@@ -109,7 +109,7 @@ void msi_pass_recorded(msi_pass *pass);
 void msi_pass_expected(msi_pass *pass);
 /* Backward has passed an expected pass, or ended. */
 void msi_pass_left(msi_pass *pass);
-/* Remove a pass, or all of the tree, from the running forwards. */
+/* End a running pass, or all of the tree. */
 void msi_pass_end(ms_fsdp_tree *tree, msi_pass *pass);
 void msi_pass_end_all(ms_fsdp_tree *tree);
 msi_pass *msi_pass_retain(msi_pass *pass);
@@ -117,8 +117,7 @@ void msi_pass_drop(void *pass);
 void msi_passes_free(msi_unit_schedule *course);
 /* End its forward: reshard by the strategy. */
 void msi_pass_leave(ms_fsdp_tree *tree, msi_pass *pass);
-/* Leave the forwards inside `pass` (NULL: all) that an error has ended: [Note: forwards that run].
- */
+/* Leave those inside `pass` (NULL: all) that an error ended: [Note: forwards that run]. */
 void msi_pass_leave_ended(ms_fsdp_tree *tree, const msi_pass *pass);
 /* The outermost unit in a forward, or NULL. */
 const ms_fsdp_unit *msi_unit_in_forward(ms_fsdp_tree *tree);
@@ -127,12 +126,11 @@ const ms_fsdp_unit *msi_unit_in_forward(ms_fsdp_tree *tree);
 /* Handles stop showing copies. */
 void msi_tree_unsummon(ms_fsdp_tree *tree);
 
-/* -- param_list.c ---------------------------------------------------------------------------------
- */
+/* -- param_list.c ------------------------------------------------------------------------------ */
 typedef struct msi_listed_param {
     ms_tensor *tensor;
     ms_fsdp_unit *unit; /* NULL: a plain parameter */
-    int32_t index;      /* in the unit */
+    int32_t index;      /* in `unit` */
 } msi_listed_param;
 
 typedef struct msi_param_list {
@@ -152,7 +150,7 @@ ms_status msi_plans_agree(ms_fsdp_tree *tree);
 /* Compare initial values: error if replicas differ; a warning on rank 0 if shards were cut from
  * different tensors. */
 ms_status msi_values_agree(ms_fsdp_tree *tree);
-/* Compare ms_numerics(): if ranks differ, rank 0 warns and the plan reports it. */
+/* Compare ms_numerics(); a difference is a warning on rank 0. */
 ms_status msi_numerics_agree(ms_fsdp_tree *tree);
 
 /* -- peers.c ----------------------------------------------------------------------------------- */
@@ -165,11 +163,10 @@ ms_status msi_tree_gather(ms_fsdp_tree *tree, const char *what, const void *in, 
  * what it committed in `what` ("": the error says it). */
 void msi_tree_give_up(ms_fsdp_tree *tree, const char *what);
 
-/* -- prefetch.c ---------------------------------------------------------------------------------
- */
+/* -- prefetch.c -------------------------------------------------------------------------------- */
 /* Publish a unit that is used soon, if no allocation is needed. */
 ms_status msi_prefetch(ms_fsdp_unit *u);
-/* Discard an unused prefetch. */
+/* Discard it unused. */
 void msi_skip(ms_fsdp_unit *u);
 
 /* -- backward.c -------------------------------------------------------------------------------- */

@@ -50,8 +50,8 @@ enum {
 /** Name of a kind, e.g. "ValueError"; "UnknownError" for an unknown number. Static. */
 MS_API const char *ms_status_name(ms_status status);
 
-/** Message of the calling thread's last error, at most 4,095 bytes, valid until its next failing
- * call. The first line is the error; further lines are a host's or another rank's traceback. */
+/** Message of the thread's last error, at most 4,095 bytes, valid until its next failing call. The
+ * first line is the error; others are a host's or another rank's traceback. */
 MS_API const char *ms_error_message(void);
 
 /** True if the thread's last error came from work that a device ran asynchronously, so that the
@@ -110,7 +110,7 @@ typedef struct ms_memory_stats {
     int64_t peak[6];      /**< highest `live` of each kind since the last reset */
     int64_t live_total;   /**< sum over kinds */
     int64_t peak_total;   /**< highest sum (not the sum of the peaks) */
-    int64_t reserved;     /**< bytes held from the system, caches included */
+    int64_t reserved;     /**< bytes taken from the system, caches included */
     int64_t cached;       /**< part of `reserved` in free blocks */
     int64_t n_allocs;     /**< allocations so far */
     int64_t n_system;     /**< allocations that called the system */
@@ -130,10 +130,10 @@ MS_API void ms_memory_reset_peak(void);
 MS_API void ms_memory_trim(void);
 
 /** True if a host with a garbage collector should run it, because the collector does not know how
- * much memory tensors retain: live bytes exceed 1.5 times, and by 64 MiB, those at the last
- * ms_memory_collected(). */
+ * much memory tensors retain: live bytes exceed those at the last ms_memory_collected() by half,
+ * and by 64 MiB. */
 MS_API bool ms_memory_collect_due(void);
-/** The host's collector has run: what is live now is the new baseline. */
+/** The host's collector has run: the new baseline. */
 MS_API void ms_memory_collected(void);
 
 /** Set the seed of initial values, dropout and shuffling in this context. Default 0. Restarts all
@@ -180,8 +180,8 @@ MS_API const char *ms_matmul_name(int32_t dtype);
  * result if the narrow dtype has no products of its own, else 0. */
 MS_API int64_t ms_matmul_scratch(int32_t dtype, int64_t m, int64_t n, int64_t k);
 
-/** One line with everything besides the inputs that decides the bits of results: instruction set,
- * matrix library and its kernels, build. Ranks with equal lines compute equal bits. Valid until the
+/** One line with all that decides the bits of results besides the inputs: instruction set, matrix
+ * library and its kernels, build. Ranks with equal lines compute equal bits. Valid until the
  * thread's next call. Opens the matrix library. */
 MS_API const char *ms_numerics(void);
 

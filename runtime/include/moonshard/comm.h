@@ -66,7 +66,7 @@ MS_API void ms_comm_free(ms_comm *comm);
 /** Add an owner, as units and trees do. The group and its shared memory are freed with the last
  * owner. No effect on borrowed groups. */
 MS_API void ms_comm_retain(ms_comm *comm);
-/** Remove an owner; the last one frees the group. No effect without an owner. */
+/** Remove an owner; the last one frees the group. */
 MS_API void ms_comm_release(ms_comm *comm);
 /** A number unique among this process's groups, past and future; 0 if the group was freed or
  * belongs to another thread. Accepts freed handles. */
@@ -79,8 +79,8 @@ MS_API double ms_comm_serial(const ms_comm *comm);
 MS_API ms_status ms_comm_stop_agreed(ms_comm *comm, int32_t *signal);
 MS_API int32_t ms_comm_rank(const ms_comm *comm);
 MS_API int32_t ms_comm_size(const ms_comm *comm);
-/** The members' ranks in the job, in the group's order; 0, 1, ... for a fake group.
- * @param ranks  room for ms_comm_size() numbers */
+/** The members' ranks in the job, in the group's order; fake: 0, 1, ...
+ * @param ranks  room for ms_comm_size() */
 MS_API void ms_comm_ranks(const ms_comm *comm, int32_t *ranks);
 /** True for a group of ms_comm_fake(). */
 MS_API bool ms_comm_is_fake(const ms_comm *comm);

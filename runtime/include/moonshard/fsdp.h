@@ -64,8 +64,8 @@ typedef struct ms_fsdp_plan {
     int64_t own_slots;   /**< part of param_slots: this rank's private copies of full parameters
                             (layout pull) */
     int64_t gradient_slots; /**< part of arena: gradients, one part per rank */
-    int32_t param_ring;     /**< number of parameter slots that units use in turn */
-    int32_t param_homes;    /**< number of parameter slots that one unit owns */
+    int32_t param_ring;     /**< slots that units use in turn */
+    int32_t param_homes;    /**< slots that one unit owns */
     int32_t gradient_ring;  /**< the same for gradients */
     int32_t gradient_homes;
     int64_t gathered;   /**< bytes of other ranks' parameters read in a step */
@@ -76,8 +76,8 @@ typedef struct ms_fsdp_plan {
 
 /** What a plan needs of a unit, existing or not: numbers only. */
 typedef struct ms_fsdp_group {
-    int64_t full_numel;    /**< of the unsharded flat parameter, with padding */
-    int64_t shard_numel;   /**< of this rank's shard; the whole of a replica */
+    int64_t full_numel;    /**< of the unsharded flat, padded */
+    int64_t shard_numel;   /**< of this rank's shard; all of a replica */
     int64_t trained_numel; /**< of this rank's shard, without padding and frozen elements */
     int32_t n_params;
     int32_t orig_dtype;
@@ -168,7 +168,7 @@ MS_API ms_status ms_fsdp_dry_run(ms_fsdp_plan *plan, ms_comm *comm,
                                  int64_t micro_batches);
 
 /** Begin a root forward: initialise on first use, make the optimizer's writes visible to prefetch.
- * Units that stayed unsharded and that any rank wrote since will be gathered again. Collective. */
+ * Kept units that any rank wrote since will be gathered again. Collective. */
 MS_API ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree);
 /** End a root forward. The first one fixes the order of units. Units that their strategy keeps
  * unsharded remain so, also without gradients (ms_fsdp_tree_hide_shards() decides what handles

@@ -46,7 +46,7 @@ MS_API int64_t ms_layout_total(const ms_layout *layout);
 MS_API int64_t ms_layout_shard_numel(const ms_layout *layout);
 MS_API int32_t ms_layout_n_entries(const ms_layout *layout);
 MS_API ms_status ms_layout_entry_get(const ms_layout *layout, int32_t i, ms_layout_entry *entry);
-/** Offset of parameter `param` in the flat parameter. */
+/** Offset of parameter `param` in the flat. */
 MS_API int64_t ms_layout_offset(const ms_layout *layout, int32_t param);
 MS_API ms_status ms_layout_piece_get(const ms_layout *layout, int32_t rank, int32_t param,
                                      ms_layout_piece *piece);

@@ -83,8 +83,8 @@ enum {
 /** bool of `a relation b`, elementwise; not differentiable. NaN is unequal to everything.
  * @param relation  MS_COMPARE_*, else MS_VALUE_ERROR */
 MS_API ms_status ms_op_compare(ms_tensor **out, ms_tensor *a, ms_tensor *b, int32_t relation);
-/** The same with a number, which is rounded to x's dtype if that is floating. Integers compare with
- * the exact number (2 < 2.5 is true, and 300 is above every u8). */
+/** The same with a number, rounded to x's dtype if that is floating; exact with integers (2 < 2.5
+ * is true, and 300 is above every u8). */
 MS_API ms_status ms_op_compare_number(ms_tensor **out, ms_tensor *x, double value,
                                       int32_t relation);
 /** Elementwise bool, not differentiable. Integers are finite. */
@@ -150,9 +150,8 @@ MS_API ms_status ms_op_attention_packed(ms_tensor **out, ms_tensor *qkv, int32_t
                                         double scale);
 /**
  * Zero elements with probability p, divide the others by 1 - p.
- * The mask is Philox4x32-10(seed; site, call, sample, element). x is (samples, ...); row b has
- * sample number (the context's sample base) + b, so that the mask does not depend on which rank has
- * which samples.
+ * The mask is Philox4x32-10(seed; site, call, sample, element). x is (samples, ...); row b is the
+ * context's sample base + b, so the mask does not depend on which rank has a sample.
  * @param site  key of the place in the model (ms_name_key() of its path)
  * @param call  number of earlier calls of this site in the micro-batch, >= 0 (MS_VALUE_ERROR)
  */

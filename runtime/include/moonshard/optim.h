@@ -41,8 +41,7 @@ MS_API ms_status ms_optim_add_group(ms_optim *optim, ms_tensor *const *params, i
                                     MS_NULLABLE const ms_optim_options *options,
                                     MS_NULLABLE int32_t *group);
 MS_API int32_t ms_optim_n_groups(const ms_optim *optim);
-/** Options of a group. The caller sets `o->struct_size` to sizeof(*o), which bounds what is
- * written. */
+/** Options of a group. `o->struct_size`, set by the caller, bounds what is written. */
 MS_API ms_status ms_optim_options_get(const ms_optim *optim, int32_t group, ms_optim_options *o);
 /** Change them; on failure none. Fields missing in an older host's struct stay as they are, so that
  * a result of ms_optim_options_get() can be passed. */
@@ -71,7 +70,7 @@ MS_API ms_status ms_optim_state(MS_NULLABLE ms_tensor **out, ms_optim *optim, in
 /** Steps of parameter `i` (for bias correction). Ranks without elements of it count too. Waits for
  * a device, as ms_optim_state() does; a step skipped for invalid data does not count. */
 MS_API ms_status ms_optim_steps(const ms_optim *optim, int32_t i, int64_t *steps);
-/** Set that, when loading; clears the error of a step that failed midway. */
+/** Set the step count, as loading does; clears the error of a step that failed midway. */
 MS_API ms_status ms_optim_steps_set(ms_optim *optim, int32_t i, int64_t steps);
 /** Create (zeros) or remove the momentum buffer of SGD parameter `i`; without one the next step
  * with momentum initialises it. MS_VALUE_ERROR for other optimizers. */

@@ -139,7 +139,7 @@ MS_API ms_status ms_tensor_copy(ms_tensor *t, const ms_tensor *src);
  * has no memory.
  * @param what  name of the caller in the message */
 MS_API ms_status ms_tensor_check_copy(const ms_tensor *t, const ms_tensor *src, const char *what);
-/** Overwrite every element. Increments the version. */
+/** Overwrite all elements. Increments the version. */
 MS_API ms_status ms_tensor_fill(ms_tensor *t, double value);
 /** t += alpha * src, broadcast. Increments the version; never differentiated. Rejects overlaps and
  * a `src` that requires grad as ms_tensor_copy() does. */
