@@ -231,6 +231,10 @@ describe('a tensor', function()
       assert.same({ { 4, 7 }, { 4, 7 } }, x:add_(1):totable())
       assert.same({ { 5, 6 }, { 5, 6 } }, x:copy_(ms.tensor { 5, 6 }):totable())
       assert.same({ { 0, 0 }, { 0, 0 } }, x:zero_():totable())
+      assert.same({ { 2, 1 }, { 2, 1 } }, x:add_(1):mul_(3):sub_(1):div_(ms.tensor { 1, 2 })
+        :totable())
+      checks.raises('ValueError', 'shape (3, 2, 2) does not broadcast to (2, 2)', x.mul_, x,
+        ms.ones(3, 2, 2))
     end)
 
     it('refuses numbers that its dtype does not hold', function()

@@ -392,6 +392,28 @@ function ops.mean(x, over, keepdim)
     keeps('mean', keepdim))
 end
 
+--- Norms over all dimensions, or over those given: (sum |x|^p)^(1/p). The gradient is 0 where the
+--- norm is. (torch.linalg.vector_norm)
+---@param x ms.Tensor  floating
+---@param p? number  above 0 and finite (default 2)
+---@param over? integer|integer[]
+---@param keepdim? boolean|{ keepdim: boolean }
+---@return ms.Tensor
+function ops.norm(x, p, over, keepdim)
+  p = arguments.number('norm', 'p', p, 2)
+  if not (p > 0 and p < math.huge) then
+    errors.raise('ValueError', "norm: 'p' is %g, expected a finite number above 0", p)
+  end
+  local size = ops.abs(x)
+  if p == 1 then
+    return ops.sum(size, over, keepdim)
+  end
+  local powers = ops.sum(p == 2 and ops.mul(x, x) or ops.pow(size, p), over, keepdim)
+  local none = powers:eq(0)
+  local root = ops.pow(ops.where(none, 1, powers), 1 / p) -- whose slope is finite
+  return ops.where(none, 0, root)
+end
+
 --- Running sums along a dimension. Of integers and bool in i64.
 ---@param x ms.Tensor
 ---@param dim integer

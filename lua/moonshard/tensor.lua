@@ -342,6 +342,29 @@ function Tensor:add_(src, alpha)
   return self
 end
 
+-- self = op(self, x), whose shape must be that of self.
+local function in_place(name, op)
+  Tensor[name] = function(self, x)
+    writable(self, name)
+    local value = self:detach()
+    local result = op(value, x)
+    calls.tensor_copy(self, result)
+    result:release()
+    value:release()
+    return self
+  end
+end
+
+--- self = self * x, self - x, self / x, for a tensor that broadcasts to self or a number. Values
+--- that require grad are refused as by copy_. Takes memory for the result.
+---@class ms.Tensor
+---@field mul_ fun(self: ms.Tensor, x: ms.Tensor|number): ms.Tensor
+---@field sub_ fun(self: ms.Tensor, x: ms.Tensor|number): ms.Tensor
+---@field div_ fun(self: ms.Tensor, x: ms.Tensor|number): ms.Tensor
+in_place('mul_', ops.mul)
+in_place('sub_', ops.sub)
+in_place('div_', ops.div)
+
 -- -- gradients -----------------------------------------------------------------------------------
 
 ---@param on? boolean  default true

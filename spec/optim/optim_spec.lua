@@ -185,12 +185,26 @@ describe('optim', function()
     assert.is_true(a:item() ~= 1)
   end)
 
-  it('zero_grad supports set_to_none = true only', function()
-    for _, object in ipairs { optim.SGD { leaf(1) }, nn.Linear(2, 1) } do
+  it('zero_grad drops gradients or fills them with zeros', function()
+    local model = nn.Linear(2, 1)
+    for _, object in ipairs { optim.SGD(model:parameters()), model } do
+      model(ms.ones(1, 2)):sum():backward()
+      object:zero_grad { set_to_none = false }
+      checks.close({ { 0, 0 } }, model.weight:grad())
       object:zero_grad { set_to_none = true }
-      checks.raises('NotImplementedError', 'set_to_none = false', object.zero_grad, object,
-        { set_to_none = false })
+      assert.is_nil(model.weight:grad())
+      object:zero_grad { set_to_none = false }
+      assert.is_nil(model.weight:grad())
     end
+  end)
+
+  it('accepts foreach and fused, which change nothing', function()
+    local p = leaf(1)
+    assert.is_nil(optim.Adam({ p }, { foreach = true }).defaults.foreach)
+    optim.SGD { { params = { p }, fused = false } }
+    checks.raises('RuntimeError', '`fused` and `foreach` cannot be `True` together.', optim.AdamW,
+      { p }, { foreach = true, fused = true })
+    checks.raises('TypeError', "'foreach' is a number", optim.AdamW, { p }, { foreach = 1 })
   end)
 
   it('continues to the same bits from its state dict', function()

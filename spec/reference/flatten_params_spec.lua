@@ -57,7 +57,28 @@ describe('TestFlattenParams', function()
   it('test_numel_with_shared_params', function() numel(true, 43136) end)
   it('test_output_without_shared_params', function() output(false) end)
   it('test_output_with_shared_params', function() output(true) end)
-  pending('test_pnorm_after_step_with_shared_params', 'tensor:norm()')
+
+  it('test_pnorm_after_step_with_shared_params', function()
+    each_dtype(function(half)
+      local function norm_after_step(model)
+        ms.manual_seed(1)
+        local dtype = half and 'f16' or 'f32'
+        local opt = ms.optim.SGD(model:parameters(), { lr = 0.01 })
+        model(ms.rand(20, 8, 32):to(dtype), ms.rand(10, 8, 32):to(dtype)):sum():backward()
+        opt:step()
+        local norms = {}
+        for i, p in ipairs(model:parameters()) do
+          norms[i] = p:detach():norm():to('f32')
+        end
+        return ms.stack(norms):norm():item()
+      end
+      local expected = norm_after_step(transformer(half, true))
+      local model = reference.wrap(transformer(half, true), { use_orig_params = true })
+      assert.is_true(expected > 1)
+      checks.close(expected, norm_after_step(model), half and 1e-3 or 1e-5)
+    end)
+  end)
+
   pending('test_flat_param_shard_metadata_aligned_full_precision', 'shard_metadata()')
   pending('test_flat_param_shard_metadata_aligned_mixed_precision', 'shard_metadata()')
 end)

@@ -48,7 +48,34 @@ describe('TestFSDPWrap', function()
 
   pending('test_wrap_batchnorm_individually', 'nn.BatchNorm1d')
   pending('test_bn_always_wrapped_individually', 'nn.BatchNorm1d')
-  pending('test_main_wrap_api', 'cpu_offload')
+
+  it('test_main_wrap_api', function()
+    for _, offload_params in ipairs { false, true } do
+      for _, prefetch in ipairs { 'BACKWARD_POST', 'BACKWARD_PRE' } do
+        for _, forward_prefetch in ipairs { false, true } do
+          local function one() return nn.Linear(1, 1, { bias = false }) end
+          local model = wrap(nn.Sequential(one(), one(), one(), nn.Sequential(one())), {
+            auto_wrap_policy = by_size(0), backward_prefetch = prefetch,
+            forward_prefetch = forward_prefetch, cpu_offload = { offload_params = offload_params },
+          })
+          assert.same({ '', '0', '1', '2', '3', '3.0' }, wrapped_paths(model))
+          for _, module in ipairs(model:modules()) do
+            if ms.is(module, FSDP) then
+              assert.equal(offload_params, module.cpu_offload.offload_params)
+              assert.equal(prefetch, module.backward_prefetch)
+              assert.equal(forward_prefetch, module.forward_prefetch)
+            end
+          end
+          local opt = ms.optim.SGD(model:parameters(), { lr = 1e-2, momentum = 0.9 })
+          for _ = 1, 6 do
+            opt:zero_grad()
+            model(ms.ones(1, 1)):sum():backward()
+            opt:step()
+          end
+        end
+      end
+    end
+  end)
 end)
 
 -- -- a model with adapters -----------------------------------------------------------------------
@@ -134,7 +161,20 @@ describe('TestAutoWrap', function()
     assert.same({ '' }, wrapped_paths(wrap(model, { auto_wrap_policy = by_size(40, leaves) })))
   end)
 
-  pending('test_auto_wrap_smoke_test', 'cpu_offload')
+  it('test_auto_wrap_smoke_test', function()
+    local device = os.getenv 'MS_DEVICE' or 'cpu'
+    for _, offload_params in ipairs { false, true } do
+      for _, device_id in ipairs { device, false } do
+        local model = wrap(nested(), {
+          auto_wrap_policy = by_size(40), cpu_offload = { offload_params = offload_params },
+          device_id = device_id or nil,
+        })
+        assert.same({ '', '2' }, wrapped_paths(model))
+        local x = ms.rand(1, 5)
+        ms.ops.mse_loss(model(x), x):backward()
+      end
+    end
+  end)
 
   local function with_ignored(policy, expected)
     both_ways(function(how)

@@ -28,6 +28,10 @@ local options = {}
 ---@field ignored_modules? ms.nn.Module|ms.nn.Module[]
 ---@field ignored_states? ms.Tensor|ms.Tensor[]|ms.nn.Module|ms.nn.Module[]
 ---@field limit_all_gathers? boolean  accepted; the slots bound what is gathered
+---@field cpu_offload? boolean|{ offload_params: boolean }  on the CPU masters, gradients and
+---                        optimizer state are in its memory already: accepted, moves nothing
+---@field device_id? string|integer  the device that MS_DEVICE names: its kind, or on others than
+---                        the CPU 0
 ---@field process_group? ms.dist.Group|ms.dist.DeviceMesh  default: all ranks; a mesh of one
 --- dimension stands for its group
 ---@field device_mesh? ms.dist.DeviceMesh  the same
@@ -40,8 +44,6 @@ options.KNOWN = {
 
 --- PyTorch's options that have no counterpart yet, and what stands for them.
 local UNSUPPORTED = {
-  cpu_offload = 'masters live in CPU memory already',
-  device_id = 'the CPU is the only device',
   param_init_fn = 'first values are rules of the parameters, made shard by shard',
   sync_module_states = 'first values depend on the seed alone, load a state dict to change them',
 }
@@ -73,6 +75,32 @@ local function precision(given)
     errors.raise('NotImplementedError', 'keep_low_precision_grads is not supported yet')
   end
   return util.merged(options.full_precision(), given)
+end
+
+local function device_kind()
+  local kind = os.getenv 'MS_DEVICE'
+  return (kind == nil or kind == '') and 'cpu' or kind
+end
+
+local function offload(given)
+  if type(given) ~= 'table' then
+    given = { offload_params = arguments.flag('FSDP', 'cpu_offload', given, false) }
+  end
+  errors.options('cpu_offload', given, { offload_params = 'flag' })
+  if given.offload_params and device_kind() ~= 'cpu' then
+    errors.raise('NotImplementedError', "cpu_offload on device '%s' is not supported yet",
+      device_kind())
+  end
+  return { offload_params = given.offload_params or false }
+end
+
+local function check_device_id(id)
+  local kind = device_kind()
+  if id ~= nil and id ~= kind and (kind == 'cpu' or id ~= 0) then
+    errors.raise('ValueError', "device_id is %s, but the device of this process is '%s'",
+      type(id) == 'string' and ("'%s'"):format(id) or tostring(id), kind)
+  end
+  return id
 end
 
 local function one_of(name, value, default, allowed)
@@ -142,6 +170,8 @@ function options.normalised(given)
     ignored_states = given.ignored_states,
     limit_all_gathers = arguments.flag('FSDP', 'limit_all_gathers', given.limit_all_gathers, true),
     process_group = group_of(given),
+    cpu_offload = offload(given.cpu_offload),
+    device_id = check_device_id(given.device_id),
   }
 end
 

@@ -37,6 +37,7 @@ local as_plan = figures 'plan()'
 ---@field sharding_strategy string
 ---@field backward_prefetch string
 ---@field forward_prefetch boolean
+---@field cpu_offload { offload_params: boolean }
 ---@field mixed_precision ms.fsdp.MixedPrecision
 ---@field use_orig_params boolean
 ---@field rank integer
@@ -124,7 +125,7 @@ function FSDP:init(module, opts)
 
   for _, name in ipairs {
     'sharding_strategy', 'backward_prefetch', 'forward_prefetch', 'mixed_precision',
-    'use_orig_params', 'limit_all_gathers', 'process_group',
+    'use_orig_params', 'limit_all_gathers', 'process_group', 'cpu_offload', 'device_id',
   } do
     rawset(self, name, opts[name])
   end

@@ -1,11 +1,15 @@
---- What zero_grad() of modules and optimizers takes.
+--- zero_grad() of modules and optimizers.
 
+local create = require 'moonshard.internal.create'
 local errors = require 'moonshard.internal.errors'
 
---- Refuse what is not supported: gradients are dropped, not filled with zeros, so far.
----@param opts? { set_to_none?: boolean }
-return function(opts)
-  if errors.options('zero_grad', opts, { set_to_none = 'flag' }).set_to_none == false then
-    errors.raise('NotImplementedError', 'zero_grad: set_to_none = false is not supported yet')
+--- Drop the gradients of parameters, or with set_to_none = false fill those there are with zeros.
+---@param params ms.Tensor[]
+---@param opts? { set_to_none?: boolean }  default true
+return function(params, opts)
+  local none = errors.options('zero_grad', opts, { set_to_none = 'flag' }).set_to_none ~= false
+  for _, param in ipairs(params) do
+    local grad = not none and param:grad() or nil
+    param:set_grad(grad and create.zeros(grad:shape(), { dtype = grad:dtype() }))
   end
 end

@@ -24,7 +24,7 @@ local util = require 'moonshard.internal.util'
 local watched = require 'moonshard.nn.watched'
 local arguments = require 'moonshard_ffi.arguments'
 local parameter = require 'moonshard_ffi.parameter'
-local check_zero_grad = require 'moonshard.internal.zero_grad'
+local zero_grad = require 'moonshard.internal.zero_grad'
 
 ---@class ms.nn.Module
 ---@field training boolean  what train() and eval() set
@@ -492,19 +492,15 @@ function Module:apply(fn)
 end
 
 --- Drop all gradients.
----@param opts? { set_to_none?: boolean }  default true; false is not supported yet
+---@param opts? { set_to_none?: boolean }  default true; false fills them with zeros
 function Module:zero_grad(opts)
-  if opts ~= nil then
-    check_zero_grad(opts)
-  end
+  local params = {}
   for _, entry in ipairs(tree.walk(self)) do
     for _, p in ipairs(entry.module._params) do
-      local tensor = tree.param(entry.module, p)
-      if tensor then
-        tensor:set_grad(nil)
-      end
+      params[#params + 1] = tree.param(entry.module, p)
     end
   end
+  zero_grad(params, opts)
 end
 
 --- Freeze (false) or unfreeze all parameters.

@@ -4,7 +4,7 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.internal.class'
-local check_zero_grad = require 'moonshard.internal.zero_grad'
+local zero_grad = require 'moonshard.internal.zero_grad'
 local errors = require 'moonshard.internal.errors'
 local guard = require 'moonshard.internal.guard'
 local members = require 'moonshard.dist.members'
@@ -56,6 +56,22 @@ local function groups_of(self, params)
   return params
 end
 
+-- Options of PyTorch's that choose between loops over parameters. Here one call steps them all.
+local LOOPS = { foreach = 'flag', fused = 'flag' }
+
+-- Options without those, which are checked.
+local function without_loops(what, given)
+  local out, loops = {}, {}
+  for name, value in next, given do
+    (LOOPS[name] and loops or out)[name] = value
+  end
+  errors.options(what, loops, LOOPS)
+  if loops.foreach and loops.fused then
+    errors.raise('RuntimeError', '`fused` and `foreach` cannot be `True` together.')
+  end
+  return out
+end
+
 local function check_given(self, given)
   local is_list = given.params == nil and given[1] ~= nil
   if not is_list then -- of one without params, a misspelt name says more
@@ -97,9 +113,9 @@ end
 --- Append a parameter group. ValueError for parameters of models over two groups of ranks.
 ---@param given { params: ms.Tensor[]|ms.Tensor, [string]: any }  options override the defaults
 function Optimizer:add_param_group(given)
-  check_given(self, arguments.list('add_param_group', 'group', given))
+  given = without_loops('add_param_group', arguments.list('add_param_group', 'group', given))
+  check_given(self, given)
   local list = given.params
-  given = util.merged(given)
   given.params = nil
   if parameter.is_tensor(list) then
     list = { list }
@@ -118,7 +134,8 @@ function Optimizer:init(params, opts)
     errors.raise('NotImplementedError', '%s has no update rule; use optim.SGD, Adam or AdamW',
       self._name)
   end
-  self.defaults = util.merged(errors.options(self._name, opts, self.options))
+  local options = type(opts) == 'table' and without_loops(self._name, opts) or opts
+  self.defaults = util.merged(errors.options(self._name, options, self.options))
   self._handle = runtime.new(self.kind)
   self._stepped = false -- what schedulers ask
   self.param_groups = param_group.list()
@@ -137,12 +154,13 @@ function Optimizer:step()
 end
 
 --- Drop the gradients of all parameters in all groups.
----@param opts? { set_to_none?: boolean }  default true; false is not supported yet
+---@param opts? { set_to_none?: boolean }  default true; false fills them with zeros
 function Optimizer:zero_grad(opts)
-  if opts ~= nil then
-    check_zero_grad(opts)
+  if opts == nil then
+    runtime.zero_grad(self._handle)
+  else
+    zero_grad(self:_params(), opts)
   end
-  runtime.zero_grad(self._handle)
 end
 
 local function warn_of_one_rate(self)
