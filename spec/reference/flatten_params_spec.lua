@@ -42,7 +42,13 @@ end
 
 describe('TestFlattenParams', function()
   pending('test_partial_flattening', 'flat parameters in parameters()')
-  pending('test_flatten_nothing', 'the message of FlatParamHandle')
+
+  it('test_flatten_nothing', function()
+    local runtime = require 'moonshard_ffi.fsdp'
+    checks.raises('ValueError', 'Cannot construct a FlatParamHandle with an empty parameter list',
+      runtime.unit, runtime.unit_holder(), ms.dist.world(), 'nothing',
+      { strategy = 'FULL_SHARD', use_orig_params = false }, {}, {})
+  end)
 
   it('test_empty_module', function()
     local Add = nn.Module.extend 'Add'
@@ -79,6 +85,44 @@ describe('TestFlattenParams', function()
     end)
   end)
 
-  pending('test_flat_param_shard_metadata_aligned_full_precision', 'shard_metadata()')
-  pending('test_flat_param_shard_metadata_aligned_mixed_precision', 'shard_metadata()')
+
+  -- Three layers of these widths on two ranks.
+  local function metadata(widths, mixed_precision, expected)
+    ms.close() -- this process was a rank of a world of one
+    ms.dist.spawn(2, function(rank)
+      local layers = {}
+      for i = 1, 3 do
+        layers[i] = nn.Linear(widths[i], widths[i + 1], { bias = false })
+      end
+      local model = reference.wrap(nn.Sequential(layers),
+        { use_orig_params = true, mixed_precision = mixed_precision })
+      assert.same(expected[rank + 1], model:shard_metadata())
+    end)
+  end
+
+  it('test_flat_param_shard_metadata_aligned_full_precision', function()
+    metadata({ 3, 7, 5, 5 }, nil, { -- 21 + 3 of padding, 35 + 1, 25: 43 for each rank
+      {
+        param_names = { '0.weight', '1.weight' }, param_shapes = { { 7, 3 }, { 5, 7 } },
+        param_numels = { 21, 35 }, param_offsets = { { 0, 20 }, { 0, 18 } },
+      },
+      {
+        param_names = { '1.weight', '2.weight' }, param_shapes = { { 5, 7 }, { 5, 5 } },
+        param_numels = { 35, 25 }, param_offsets = { { 19, 34 }, { 0, 24 } },
+      },
+    })
+  end)
+
+  it('test_flat_param_shard_metadata_aligned_mixed_precision', function()
+    metadata({ 2, 5, 5, 3 }, { param_dtype = 'f16' }, { -- 10 + 6, 25 + 7, 15: 32 for each rank
+      {
+        param_names = { '0.weight', '1.weight' }, param_shapes = { { 5, 2 }, { 5, 5 } },
+        param_numels = { 10, 25 }, param_offsets = { { 0, 9 }, { 0, 15 } },
+      },
+      {
+        param_names = { '1.weight', '2.weight' }, param_shapes = { { 5, 5 }, { 3, 5 } },
+        param_numels = { 25, 15 }, param_offsets = { { 16, 24 }, { 0, 14 } },
+      },
+    })
+  end)
 end)

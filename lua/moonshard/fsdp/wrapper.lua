@@ -464,6 +464,29 @@ function FSDP:units()
   return out
 end
 
+--- What this rank's shard of the unit's flat parameter holds: parallel lists over the parameters of
+--- which it has elements. Offsets are the first and the last element in the parameter, from 0.
+---@return { param_names: string[], param_shapes: integer[][], param_numels: integer[],
+---  param_offsets: integer[][] }
+function FSDP:shard_metadata()
+  self:_prepare()
+  local out = { param_names = {}, param_shapes = {}, param_numels = {}, param_offsets = {} }
+  for name, p in self:named_parameters() do
+    local _, extent = parameter.part(p)
+    if parameter.manager(p) == self and extent.numel > 0 then
+      local numel = 1
+      for _, size in ipairs(extent.shape) do
+        numel = numel * size
+      end
+      table.insert(out.param_names, name)
+      table.insert(out.param_shapes, extent.shape)
+      table.insert(out.param_numels, numel)
+      table.insert(out.param_offsets, { extent.start, extent.start + extent.numel - 1 })
+    end
+  end
+  return out
+end
+
 --- Bytes this rank will hold for parameters, gradients, optimizer states and slots when a step is
 --- `micro_batches` backwards (default: one) of which all but the last run in no_sync. Of the whole
 --- model, whichever instance is asked. Frozen parameters count as they are now. Collective the
