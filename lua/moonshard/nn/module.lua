@@ -20,6 +20,7 @@ local once = require 'moonshard.internal.once'
 local samples = require 'moonshard.internal.samples'
 local scope = require 'moonshard.internal.scope'
 local tree = require 'moonshard.nn.tree'
+local naming = require 'moonshard.internal.naming'
 local util = require 'moonshard.internal.util'
 local watched = require 'moonshard.nn.watched'
 local arguments = require 'moonshard_ffi.arguments'
@@ -608,4 +609,4 @@ function Module:__tostring()
   return ('%s(\n%s\n)'):format(name, table.concat(lines, '\n'))
 end
 
-return Module
+return naming.methods(Module)
