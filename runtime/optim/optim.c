@@ -229,7 +229,7 @@ static ms_status check_index(const ms_optim *optim, int32_t i)
     return MS_OK;
 }
 
-/* The same, for who asks for what steps made: they have run, and those left out do not count. */
+/* The same, for readers of what steps computed: the steps have run. */
 static ms_status check_settled(const ms_optim *optim, int32_t i)
 {
     MS_TRY(check_index(optim, i));
