@@ -19,7 +19,8 @@ static ms_status handle_of(const ms_ref *ref, const char *function, ms_tensor **
     const char *scope = ms_ref_released_by(ref);
 
     snprintf(text, sizeof(text),
-             scope[0] != '\0'
+             strcmp(scope, "ms.close") == 0 ? "%s: the tensor was released by %s()"
+             : scope[0] != '\0'
                  ? "%s: the tensor was released at the end of %s; return it or ms.keep it"
                  : "%s: the tensor was released%s",
              function, scope);

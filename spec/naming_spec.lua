@@ -62,6 +62,23 @@ describe('an argument of the wrong kind', function()
   end)
 
   it('may be a missing object of a method', function()
+    local layer = ms.nn.Linear(2, 2)
+    local opt = ms.optim.SGD(layer:parameters(), { lr = 1 })
     checks.raises('TypeError', "matmul: 'a' is nil, expected a tensor", ms.ones(2).matmul)
+    checks.raises('TypeError', "parameters: 'self' is nil, expected an object of nn.Module; write "
+      .. 'object:parameters(...)', layer.parameters)
+    checks.raises('TypeError', "append: 'self' is nil", ms.nn.ModuleList {}.append)
+    checks.raises('TypeError', "step: 'self' is nil, expected an object of optim.Optimizer; write "
+      .. 'object:step(...)', opt.step)
+    checks.raises('TypeError', "step: 'self' is nil",
+      ms.optim.lr_scheduler.StepLR(opt, { step_size = 1 }).step)
+    checks.raises('TypeError', "scale: 'self' is a tensor", ms.amp.GradScaler().scale, ms.ones(1))
+    checks.raises('TypeError', "plan: 'self' is nil", function() ms.fsdp.FSDP(layer).plan() end)
+  end)
+
+  it('may be a list where options belong', function()
+    local params = ms.nn.Linear(2, 2):parameters()
+    checks.raises('TypeError', 'optim.AdamW: options are a list with entry 1, expected a table of '
+      .. 'lr, betas', ms.optim.AdamW, { lr = 1 }, params)
   end)
 end)

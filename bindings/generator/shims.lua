@@ -98,6 +98,7 @@ local HEAD = [[
 #include "tensor.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static ms_status refuse(const ms_ref *ref, const char *function, const char *param)
 {
@@ -109,6 +110,9 @@ static ms_status refuse(const ms_ref *ref, const char *function, const char *par
 
     if (scope[0] == '\0') {
         return MS_FAIL(MS_RUNTIME_ERROR, "%s: '%s' was released", function, param);
+    }
+    if (strcmp(scope, "ms.close") == 0) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "%s: '%s' was released by ms.close()", function, param);
     }
     return MS_FAIL(MS_RUNTIME_ERROR,
                    "%s: '%s' was released at the end of %s; return it or ms.keep it", function,

@@ -2,7 +2,7 @@
 ---   C       the library's namespace (call functions as `B.C.ms_x()`, never cached one by one)
 ---   calls   a checked, raising caller for every function that takes or gives tensors
 ---   check   raises when a status is not MS_OK
----   core    the classic C module: what may reach Lua again (backward, hooks, interrupts)
+---   core    the classic C module: what may reach Lua again (backward, hooks)
 ---   world    the group of all ranks
 ---   Ref, state, own, array   refs, the depth of scopes, lists of refs for C
 ---   new, string, cast, copy, gc, sizeof, typeof   the few FFI functions needed to talk to C

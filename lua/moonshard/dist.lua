@@ -150,13 +150,24 @@ local function init_options(what, opts)
   return opts
 end
 
+local THIS_FILE = debug.getinfo(1, 'S').source
+
+-- Does a call come from a prompt? (luajit runs what a pipe gives as one script.) `= dist.init()` is
+-- a tail call, which leaves no frame; a prompt has no script in `arg`.
 local function is_typed()
-  local level, frame = 1
+  if not C.ms_is_terminal(0) then
+    return false
+  end
+  local level, in_script = 1, arg ~= nil and arg[0] ~= nil
   repeat
     level = level + 1
-    frame = debug.getinfo(level, 'S')
-  until not frame or frame.source == '=stdin'
-  return frame ~= nil and C.ms_is_terminal(0) -- luajit runs what a pipe gives as one script
+    local frame = debug.getinfo(level, 'S')
+    if frame and frame.source == '=stdin' then
+      return true
+    end
+    in_script = in_script or frame and frame.what ~= 'C' and frame.source ~= THIS_FILE
+  until not frame
+  return not in_script
 end
 
 --- Become a world of one, or fork.

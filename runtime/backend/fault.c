@@ -26,11 +26,11 @@ ms_status msi_fault_report(msi_fault *fault)
 }
 
 /* The error of the next wait: later kernels have used invalid values. */
-static ms_status report(ms_status status)
+static ms_status report(ms_status status, const char *why)
 {
     char text[512];
 
-    snprintf(text, sizeof(text), "%s", ms_error_message());
+    snprintf(text, sizeof(text), "%s", why);
     return MS_FAIL(status, "%s; the device went on with wrong values: load a checkpoint", text);
 }
 
@@ -86,7 +86,9 @@ ms_status msi_device_fault_report(msi_device *d)
     }
     if (f.kernel == MSI_K_gemm) {
         d->fault->found = 0;
-        return MS_FAIL((ms_status)f.status, "%s", d->why_failed);
+        return report((ms_status)f.status, d->why_failed);
     }
-    return report(msi_fault_report(d->fault));
+    const ms_status status = msi_fault_report(d->fault);
+
+    return report(status, ms_error_message());
 }

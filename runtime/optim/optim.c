@@ -229,7 +229,7 @@ static ms_status check_index(const ms_optim *optim, int32_t i)
     return MS_OK;
 }
 
-/* The same, after waiting for enqueued steps; skipped ones do not count. */
+/* The same, after waiting for enqueued steps. */
 static ms_status check_settled(const ms_optim *optim, int32_t i)
 {
     MS_TRY(check_index(optim, i));

@@ -140,7 +140,10 @@ describe('dist.init', function()
       local ms = require 'moonshard'
       ms.dist.init { ranks = 2 }
       ms.dist.barrier()
+      local t = ms.ones(1)
       ms.close()
+      local _, released = pcall(t.item, t)
+      assert(tostring(released):find("item: 't' was released by ms.close()", 1, true), released)
       local ok, e = pcall(ms.dist.all_reduce, ms.full({ 1 }, 1))
       assert(not ok and e.message:find('has left its job', 1, true))
       if ms.dist.rank() == 1 then

@@ -74,6 +74,20 @@ describe('a tensor assigned to the field of a buffer', function()
     checks.close({ 6, 6 }, first.b)
   end)
 
+  it('replaces the buffer when forward fails after that', function()
+    local model = Mean()
+    function model:forward(x)
+      Mean.forward(self, x)
+      error 'late'
+    end
+    for _, expected in ipairs { 4, 6 } do
+      local ok, err = pcall(model, ms.full({ 1, 2 }, 8))
+      assert.is_false(ok)
+      assert.truthy(tostring(err):find('late', 1, true), err)
+      checks.close({ expected, expected }, model.b)
+    end
+  end)
+
   it('replaces the buffer in a hook and in the forward of a parent', function()
     local model = Mean()
     function model:forward(x)

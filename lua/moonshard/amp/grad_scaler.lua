@@ -15,6 +15,7 @@ local errors = require 'moonshard.internal.errors'
 local members = require 'moonshard.dist.members'
 local notes = require 'moonshard_ffi.notes'
 local parameter = require 'moonshard_ffi.parameter'
+local naming = require 'moonshard.internal.naming'
 local util = require 'moonshard.internal.util'
 local Optimizer = require 'moonshard.optim.optimizer'
 
@@ -293,4 +294,4 @@ function GradScaler:load_state_dict(sd)
   end
 end
 
-return GradScaler
+return naming.methods(GradScaler)

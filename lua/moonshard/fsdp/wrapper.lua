@@ -25,6 +25,7 @@ local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
 local samples = require 'moonshard.internal.samples'
 local summon_full_params = require 'moonshard.fsdp.summon'
+local naming = require 'moonshard.internal.naming'
 local util = require 'moonshard.internal.util'
 local watch = require 'moonshard.fsdp.watch'
 local wrap = require 'moonshard.fsdp.wrap'
@@ -570,4 +571,4 @@ function FSDP:extra_repr()
   return self.sharding_strategy
 end
 
-return FSDP
+return naming.methods(FSDP)

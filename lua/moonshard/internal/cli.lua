@@ -25,28 +25,27 @@ local RUN_USAGE = [[
 usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
 
 Start SCRIPT on RANKS ranks of this host and supervise them. A .lua file is run by luajit, anything
-else by itself. Lines the ranks print get a "[rank N]" in front; one of more than 1 MiB comes in
-pieces that end in " ...". They come when they are whole, but for those that \r writes over
-(progress bars); on a terminal beginnings do, too. The first failure ends all ranks and is named,
-with its traceback when it is an error in Lua; the exit code is that of the rank that failed first,
-or 128 + signal.
+else by itself. Each line that a rank prints gets a "[rank N]" in front and is printed when it is
+whole; "\r" ends a line, too. A line of more than 1 MiB is printed in pieces that end in " ...". The
+first failure ends all ranks and is printed, with the traceback of an error in Lua. The exit code is
+that of the rank that failed first, or 128 + signal.
 
   -n, --ranks RANKS   1 to 128; default: one per core, at most 8
   --no-prefix         leave the lines of the ranks as they are
   -h, --help          this text
 
-Words behind SCRIPT are its own.
+All words after SCRIPT are arguments of it.
 
-Ctrl-C (SIGINT), SIGTERM and SIGHUP ask the ranks to stop; a second of the first two ends them at
-once, and so do ten seconds when they never ask whether to stop (ms.dist.stop_requested). Ranks that
-have not begun to ask, or to catch signals (ms.dist.catch_signals), get the signal itself. SIGUSR1
-is passed on to them, to stop by or not. What ranks start and leave behind ends with them.
+Ctrl-C (SIGINT), SIGTERM and SIGHUP ask the ranks to stop: ms.dist.stop_requested() returns the
+signal. A second SIGINT or SIGTERM ends them at once. A rank that never calls it is ended after
+MS_STOP_TIMEOUT seconds. Until its first call of it or of ms.dist.catch_signals(), a rank gets the
+signal itself. SIGUSR1 is passed on, and the ranks decide. Processes that ranks leave end with them.
 
 Variables of the environment, in seconds:
-  MS_COMM_TIMEOUT=600   a rank waits so long for another before it gives up
-  MS_COMM_ANNOUNCE=15   ... and after so long says for whom; 0: never
-  MS_STOP_TIMEOUT=10    from a signal to the end of ranks that never ask, and from the end of a job
-                        that failed to that of the command, where nobody reads its lines; 0: none
+  MS_COMM_TIMEOUT=600   how long a rank waits for another before it fails
+  MS_COMM_ANNOUNCE=15   after how long a wait is announced; 0: never
+  MS_STOP_TIMEOUT=10    after a signal, until ranks that never ask are ended; and how long a failed
+                        job waits for a reader of its last lines; 0: no limit
 ]]
 
 local INFO_USAGE = [[

@@ -154,10 +154,13 @@ function errors.device(what, device)
 end
 
 local function unknown_option(what, key, names)
+  if type(key) == 'number' then
+    errors.raise('TypeError', '%s: options are a list with entry %s, expected a table of %s', what,
+      tostring(key), table.concat(names, ', '))
+  end
   local near = type(key) == 'string' and errors.nearest(key, names)
   errors.raise('ValueError', "%s: unknown option '%s'%s", what,
-    type(key) == 'number' and tostring(key) or type(key) == 'string' and key:sub(1, 80)
-      or arguments.noun(key),
+    type(key) == 'string' and key:sub(1, 80) or arguments.noun(key),
     near and (", did you mean '%s'?"):format(near)
       or ', expected one of ' .. table.concat(names, ', '))
 end

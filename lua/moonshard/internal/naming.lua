@@ -1,6 +1,7 @@
 --- Names that do not exist: the error gives the nearest name that does.
 --- (What is wrong with an argument's value is in moonshard_ffi.arguments.)
 
+local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.internal.errors'
 local once = require 'moonshard.internal.once'
 local util = require 'moonshard.internal.util'
@@ -45,8 +46,32 @@ function naming.space(name, members, lazy)
   })
 end
 
+-- Methods that scripts do not call with a colon, or that run for every call of a module.
+local UNCHECKED = { extend = true, extra_repr = true, forward = true, init = true }
+
+--- Make the public methods of a class raise when they are called without an object: `opt.step()`.
+---@param cls ms.Class
+---@param base? ms.Class  what the object must be (default: cls); classes borrow methods within it
+---@return ms.Class cls
+function naming.methods(cls, base)
+  base = base or cls
+  for name, method in next, cls do
+    if type(method) == 'function' and name:sub(1, 1) ~= '_' and not UNCHECKED[name] then
+      cls[name] = function(self, ...)
+        if not util.is(self, base) then
+          arguments.refuse(name, 'self', self, ('an object of %s; write object:%s(...)')
+            :format(base._name, name))
+        end
+        return method(self, ...)
+      end
+    end
+  end
+  return cls
+end
+
 --- Make the objects of a class raise for fields that they do not have, and for setting a field that
---- has no effect there. Names that begin with '_' are the library's own.
+--- has no effect there, and check what its methods are called on. Names that begin with '_' are the
+--- library's own.
 ---@param cls ms.Class
 ---@param fields table  the public fields as a list; by name, what to write instead of a field
 ---@return ms.Class cls
@@ -66,7 +91,7 @@ function naming.close(cls, fields)
       naming.missing(cls._name, name, known, fields[name])
     end
   end
-  return cls
+  return naming.methods(cls)
 end
 
 --- What was raised; where Lua called a method that does not exist, with the nearest method of

@@ -15,11 +15,13 @@ local class = require 'moonshard.internal.class'
 local declared = require 'moonshard.nn.declared'
 local errors = require 'moonshard.internal.errors'
 local fields = require 'moonshard.nn.fields'
+local guard = require 'moonshard.internal.guard'
 local hooks = require 'moonshard.nn.hooks'
 local once = require 'moonshard.internal.once'
 local samples = require 'moonshard.internal.samples'
 local scope = require 'moonshard.internal.scope'
 local tree = require 'moonshard.nn.tree'
+local naming = require 'moonshard.internal.naming'
 local util = require 'moonshard.internal.util'
 local watched = require 'moonshard.nn.watched'
 local arguments = require 'moonshard_ffi.arguments'
@@ -405,19 +407,21 @@ function Module:_materialized(_, _) end
 
 -- -- calling -------------------------------------------------------------------------------------
 
--- Tensors assigned to the fields of buffers leave the scope.
-local function keep_buffers(module, ...)
+-- Tensors assigned to the fields of buffers leave the scope, also when forward fails: its error is
+-- the one to raise then.
+local function keep_buffers(module, ok)
   for _, b in ipairs(module._buffers) do
-    tree.buffer(b)
+    if ok then
+      tree.buffer(b)
+    else
+      pcall(tree.buffer, b)
+    end
   end
-  return ...
 end
 
 local function forward_with_buffers(module, ...)
-  if hooks.any(module) then
-    return keep_buffers(module, hooks.forward(module, ...))
-  end
-  return keep_buffers(module, module:forward(...))
+  local forward = hooks.any(module) and hooks.forward or module.forward
+  return guard.run(module._scope, keep_buffers, module, forward, module, ...)
 end
 
 --- Calling a module: opens a scope, runs pre hooks, `forward` and post hooks, and closes it. Of the
@@ -462,8 +466,7 @@ end
 
 -- -- all at once ---------------------------------------------------------------------------------
 
---- Set training mode here and below (dropout is active in it). Ranks compare the modes of a wrapped
---- model when it is called next.
+--- Set training mode here and below (dropout is active in it). Ranks do not compare modes.
 ---@param mode? boolean  default true
 ---@return self
 function Module:train(mode)
@@ -604,4 +607,4 @@ function Module:__tostring()
   return ('%s(\n%s\n)'):format(name, table.concat(lines, '\n'))
 end
 
-return Module
+return naming.methods(Module)

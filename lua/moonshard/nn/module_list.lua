@@ -3,6 +3,7 @@
 
 local Module = require 'moonshard.nn.module'
 local errors = require 'moonshard.internal.errors'
+local naming = require 'moonshard.internal.naming'
 
 ---@class ms.nn.ModuleList: ms.nn.Module
 ---@field [integer] ms.nn.Module
@@ -84,4 +85,4 @@ function ModuleList:_repr_children()
   return lines
 end
 
-return ModuleList
+return naming.methods(ModuleList, Module)

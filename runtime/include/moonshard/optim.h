@@ -48,9 +48,9 @@ MS_API ms_status ms_optim_options_get(const ms_optim *optim, int32_t group, ms_o
 MS_API ms_status ms_optim_options_set(ms_optim *optim, int32_t group, const ms_optim_options *o);
 /** Update every parameter that has a gradient, on its local shard, and its version. On a device: if
  * computing the gradients met invalid data (ms_op_embedding(), ms_op_cross_entropy()) or a product
- * had no memory, nothing is updated, the step does not count, and the next call that waits returns
- * the error. A failed step changes nothing, unless a device fails midway: then MS_RUNTIME_ERROR
- * until ms_optim_steps_set(). */
+ * had no memory, parameters and states become wrong, and the next call that waits returns the
+ * error: load a checkpoint. A failed step changes nothing, unless a device fails midway: then
+ * MS_RUNTIME_ERROR until ms_optim_steps_set(). */
 MS_API ms_status ms_optim_step(ms_optim *optim);
 /** Drop all gradients. */
 MS_API ms_status ms_optim_zero_grad(ms_optim *optim);
@@ -68,7 +68,7 @@ MS_API ms_status ms_optim_param(ms_tensor **out, const ms_optim *optim, int32_t 
 MS_API ms_status ms_optim_state(MS_NULLABLE ms_tensor **out, ms_optim *optim, int32_t i,
                                 int32_t state);
 /** Steps of parameter `i` (for bias correction). Ranks without elements of it count too. Waits for
- * a device, as ms_optim_state() does; a step skipped for invalid data does not count. */
+ * a device, as ms_optim_state() does. */
 MS_API ms_status ms_optim_steps(const ms_optim *optim, int32_t i, int64_t *steps);
 /** Set the step count, as loading does; clears the error of a step that failed midway. */
 MS_API ms_status ms_optim_steps_set(ms_optim *optim, int32_t i, int64_t steps);

@@ -6,6 +6,7 @@ local class = require 'moonshard.internal.class'
 local errors = require 'moonshard.internal.errors'
 local members = require 'moonshard.dist.members'
 local Optimizer = require 'moonshard.optim.optimizer'
+local naming = require 'moonshard.internal.naming'
 local util = require 'moonshard.internal.util'
 
 ---@class ms.optim.lr_scheduler.LRScheduler
@@ -173,4 +174,4 @@ function LRScheduler:load_state_dict(sd)
   end
 end
 
-return LRScheduler
+return naming.methods(LRScheduler)
