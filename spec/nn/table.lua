@@ -9,6 +9,8 @@
 --- | reference | function(sd, ...): the result in evaluation, from the state dict and ops alone |
 --- | state | names and shapes of the state dict, in order; default: none |
 --- | random | true when forward draws random numbers while training |
+--- | batch | true when training normalises by the batch: it differs from evaluation |
+--- | alone | true when forward is collective: a test of its own runs it on two ranks |
 --- | result | dtype of the result with inputs in bf16 or f16; default: theirs |
 --- | class, refuses | a class and calls of it that raise: { kind, message, arguments ... } |
 
@@ -53,6 +55,31 @@ local function layer_norm(x, weight, bias, eps)
   local y = centred / ((centred:square():mean(dim, true) + (eps or 1e-5)):sqrt())
   y = weight and y * weight or y
   return bias and y + bias or y
+end
+
+-- By the statistics of the state dict, one channel at a time.
+local function batch_norm(sd, x, eps)
+  local planes = {}
+  for c = 1, x:size(2) do
+    local y = (x:select(2, c) - sd.running_mean[c]) / (sd.running_var[c] + (eps or 1e-5)):sqrt()
+    planes[c] = sd.weight and y * sd.weight[c] + sd.bias[c] or y
+  end
+  return ms.stack(planes, 2)
+end
+
+-- A batch normalisation that has seen a batch.
+local function with_statistics(make, ...)
+  local sizes = { ... }
+  return function()
+    local module = make()
+    ms.no_grad(module, ms.randn(sizes, { seed = 11 }) * 2 + 1)
+    return module
+  end
+end
+
+local function batch_norm_state(n)
+  return { { 'weight', n }, { 'bias', n }, { 'running_mean', n }, { 'running_var', n },
+    { 'num_batches_tracked' } }
 end
 
 -- Softmax of scores over the past, one head at a time.
@@ -184,6 +211,72 @@ return {
     make = function() return nn.LayerNorm(6, { elementwise_affine = false }) end,
     input = function() return floats(2, 6) end,
     reference = function(_, x) return layer_norm(x) end,
+  },
+  {
+    name = 'BatchNorm1d',
+    make = with_statistics(function() return nn.BatchNorm1d(3, { eps = 0.1 }) end, 4, 3),
+    input = function() return floats(6, 3) end,
+    state = batch_norm_state(3),
+    batch = true,
+    reference = function(sd, x) return batch_norm(sd, x, 0.1) end,
+    class = nn.BatchNorm1d,
+    refuses = {
+      { 'TypeError', 'write nn.BatchNorm1d(4)', { 4 } },
+      { 'TypeError', "'momentum' is a string, expected a number", 4, { momentum = 'none' } },
+    },
+  },
+  {
+    name = 'BatchNorm1d of sequences',
+    make = with_statistics(function() return nn.BatchNorm1d(3) end, 4, 3, 2),
+    input = function() return floats(4, 3, 5) end,
+    state = batch_norm_state(3),
+    batch = true,
+    reference = batch_norm,
+  },
+  {
+    name = 'BatchNorm1d without parameters',
+    make = with_statistics(function() return nn.BatchNorm1d(3, { affine = false }) end, 4, 3),
+    input = function() return floats(6, 3) end,
+    state = { unpack(batch_norm_state(3), 3) },
+    batch = true,
+    reference = batch_norm,
+  },
+  {
+    name = 'BatchNorm1d without statistics',
+    make = function() return nn.BatchNorm1d(3, { track_running_stats = false }) end,
+    input = function() return floats(6, 3) end,
+    state = { { 'weight', 3 }, { 'bias', 3 } },
+    reference = function(sd, x)
+      local mean = x:mean(1)
+      return batch_norm({ running_mean = mean, running_var = (x - mean):square():mean(1),
+        weight = sd.weight, bias = sd.bias }, x)
+    end,
+  },
+  {
+    name = 'BatchNorm2d',
+    make = with_statistics(function() return nn.BatchNorm2d(2) end, 2, 2, 3, 2),
+    input = function() return floats(2, 2, 2, 3) end,
+    state = batch_norm_state(2),
+    batch = true,
+    reference = batch_norm,
+  },
+  {
+    name = 'BatchNorm3d',
+    make = with_statistics(function() return nn.BatchNorm3d(2, { momentum = false }) end,
+      2, 2, 1, 2, 2),
+    input = function() return floats(2, 2, 2, 1, 3) end,
+    state = batch_norm_state(2),
+    batch = true,
+    reference = batch_norm,
+  },
+  {
+    name = 'SyncBatchNorm',
+    make = with_statistics(function() return nn.SyncBatchNorm(2) end, 4, 2),
+    input = function() return floats(2, 2, 3) end,
+    state = batch_norm_state(2),
+    batch = true,
+    alone = true,
+    reference = batch_norm,
   },
   {
     name = 'Dropout',

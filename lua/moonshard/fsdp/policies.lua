@@ -66,15 +66,21 @@ policies.size_based_auto_wrap_policy = setmetatable({
   end,
 })
 
---- Wrap the objects of these classes (and of those that inherit from them).
----@param classes table[]
----@return ms.fsdp.Policy
-function policies.transformer_auto_wrap_policy(classes)
-  classes = check.classes('transformer_auto_wrap_policy', classes)
-  return function(module, recurse)
-    return recurse or util.is_any(module, classes)
+local function by_class(what)
+  return function(classes)
+    classes = check.classes(what, classes)
+    return function(module, recurse)
+      return recurse or util.is_any(module, classes)
+    end
   end
 end
+
+--- Wrap the objects of these classes (and of those that inherit from them).
+---@type fun(classes: table[]): ms.fsdp.Policy
+policies.transformer_auto_wrap_policy = by_class 'transformer_auto_wrap_policy'
+--- The same under the name that it has in PyTorch's tests.
+---@type fun(classes: table[]): ms.fsdp.Policy
+policies.wrap_module_cls_individually = by_class 'wrap_module_cls_individually'
 
 --- Wrap where `fn(module)` says so.
 ---@param fn fun(module: ms.nn.Module): boolean

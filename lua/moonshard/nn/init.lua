@@ -8,6 +8,11 @@ local lazy = {
   LinearGELU = 'moonshard.nn.linear_gelu',
   Embedding = 'moonshard.nn.embedding',
   LayerNorm = 'moonshard.nn.layer_norm',
+  _BatchNorm = 'moonshard.nn.batch_norm',
+  BatchNorm1d = 'moonshard.nn.batch_norm1d',
+  BatchNorm2d = 'moonshard.nn.batch_norm2d',
+  BatchNorm3d = 'moonshard.nn.batch_norm3d',
+  SyncBatchNorm = 'moonshard.nn.sync_batch_norm',
   Dropout = 'moonshard.nn.dropout',
   GELU = 'moonshard.nn.gelu',
   ReLU = 'moonshard.nn.relu',
@@ -28,6 +33,11 @@ local lazy = {
 ---@field LinearGELU ms.nn.LinearGELU
 ---@field Embedding ms.nn.Embedding
 ---@field LayerNorm ms.nn.LayerNorm
+---@field _BatchNorm ms.nn._BatchNorm
+---@field BatchNorm1d ms.nn.BatchNorm1d
+---@field BatchNorm2d ms.nn.BatchNorm2d
+---@field BatchNorm3d ms.nn.BatchNorm3d
+---@field SyncBatchNorm ms.nn.SyncBatchNorm
 ---@field Dropout ms.nn.Dropout
 ---@field GELU ms.nn.GELU
 ---@field ReLU ms.nn.ReLU
