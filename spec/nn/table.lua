@@ -131,6 +131,25 @@ function Stack:forward(x)
   return x
 end
 
+local Named = nn.Module.extend('spec.Named')
+function Named:init()
+  self.layers = nn.ModuleDict { { 'second', nn.Linear(3, 4) }, { 'first', nn.Linear(4, 3) } }
+  self.layers.act = nn.Tanh()
+end
+function Named:forward(x)
+  local layers = self.layers
+  return layers.act(layers['second'](layers.first(x)))
+end
+
+-- With a forward, so that FSDP can wrap it alone.
+local Scales = nn.ParameterList.extend('spec.Scales')
+function Scales:forward(x)
+  for i = 1, self:len() do
+    x = x * self[i]
+  end
+  return x
+end
+
 -- -- rows ----------------------------------------------------------------------------------------
 
 return {
@@ -211,6 +230,51 @@ return {
     make = function() return nn.LayerNorm(6, { elementwise_affine = false }) end,
     input = function() return floats(2, 6) end,
     reference = function(_, x) return layer_norm(x) end,
+  },
+  {
+    name = 'RMSNorm',
+    make = function() return nn.RMSNorm(6, { eps = 0.1 }) end,
+    input = function() return floats(2, 3, 6) end,
+    state = { { 'weight', 6 } },
+    reference = function(sd, x)
+      return x / (x:square():sum(3, true) / 6 + 0.1):sqrt() * sd.weight
+    end,
+    class = nn.RMSNorm,
+    refuses = { { 'TypeError', 'write nn.RMSNorm(4)', { 4 } } },
+  },
+  {
+    name = 'RMSNorm without a weight',
+    make = function() return nn.RMSNorm(3, { elementwise_affine = false }) end,
+    input = function() return ms.tensor { { 0.03, 0, -0.03 }, { 1, 2, 3 } } end,
+    reference = function(_, x)
+      local eps = x:dtype() == 'f64' and 2 ^ -52 or 2 ^ -23
+      return x / (x:square():sum(2, true) / 3 + eps):sqrt()
+    end,
+  },
+  {
+    name = 'GroupNorm',
+    make = function() return nn.GroupNorm(2, 4, { eps = 0.1 }) end,
+    input = function() return floats(2, 4, 3) end,
+    state = { { 'weight', 4 }, { 'bias', 4 } },
+    reference = function(sd, x)
+      local groups = {}
+      for g = 0, 1 do
+        local part = x:narrow(2, 2 * g + 1, 2):reshape(2, 6)
+        groups[g + 1] = layer_norm(part, nil, nil, 0.1):reshape(2, 2, 3)
+      end
+      return ms.cat(groups, 2) * sd.weight:reshape(4, 1) + sd.bias:reshape(4, 1)
+    end,
+    class = nn.GroupNorm,
+    refuses = {
+      { 'ValueError', 'num_channels must be divisible by num_groups', 2, 5 },
+      { 'TypeError', 'write nn.GroupNorm(2, 4)', { 2, 4 } },
+    },
+  },
+  {
+    name = 'GroupNorm without parameters',
+    make = function() return nn.GroupNorm(1, 2, { affine = false }) end,
+    input = function() return floats(2, 2, 1, 3) end,
+    reference = function(_, x) return layer_norm(x:reshape(2, 6)):reshape(2, 2, 1, 3) end,
   },
   {
     name = 'BatchNorm1d',
@@ -316,6 +380,60 @@ return {
     refuses = { { 'TypeError', 'nn.ReLU takes no arguments, got a boolean', true } },
   },
   {
+    name = 'LeakyReLU',
+    make = function() return nn.LeakyReLU(0.3) end,
+    input = function() return floats(2, 5) end,
+    reference = function(_, x) return x:clamp(0) + x:clamp(nil, 0) * 0.3 end,
+    class = nn.LeakyReLU,
+    refuses = { { 'TypeError', "'negative_slope' is a string, expected a number", 'x' } },
+  },
+  {
+    name = 'SiLU',
+    make = function() return nn.SiLU() end,
+    input = function() return floats(2, 5) end,
+    reference = function(_, x) return x / ((-x):exp() + 1) end,
+  },
+  {
+    name = 'Sigmoid',
+    make = function() return nn.Sigmoid() end,
+    input = function() return floats(2, 5) end,
+    reference = function(_, x) return 1 / ((-x):exp() + 1) end,
+  },
+  {
+    name = 'Softmax',
+    make = function() return nn.Softmax(2) end,
+    input = function() return floats(2, 3, 4) end,
+    reference = function(_, x) return x:exp() / x:exp():sum(2, true) end,
+    class = nn.Softmax,
+    refuses = { { 'TypeError', "'dim' is nil, expected a whole number" } },
+  },
+  {
+    name = 'LogSoftmax',
+    make = function() return nn.LogSoftmax(-1) end,
+    input = function() return floats(2, 3, 4) end,
+    reference = function(_, x) return (x:exp() / x:exp():sum(3, true)):log() end,
+  },
+  {
+    name = 'Identity',
+    make = function() return nn.Identity(54, { unused = true }) end,
+    input = function() return floats(2, 3) end,
+    reference = function(_, x) return x end,
+  },
+  {
+    name = 'Flatten',
+    make = function() return nn.Flatten() end,
+    input = function() return floats(2, 3, 2, 2) end,
+    reference = function(_, x) return x:reshape(2, 12) end,
+    class = nn.Flatten,
+    refuses = { { 'TypeError', "'end_dim' is a string, expected a whole number", 2, 'x' } },
+  },
+  {
+    name = 'Flatten of some dimensions',
+    make = function() return nn.Flatten(2, 3) end,
+    input = function() return floats(2, 3, 2, 2) end,
+    reference = function(_, x) return x:reshape(2, 6, 2) end,
+  },
+  {
     name = 'Tanh',
     make = function() return nn.Tanh() end,
     input = function() return floats(2, 5) end,
@@ -405,6 +523,31 @@ return {
       x = linear(x, sd['layers.0.weight'], sd['layers.0.bias'])
       return linear(x, sd['layers.1.weight'], sd['layers.1.bias'])
     end,
+  },
+  {
+    name = 'ModuleDict',
+    make = function() return Named() end,
+    input = function() return floats(2, 4) end,
+    state = { { 'layers.second.weight', 4, 3 }, { 'layers.second.bias', 4 },
+      { 'layers.first.weight', 3, 4 }, { 'layers.first.bias', 3 } },
+    reference = function(sd, x)
+      x = linear(x, sd['layers.first.weight'], sd['layers.first.bias'])
+      return linear(x, sd['layers.second.weight'], sd['layers.second.bias']):tanh()
+    end,
+    class = nn.ModuleDict,
+    refuses = {
+      { 'TypeError', "child 'a' of nn.ModuleDict is a number, expected a module", { a = 1 } },
+      { 'KeyError', "attribute 'keys' already exists", { keys = nn.ReLU() } },
+    },
+  },
+  {
+    name = 'ParameterList',
+    make = function() return Scales():append({ 3 }, nn.init.ones()):append({ 1 }) end,
+    input = function() return floats(2, 3) end,
+    state = { { '0', 3 }, { '1', 1 } },
+    reference = function(sd, x) return x * sd['0'] * sd['1'] end,
+    class = nn.ParameterList,
+    refuses = { { 'TypeError', "'tensors[1]' is a number, expected a tensor", { 3 } } },
   },
   {
     name = 'CrossEntropyLoss',

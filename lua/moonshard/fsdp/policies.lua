@@ -6,6 +6,7 @@
 --- options at once: ModuleWrapPolicy and CustomPolicy.
 
 local CausalSelfAttention = require 'moonshard.nn.causal_self_attention'
+local ModuleDict = require 'moonshard.nn.module_dict'
 local ModuleList = require 'moonshard.nn.module_list'
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
@@ -56,7 +57,7 @@ end
 ---@overload fun(opts: ms.fsdp.SizeBasedOptions): ms.fsdp.Policy
 policies.size_based_auto_wrap_policy = setmetatable({
   FORCE_LEAF_MODULES = { CausalSelfAttention },
-  EXCLUDE_WRAP_MODULES = { ModuleList },
+  EXCLUDE_WRAP_MODULES = { ModuleList, ModuleDict },
 }, {
   __call = function(_, first, recurse, numel)
     if util.is(first, Module) then
