@@ -102,6 +102,43 @@ local function attention(sd, x, heads, prefix)
   return linear(causal_attention(qkv, heads), p 'proj.weight', p 'proj.bias')
 end
 
+-- One sample and one head at a time; all (N, length, width), bias (N, heads, L, S) of the scores.
+local function multihead(sd, prefix, heads, query, key, value, bias)
+  local width = query:size(3)
+  local function project(x, i, name)
+    local weight, b = sd[prefix .. name], sd[prefix .. 'in_proj_bias']
+    weight = weight or sd[prefix .. 'in_proj_weight']:narrow(1, (i - 1) * width + 1, width)
+    return linear(x, weight, b and b:narrow(1, (i - 1) * width + 1, width))
+  end
+  local q, k = project(query, 1, 'q_proj_weight'), project(key, 2, 'k_proj_weight')
+  local v, d = project(value, 3, 'v_proj_weight'), width / heads
+  local samples = {}
+  for n = 1, query:size(1) do
+    local out = {}
+    for h = 0, heads - 1 do
+      local function part(x) return x[n]:narrow(2, h * d + 1, d) end
+      local scores = ops.matmul(part(q), part(k):t()) / math.sqrt(d)
+      local e = (bias and scores + bias[n][h + 1] or scores):exp()
+      out[h + 1] = ops.matmul(e / e:sum(2, true), part(v))
+    end
+    samples[n] = linear(ms.cat(out, 2), sd[prefix .. 'out_proj.weight'],
+      sd[prefix .. 'out_proj.bias'])
+  end
+  return ms.stack(samples)
+end
+
+-- (N, heads, L, S) of masks that are true where nothing is seen: pairs (L, S), keys (N, S).
+local function score_bias(x, heads, pairs_of, keys)
+  local hidden = ms.zeros(x:size(1), heads, pairs_of:size(1), pairs_of:size(2))
+    :masked_fill(pairs_of, -math.huge)
+  hidden = keys and hidden:masked_fill(keys:reshape(keys:size(1), 1, 1, -1), -math.huge) or hidden
+  return hidden:to(x:dtype())
+end
+
+local function causal(n)
+  return ms.ones(n, n):triu(1):gt(0)
+end
+
 local function feed_forward(sd, x, prefix, act)
   local function p(name) return sd[prefix .. name] end
   return linear(act(linear(x, p 'fc.weight', p 'fc.bias')), p 'out.weight', p 'out.bias')
@@ -148,6 +185,25 @@ function Scales:forward(x)
     x = x * self[i]
   end
   return x
+end
+
+-- Self-attention with options of the call, as a module of one argument.
+local SelfAttention = nn.Module.extend('spec.SelfAttention')
+function SelfAttention:init(opts, call)
+  self.attn = nn.MultiheadAttention(4, 2, opts)
+  self.call = call
+end
+function SelfAttention:forward(x, keys)
+  local call = self.call
+  if keys then
+    call = { key_padding_mask = keys:gt(0), attn_mask = call.attn_mask, need_weights = false }
+  end
+  return (self.attn(x, x, x, call))
+end
+
+local function attention_state(prefix, width)
+  return { prefix .. 'in_proj_weight', 3 * width, width }, { prefix .. 'in_proj_bias', 3 * width },
+    { prefix .. 'out_proj.weight', width, width }, { prefix .. 'out_proj.bias', width }
 end
 
 -- -- rows ----------------------------------------------------------------------------------------
@@ -474,6 +530,61 @@ return {
     state = { { 'qkv.weight', 12, 4 }, { 'proj.weight', 4, 4 } },
     random = true,
     reference = function(sd, x) return attention(sd, x, 1, '') end,
+  },
+  {
+    name = 'MultiheadAttention',
+    make = function() return nn.MultiheadAttention(4, 2) end,
+    input = function()
+      return floats(4, 3, 4), ms.randn({ 2, 3, 4 }, { seed = 8 }),
+        ms.randn({ 2, 3, 4 }, { seed = 9 })
+    end,
+    state = { attention_state('', 4) },
+    reference = function(sd, q, k, v)
+      return multihead(sd, '', 2, q:transpose(1, 2), k:transpose(1, 2), v:transpose(1, 2))
+        :transpose(1, 2)
+    end,
+    class = nn.MultiheadAttention,
+    refuses = {
+      { 'ValueError', 'embed_dim must be divisible by num_heads, got 6 and 4', 6, 4 },
+      { 'NotImplementedError', 'add_bias_kv is not supported yet', 4, 2, { add_bias_kv = true } },
+      { 'ValueError', 'dropout probability has to be between 0 and 1', 4, 2, { dropout = 2 } },
+    },
+  },
+  {
+    name = 'MultiheadAttention with other widths of keys and values',
+    make = function()
+      return nn.MultiheadAttention(4, 2, { kdim = 3, vdim = 5, bias = false, batch_first = true })
+    end,
+    input = function()
+      return floats(2, 3, 4), ms.randn({ 2, 2, 3 }, { seed = 8 }),
+        ms.randn({ 2, 2, 5 }, { seed = 9 })
+    end,
+    state = { { 'q_proj_weight', 4, 4 }, { 'k_proj_weight', 4, 3 }, { 'v_proj_weight', 4, 5 },
+      { 'out_proj.weight', 4, 4 } },
+    reference = function(sd, q, k, v) return multihead(sd, '', 2, q, k, v) end,
+  },
+  {
+    name = 'MultiheadAttention of a sequence with itself, causal',
+    make = function()
+      return SelfAttention({ batch_first = true }, { is_causal = true, need_weights = false })
+    end,
+    input = function() return floats(2, 3, 4) end,
+    state = { attention_state('attn.', 4) },
+    reference = function(sd, x)
+      return multihead(sd, 'attn.', 2, x, x, x, score_bias(x, 2, causal(3)))
+    end,
+  },
+  {
+    name = 'MultiheadAttention with masks and dropout',
+    make = function()
+      return SelfAttention({ batch_first = true, dropout = 0.3 }, { attn_mask = causal(3) })
+    end,
+    input = function() return floats(2, 3, 4), ids { { 0, 0, 1 }, { 0, 1, 0 } } end,
+    state = { attention_state('attn.', 4) },
+    random = true,
+    reference = function(sd, x, keys)
+      return multihead(sd, 'attn.', 2, x, x, x, score_bias(x, 2, causal(3), keys:gt(0)))
+    end,
   },
   {
     name = 'TransformerBlock',

@@ -9,6 +9,7 @@ local CausalSelfAttention = require 'moonshard.nn.causal_self_attention'
 local ModuleDict = require 'moonshard.nn.module_dict'
 local ModuleList = require 'moonshard.nn.module_list'
 local Module = require 'moonshard.nn.module'
+local MultiheadAttention = require 'moonshard.nn.multihead_attention'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
 local class = require 'moonshard.internal.class'
@@ -56,7 +57,7 @@ end
 --- with options one with those.
 ---@overload fun(opts: ms.fsdp.SizeBasedOptions): ms.fsdp.Policy
 policies.size_based_auto_wrap_policy = setmetatable({
-  FORCE_LEAF_MODULES = { CausalSelfAttention },
+  FORCE_LEAF_MODULES = { MultiheadAttention, CausalSelfAttention },
   EXCLUDE_WRAP_MODULES = { ModuleList, ModuleDict },
 }, {
   __call = function(_, first, recurse, numel)

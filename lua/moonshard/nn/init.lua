@@ -30,6 +30,7 @@ local lazy = {
   ModuleList = 'moonshard.nn.module_list',
   ModuleDict = 'moonshard.nn.module_dict',
   ParameterList = 'moonshard.nn.parameter_list',
+  MultiheadAttention = 'moonshard.nn.multihead_attention',
   CausalSelfAttention = 'moonshard.nn.causal_self_attention',
   FeedForward = 'moonshard.nn.feed_forward',
   TransformerBlock = 'moonshard.nn.transformer_block',
@@ -66,6 +67,7 @@ local lazy = {
 ---@field ModuleList ms.nn.ModuleList
 ---@field ModuleDict ms.nn.ModuleDict
 ---@field ParameterList ms.nn.ParameterList
+---@field MultiheadAttention ms.nn.MultiheadAttention
 ---@field CausalSelfAttention ms.nn.CausalSelfAttention
 ---@field FeedForward ms.nn.FeedForward
 ---@field TransformerBlock ms.nn.TransformerBlock

@@ -17,11 +17,11 @@ local RMSNorm = Module.extend('nn.RMSNorm')
 RMSNorm._settings = { 'eps' }
 
 ---@class ms.nn.RMSNorm.Options
----@field eps? number  default: the distance of 1 to the next number in x's dtype
+---@field eps? number  default: 2^-23, and 2^-52 for x in f64
 ---@field elementwise_affine? boolean  learn a weight (default true)
 ---@field dtype? ms.DType
 
-local EPSILON = { f64 = 2 ^ -52, f32 = 2 ^ -23, f16 = 2 ^ -10, bf16 = 2 ^ -7 }
+local EPSILON = { f64 = 2 ^ -52, f32 = 2 ^ -23 }
 
 ---@param width integer
 ---@param opts? ms.nn.RMSNorm.Options
@@ -46,7 +46,7 @@ function RMSNorm:forward(x)
   end
   local compute = dtype == 'f64' and 'f64' or 'f32'
   local wide = x:to(compute)
-  local scale = (wide:square():mean(dims, true) + (self.eps or EPSILON[dtype])):rsqrt()
+  local scale = (wide:square():mean(dims, true) + (self.eps or EPSILON[compute])):rsqrt()
   local y = wide * scale
   if self.weight then
     y = y * self.weight:to(compute)
