@@ -144,6 +144,35 @@ local function feed_forward(sd, x, prefix, act)
   return linear(act(linear(x, p 'fc.weight', p 'fc.bias')), p 'out.weight', p 'out.bias')
 end
 
+-- A layer of a transformer, normalised in front of its blocks or behind; all (N, length, width).
+-- memory: of a decoder layer. bias: of the scores of self-attention.
+local function transformer_layer(sd, prefix, heads, x, opts)
+  local memory, n = opts.memory, 0
+  local function residual(block)
+    n = n + 1
+    local norm = ('%snorm%d.'):format(prefix, n)
+    local weight, bias = sd[norm .. 'weight'], sd[norm .. 'bias']
+    if opts.norm_first then
+      x = x + block(layer_norm(x, weight, bias))
+    else
+      x = layer_norm(x + block(x), weight, bias)
+    end
+  end
+  residual(function(y) return multihead(sd, prefix .. 'self_attn.', heads, y, y, y, opts.bias) end)
+  if memory then
+    residual(function(y)
+      return multihead(sd, prefix .. 'multihead_attn.', heads, y, memory, memory)
+    end)
+  end
+  residual(function(y)
+    local function p(name) return sd[prefix .. name] end
+    local hidden = linear(y, p 'linear1.weight', p 'linear1.bias')
+    hidden = opts.act and opts.act(hidden) or ms.where(hidden:gt(0), hidden, 0)
+    return linear(hidden, p 'linear2.weight', p 'linear2.bias')
+  end)
+  return x
+end
+
 -- Mean of -log p(target) over the rows whose target is not `ignored`.
 local function cross_entropy(logits, targets, ignored)
   local total, n = 0, 0
@@ -204,6 +233,37 @@ end
 local function attention_state(prefix, width)
   return { prefix .. 'in_proj_weight', 3 * width, width }, { prefix .. 'in_proj_bias', 3 * width },
     { prefix .. 'out_proj.weight', width, width }, { prefix .. 'out_proj.bias', width }
+end
+
+local function linear_state(prefix, from, to)
+  return { prefix .. '.weight', to, from }, { prefix .. '.bias', to }
+end
+
+-- Of a layer of a transformer with one attention or two.
+local function layer_state(list, prefix, attentions, width, hidden)
+  local function add(...)
+    for _, entry in ipairs { ... } do
+      list[#list + 1] = entry
+    end
+  end
+  for i = 1, attentions do
+    add(attention_state(prefix .. (i == 1 and 'self_attn.' or 'multihead_attn.'), width))
+  end
+  add(linear_state(prefix .. 'linear1', width, hidden))
+  add(linear_state(prefix .. 'linear2', hidden, width))
+  for i = 1, attentions + 1 do
+    add({ prefix .. 'norm' .. i .. '.weight', width }, { prefix .. 'norm' .. i .. '.bias', width })
+  end
+  return list
+end
+
+local function transformer_state()
+  local list = layer_state({}, 'encoder.layers.0.', 1, 4, 3)
+  layer_state(list, 'encoder.layers.1.', 1, 4, 3)
+  list[#list + 1], list[#list + 2] = { 'encoder.norm.weight', 4 }, { 'encoder.norm.bias', 4 }
+  layer_state(list, 'decoder.layers.0.', 2, 4, 3)
+  list[#list + 1], list[#list + 2] = { 'decoder.norm.weight', 4 }, { 'decoder.norm.bias', 4 }
+  return list
 end
 
 -- -- rows ----------------------------------------------------------------------------------------
@@ -585,6 +645,65 @@ return {
     reference = function(sd, x, keys)
       return multihead(sd, 'attn.', 2, x, x, x, score_bias(x, 2, causal(3), keys:gt(0)))
     end,
+  },
+  {
+    name = 'TransformerEncoderLayer',
+    make = function()
+      return nn.TransformerEncoderLayer(4, 2, {
+        dim_feedforward = 3, batch_first = true, norm_first = true, activation = 'gelu',
+      })
+    end,
+    input = function() return floats(2, 3, 4) end,
+    state = layer_state({}, '', 1, 4, 3),
+    random = true,
+    reference = function(sd, x)
+      return transformer_layer(sd, '', 2, x, { norm_first = true, act = gelu })
+    end,
+    class = nn.TransformerEncoderLayer,
+    refuses = {
+      { 'ValueError', "'activation' is 'rel', expected one of gelu, relu", 4, 2,
+        { activation = 'rel' } },
+      { 'ValueError', "unknown option 'norm_firs', did you mean 'norm_first'?", 4, 2,
+        { norm_firs = true } },
+      { 'ValueError', 'embed_dim must be divisible by num_heads', 4, 3 },
+    },
+  },
+  {
+    name = 'TransformerDecoderLayer',
+    make = function()
+      return nn.TransformerDecoderLayer(4, 2,
+        { dim_feedforward = 3, dropout = 0, batch_first = true, activation = ms.ops.tanh })
+    end,
+    input = function() return floats(2, 3, 4), ms.randn({ 2, 5, 4 }, { seed = 8 }) end,
+    state = layer_state({}, '', 2, 4, 3),
+    reference = function(sd, x, memory)
+      return transformer_layer(sd, '', 2, x, { memory = memory, act = x.tanh })
+    end,
+  },
+  {
+    name = 'Transformer',
+    make = function()
+      return nn.Transformer {
+        d_model = 4, nhead = 2, num_encoder_layers = 2, num_decoder_layers = 1,
+        dim_feedforward = 3, dropout = 0,
+      }
+    end,
+    input = function() return floats(4, 3, 4), ms.randn({ 2, 3, 4 }, { seed = 8 }) end,
+    state = transformer_state(),
+    reference = function(sd, src, tgt)
+      local x = src:transpose(1, 2)
+      for i = 0, 1 do
+        x = transformer_layer(sd, ('encoder.layers.%d.'):format(i), 2, x, {})
+      end
+      local memory = layer_norm(x, sd['encoder.norm.weight'], sd['encoder.norm.bias'])
+      x = transformer_layer(sd, 'decoder.layers.0.', 2, tgt:transpose(1, 2), { memory = memory })
+      return layer_norm(x, sd['decoder.norm.weight'], sd['decoder.norm.bias']):transpose(1, 2)
+    end,
+    class = nn.Transformer,
+    refuses = {
+      { 'TypeError', "'d_model' is a string, expected a whole number", { d_model = 'x' } },
+      { 'ValueError', "unknown option 'heads'", { heads = 3 } },
+    },
   },
   {
     name = 'TransformerBlock',

@@ -31,6 +31,11 @@ local lazy = {
   ModuleDict = 'moonshard.nn.module_dict',
   ParameterList = 'moonshard.nn.parameter_list',
   MultiheadAttention = 'moonshard.nn.multihead_attention',
+  Transformer = 'moonshard.nn.transformer',
+  TransformerEncoder = 'moonshard.nn.transformer_encoder',
+  TransformerDecoder = 'moonshard.nn.transformer_decoder',
+  TransformerEncoderLayer = 'moonshard.nn.transformer_encoder_layer',
+  TransformerDecoderLayer = 'moonshard.nn.transformer_decoder_layer',
   CausalSelfAttention = 'moonshard.nn.causal_self_attention',
   FeedForward = 'moonshard.nn.feed_forward',
   TransformerBlock = 'moonshard.nn.transformer_block',
@@ -68,6 +73,11 @@ local lazy = {
 ---@field ModuleDict ms.nn.ModuleDict
 ---@field ParameterList ms.nn.ParameterList
 ---@field MultiheadAttention ms.nn.MultiheadAttention
+---@field Transformer ms.nn.Transformer
+---@field TransformerEncoder ms.nn.TransformerEncoder
+---@field TransformerDecoder ms.nn.TransformerDecoder
+---@field TransformerEncoderLayer ms.nn.TransformerEncoderLayer
+---@field TransformerDecoderLayer ms.nn.TransformerDecoderLayer
 ---@field CausalSelfAttention ms.nn.CausalSelfAttention
 ---@field FeedForward ms.nn.FeedForward
 ---@field TransformerBlock ms.nn.TransformerBlock
