@@ -154,6 +154,13 @@ function parameter.is_parameter(value)
   return described.is_parameter
 end
 
+--- Has a parameter memory? One that was declared has none before it is materialized or wrapped.
+---@return boolean
+function parameter.has_values(tensor)
+  calls.tensor_describe(tensor, described)
+  return described.data ~= nil or described.numel == 0
+end
+
 --- Has a tensor a gradient? (Asking for the gradient itself makes a tensor, which lives until it is
 --- collected.)
 ---@return boolean

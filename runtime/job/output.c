@@ -188,12 +188,16 @@ static void put_lines(sink *to, source *from, bool last)
 static bool read_piece(source *s)
 {
     int64_t room = LINE - s->n < PIECE ? LINE - s->n : PIECE;
-    const ssize_t got = read(s->fd, s->line + s->n, (size_t)(s->left < room ? s->left : room));
+    ssize_t got;
+
+    do {
+        got = read(s->fd, s->line + s->n, (size_t)(s->left < room ? s->left : room));
+    } while (got < 0 && errno == EINTR);
 
     if (got > 0) {
         s->n += (int32_t)got;
         s->left -= got;
-    } else if (got == 0 || (errno != EINTR && errno != EAGAIN)) {
+    } else if (got == 0 || errno != EAGAIN) {
         close_fd(&s->fd);
     }
     return got > 0;
@@ -210,7 +214,7 @@ static bool move_source(sink *to, source *from)
     const bool waits = line_of(from->line, from->n) > 0 || from->n == LINE; /* for space */
     const bool got = from->fd >= 0 && !waits && read_piece(from);
 
-    put_lines(to, from, !got && (from->ended || from->fd < 0));
+    put_lines(to, from, !waits && !got && (from->ended || from->fd < 0));
     return got || waits;
 }
 

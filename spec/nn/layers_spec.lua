@@ -113,6 +113,34 @@ describe('nn', function()
     assert.equal(3, list:append(nn.GELU()):len())
   end)
 
+  it('ModuleDict keeps the order of insertion', function()
+    local dict = nn.ModuleDict { b = nn.ReLU(), a = nn.Tanh() }
+    assert.same({ 'a', 'b' }, { unpack(dict:keys()) })
+    dict.c = nn.GELU()
+    dict:update { { 'a', nn.SiLU() }, { '0', nn.Sigmoid() } }
+    local names = {}
+    for name, module in dict:items() do
+      names[#names + 1] = name .. ' ' .. module._name
+    end
+    assert.same({ 'a nn.SiLU', 'b nn.ReLU', 'c nn.GELU', '0 nn.Sigmoid' }, names)
+    dict.b = nil
+    assert.same({ 3, 3 }, { dict:len(), #dict:values() })
+    checks.raises('TypeError', "'modules[1]' is a nn.ReLU, expected a pair", dict.update, dict,
+      { nn.ReLU() })
+  end)
+
+  it('ParameterList takes tensors and shapes', function()
+    local weight = ms.ones(2)
+    local list = nn.ParameterList { weight }
+    list:append({ 3 }, nn.init.ones())
+    assert.equal(2, list:len())
+    assert.is_true(list[1]:is_parameter())
+    local other = nn.ParameterList { ms.zeros(4) }
+    list[2] = other[1]
+    assert.same({ 4 }, list:named_parameters()[2].tensor:shape())
+    assert.is_nil(list[3])
+  end)
+
   describe('init', function()
     it('has rules for initial values of parameters', function()
       local function first(rule)

@@ -9,6 +9,8 @@
 --- | reference | function(sd, ...): the result in evaluation, from the state dict and ops alone |
 --- | state | names and shapes of the state dict, in order; default: none |
 --- | random | true when forward draws random numbers while training |
+--- | batch | true when training normalises by the batch: it differs from evaluation |
+--- | alone | true when forward is collective: a test of its own runs it on two ranks |
 --- | result | dtype of the result with inputs in bf16 or f16; default: theirs |
 --- | class, refuses | a class and calls of it that raise: { kind, message, arguments ... } |
 
@@ -55,6 +57,31 @@ local function layer_norm(x, weight, bias, eps)
   return bias and y + bias or y
 end
 
+-- By the statistics of the state dict, one channel at a time.
+local function batch_norm(sd, x, eps)
+  local planes = {}
+  for c = 1, x:size(2) do
+    local y = (x:select(2, c) - sd.running_mean[c]) / (sd.running_var[c] + (eps or 1e-5)):sqrt()
+    planes[c] = sd.weight and y * sd.weight[c] + sd.bias[c] or y
+  end
+  return ms.stack(planes, 2)
+end
+
+-- A batch normalisation that has seen a batch.
+local function with_statistics(make, ...)
+  local sizes = { ... }
+  return function()
+    local module = make()
+    ms.no_grad(module, ms.randn(sizes, { seed = 11 }) * 2 + 1)
+    return module
+  end
+end
+
+local function batch_norm_state(n)
+  return { { 'weight', n }, { 'bias', n }, { 'running_mean', n }, { 'running_var', n },
+    { 'num_batches_tracked' } }
+end
+
 -- Softmax of scores over the past, one head at a time.
 local function causal_attention(qkv, heads)
   local batch, length, width = qkv:size(1), qkv:size(2), qkv:size(3) / 3
@@ -75,9 +102,75 @@ local function attention(sd, x, heads, prefix)
   return linear(causal_attention(qkv, heads), p 'proj.weight', p 'proj.bias')
 end
 
+-- One sample and one head at a time; all (N, length, width), bias (N, heads, L, S) of the scores.
+local function multihead(sd, prefix, heads, query, key, value, bias)
+  local width = query:size(3)
+  local function project(x, i, name)
+    local weight, b = sd[prefix .. name], sd[prefix .. 'in_proj_bias']
+    weight = weight or sd[prefix .. 'in_proj_weight']:narrow(1, (i - 1) * width + 1, width)
+    return linear(x, weight, b and b:narrow(1, (i - 1) * width + 1, width))
+  end
+  local q, k = project(query, 1, 'q_proj_weight'), project(key, 2, 'k_proj_weight')
+  local v, d = project(value, 3, 'v_proj_weight'), width / heads
+  local samples = {}
+  for n = 1, query:size(1) do
+    local out = {}
+    for h = 0, heads - 1 do
+      local function part(x) return x[n]:narrow(2, h * d + 1, d) end
+      local scores = ops.matmul(part(q), part(k):t()) / math.sqrt(d)
+      local e = (bias and scores + bias[n][h + 1] or scores):exp()
+      out[h + 1] = ops.matmul(e / e:sum(2, true), part(v))
+    end
+    samples[n] = linear(ms.cat(out, 2), sd[prefix .. 'out_proj.weight'],
+      sd[prefix .. 'out_proj.bias'])
+  end
+  return ms.stack(samples)
+end
+
+-- (N, heads, L, S) of masks that are true where nothing is seen: pairs (L, S), keys (N, S).
+local function score_bias(x, heads, pairs_of, keys)
+  local hidden = ms.zeros(x:size(1), heads, pairs_of:size(1), pairs_of:size(2))
+    :masked_fill(pairs_of, -math.huge)
+  hidden = keys and hidden:masked_fill(keys:reshape(keys:size(1), 1, 1, -1), -math.huge) or hidden
+  return hidden:to(x:dtype())
+end
+
+local function causal(n)
+  return ms.ones(n, n):triu(1):gt(0)
+end
+
 local function feed_forward(sd, x, prefix, act)
   local function p(name) return sd[prefix .. name] end
   return linear(act(linear(x, p 'fc.weight', p 'fc.bias')), p 'out.weight', p 'out.bias')
+end
+
+-- A layer of a transformer, normalised in front of its blocks or behind; all (N, length, width).
+-- memory: of a decoder layer. bias: of the scores of self-attention.
+local function transformer_layer(sd, prefix, heads, x, opts)
+  local memory, n = opts.memory, 0
+  local function residual(block)
+    n = n + 1
+    local norm = ('%snorm%d.'):format(prefix, n)
+    local weight, bias = sd[norm .. 'weight'], sd[norm .. 'bias']
+    if opts.norm_first then
+      x = x + block(layer_norm(x, weight, bias))
+    else
+      x = layer_norm(x + block(x), weight, bias)
+    end
+  end
+  residual(function(y) return multihead(sd, prefix .. 'self_attn.', heads, y, y, y, opts.bias) end)
+  if memory then
+    residual(function(y)
+      return multihead(sd, prefix .. 'multihead_attn.', heads, y, memory, memory)
+    end)
+  end
+  residual(function(y)
+    local function p(name) return sd[prefix .. name] end
+    local hidden = linear(y, p 'linear1.weight', p 'linear1.bias')
+    hidden = opts.act and opts.act(hidden) or ms.where(hidden:gt(0), hidden, 0)
+    return linear(hidden, p 'linear2.weight', p 'linear2.bias')
+  end)
+  return x
 end
 
 -- Mean of -log p(target) over the rows whose target is not `ignored`.
@@ -102,6 +195,75 @@ function Stack:forward(x)
     x = layer(x)
   end
   return x
+end
+
+local Named = nn.Module.extend('spec.Named')
+function Named:init()
+  self.layers = nn.ModuleDict { { 'second', nn.Linear(3, 4) }, { 'first', nn.Linear(4, 3) } }
+  self.layers.act = nn.Tanh()
+end
+function Named:forward(x)
+  local layers = self.layers
+  return layers.act(layers['second'](layers.first(x)))
+end
+
+-- With a forward, so that FSDP can wrap it alone.
+local Scales = nn.ParameterList.extend('spec.Scales')
+function Scales:forward(x)
+  for i = 1, self:len() do
+    x = x * self[i]
+  end
+  return x
+end
+
+-- Self-attention with options of the call, as a module of one argument.
+local SelfAttention = nn.Module.extend('spec.SelfAttention')
+function SelfAttention:init(opts, call)
+  self.attn = nn.MultiheadAttention(4, 2, opts)
+  self.call = call
+end
+function SelfAttention:forward(x, keys)
+  local call = self.call
+  if keys then
+    call = { key_padding_mask = keys:gt(0), attn_mask = call.attn_mask, need_weights = false }
+  end
+  return (self.attn(x, x, x, call))
+end
+
+local function attention_state(prefix, width)
+  return { prefix .. 'in_proj_weight', 3 * width, width }, { prefix .. 'in_proj_bias', 3 * width },
+    { prefix .. 'out_proj.weight', width, width }, { prefix .. 'out_proj.bias', width }
+end
+
+local function linear_state(prefix, from, to)
+  return { prefix .. '.weight', to, from }, { prefix .. '.bias', to }
+end
+
+-- Of a layer of a transformer with one attention or two.
+local function layer_state(list, prefix, attentions, width, hidden)
+  local function add(...)
+    for _, entry in ipairs { ... } do
+      list[#list + 1] = entry
+    end
+  end
+  for i = 1, attentions do
+    add(attention_state(prefix .. (i == 1 and 'self_attn.' or 'multihead_attn.'), width))
+  end
+  add(linear_state(prefix .. 'linear1', width, hidden))
+  add(linear_state(prefix .. 'linear2', hidden, width))
+  for i = 1, attentions + 1 do
+    add({ prefix .. 'norm' .. i .. '.weight', width }, { prefix .. 'norm' .. i .. '.bias', width })
+  end
+  return list
+end
+
+local function transformer_state()
+  local list = layer_state({}, 'encoder.layers.0.', 1, 4, 3)
+  layer_state(list, 'encoder.layers.1.', 1, 4, 3)
+  list[#list + 1], list[#list + 2] = { 'encoder.norm.weight', 4 }, { 'encoder.norm.bias', 4 }
+  layer_state(list, 'decoder.layers.0.', 2, 4, 3)
+  list[#list + 1], list[#list + 2] = { 'decoder.norm.weight', 4 }, { 'decoder.norm.bias', 4 }
+  return list
 end
 
 -- -- rows ----------------------------------------------------------------------------------------
@@ -186,6 +348,117 @@ return {
     reference = function(_, x) return layer_norm(x) end,
   },
   {
+    name = 'RMSNorm',
+    make = function() return nn.RMSNorm(6, { eps = 0.1 }) end,
+    input = function() return floats(2, 3, 6) end,
+    state = { { 'weight', 6 } },
+    reference = function(sd, x)
+      return x / (x:square():sum(3, true) / 6 + 0.1):sqrt() * sd.weight
+    end,
+    class = nn.RMSNorm,
+    refuses = { { 'TypeError', 'write nn.RMSNorm(4)', { 4 } } },
+  },
+  {
+    name = 'RMSNorm without a weight',
+    make = function() return nn.RMSNorm(3, { elementwise_affine = false }) end,
+    input = function() return ms.tensor { { 0.03, 0, -0.03 }, { 1, 2, 3 } } end,
+    reference = function(_, x)
+      local eps = x:dtype() == 'f64' and 2 ^ -52 or 2 ^ -23
+      return x / (x:square():sum(2, true) / 3 + eps):sqrt()
+    end,
+  },
+  {
+    name = 'GroupNorm',
+    make = function() return nn.GroupNorm(2, 4, { eps = 0.1 }) end,
+    input = function() return floats(2, 4, 3) end,
+    state = { { 'weight', 4 }, { 'bias', 4 } },
+    reference = function(sd, x)
+      local groups = {}
+      for g = 0, 1 do
+        local part = x:narrow(2, 2 * g + 1, 2):reshape(2, 6)
+        groups[g + 1] = layer_norm(part, nil, nil, 0.1):reshape(2, 2, 3)
+      end
+      return ms.cat(groups, 2) * sd.weight:reshape(4, 1) + sd.bias:reshape(4, 1)
+    end,
+    class = nn.GroupNorm,
+    refuses = {
+      { 'ValueError', 'num_channels must be divisible by num_groups', 2, 5 },
+      { 'TypeError', 'write nn.GroupNorm(2, 4)', { 2, 4 } },
+    },
+  },
+  {
+    name = 'GroupNorm without parameters',
+    make = function() return nn.GroupNorm(1, 2, { affine = false }) end,
+    input = function() return floats(2, 2, 1, 3) end,
+    reference = function(_, x) return layer_norm(x:reshape(2, 6)):reshape(2, 2, 1, 3) end,
+  },
+  {
+    name = 'BatchNorm1d',
+    make = with_statistics(function() return nn.BatchNorm1d(3, { eps = 0.1 }) end, 4, 3),
+    input = function() return floats(6, 3) end,
+    state = batch_norm_state(3),
+    batch = true,
+    reference = function(sd, x) return batch_norm(sd, x, 0.1) end,
+    class = nn.BatchNorm1d,
+    refuses = {
+      { 'TypeError', 'write nn.BatchNorm1d(4)', { 4 } },
+      { 'TypeError', "'momentum' is a string, expected a number", 4, { momentum = 'none' } },
+    },
+  },
+  {
+    name = 'BatchNorm1d of sequences',
+    make = with_statistics(function() return nn.BatchNorm1d(3) end, 4, 3, 2),
+    input = function() return floats(4, 3, 5) end,
+    state = batch_norm_state(3),
+    batch = true,
+    reference = batch_norm,
+  },
+  {
+    name = 'BatchNorm1d without parameters',
+    make = with_statistics(function() return nn.BatchNorm1d(3, { affine = false }) end, 4, 3),
+    input = function() return floats(6, 3) end,
+    state = { unpack(batch_norm_state(3), 3) },
+    batch = true,
+    reference = batch_norm,
+  },
+  {
+    name = 'BatchNorm1d without statistics',
+    make = function() return nn.BatchNorm1d(3, { track_running_stats = false }) end,
+    input = function() return floats(6, 3) end,
+    state = { { 'weight', 3 }, { 'bias', 3 } },
+    reference = function(sd, x)
+      local mean = x:mean(1)
+      return batch_norm({ running_mean = mean, running_var = (x - mean):square():mean(1),
+        weight = sd.weight, bias = sd.bias }, x)
+    end,
+  },
+  {
+    name = 'BatchNorm2d',
+    make = with_statistics(function() return nn.BatchNorm2d(2) end, 2, 2, 3, 2),
+    input = function() return floats(2, 2, 2, 3) end,
+    state = batch_norm_state(2),
+    batch = true,
+    reference = batch_norm,
+  },
+  {
+    name = 'BatchNorm3d',
+    make = with_statistics(function() return nn.BatchNorm3d(2, { momentum = false }) end,
+      2, 2, 1, 2, 2),
+    input = function() return floats(2, 2, 2, 1, 3) end,
+    state = batch_norm_state(2),
+    batch = true,
+    reference = batch_norm,
+  },
+  {
+    name = 'SyncBatchNorm',
+    make = with_statistics(function() return nn.SyncBatchNorm(2) end, 4, 2),
+    input = function() return floats(2, 2, 3) end,
+    state = batch_norm_state(2),
+    batch = true,
+    alone = true,
+    reference = batch_norm,
+  },
+  {
     name = 'Dropout',
     make = function() return nn.Dropout(0.5) end,
     input = function() return floats(2, 16) end,
@@ -221,6 +494,60 @@ return {
     reference = function(_, x) return ms.where(x:gt(0), x, 0) end,
     class = nn.ReLU,
     refuses = { { 'TypeError', 'nn.ReLU takes no arguments, got a boolean', true } },
+  },
+  {
+    name = 'LeakyReLU',
+    make = function() return nn.LeakyReLU(0.3) end,
+    input = function() return floats(2, 5) end,
+    reference = function(_, x) return x:clamp(0) + x:clamp(nil, 0) * 0.3 end,
+    class = nn.LeakyReLU,
+    refuses = { { 'TypeError', "'negative_slope' is a string, expected a number", 'x' } },
+  },
+  {
+    name = 'SiLU',
+    make = function() return nn.SiLU() end,
+    input = function() return floats(2, 5) end,
+    reference = function(_, x) return x / ((-x):exp() + 1) end,
+  },
+  {
+    name = 'Sigmoid',
+    make = function() return nn.Sigmoid() end,
+    input = function() return floats(2, 5) end,
+    reference = function(_, x) return 1 / ((-x):exp() + 1) end,
+  },
+  {
+    name = 'Softmax',
+    make = function() return nn.Softmax(2) end,
+    input = function() return floats(2, 3, 4) end,
+    reference = function(_, x) return x:exp() / x:exp():sum(2, true) end,
+    class = nn.Softmax,
+    refuses = { { 'TypeError', "'dim' is nil, expected a whole number" } },
+  },
+  {
+    name = 'LogSoftmax',
+    make = function() return nn.LogSoftmax(-1) end,
+    input = function() return floats(2, 3, 4) end,
+    reference = function(_, x) return (x:exp() / x:exp():sum(3, true)):log() end,
+  },
+  {
+    name = 'Identity',
+    make = function() return nn.Identity(54, { unused = true }) end,
+    input = function() return floats(2, 3) end,
+    reference = function(_, x) return x end,
+  },
+  {
+    name = 'Flatten',
+    make = function() return nn.Flatten() end,
+    input = function() return floats(2, 3, 2, 2) end,
+    reference = function(_, x) return x:reshape(2, 12) end,
+    class = nn.Flatten,
+    refuses = { { 'TypeError', "'end_dim' is a string, expected a whole number", 2, 'x' } },
+  },
+  {
+    name = 'Flatten of some dimensions',
+    make = function() return nn.Flatten(2, 3) end,
+    input = function() return floats(2, 3, 2, 2) end,
+    reference = function(_, x) return x:reshape(2, 6, 2) end,
   },
   {
     name = 'Tanh',
@@ -263,6 +590,120 @@ return {
     state = { { 'qkv.weight', 12, 4 }, { 'proj.weight', 4, 4 } },
     random = true,
     reference = function(sd, x) return attention(sd, x, 1, '') end,
+  },
+  {
+    name = 'MultiheadAttention',
+    make = function() return nn.MultiheadAttention(4, 2) end,
+    input = function()
+      return floats(4, 3, 4), ms.randn({ 2, 3, 4 }, { seed = 8 }),
+        ms.randn({ 2, 3, 4 }, { seed = 9 })
+    end,
+    state = { attention_state('', 4) },
+    reference = function(sd, q, k, v)
+      return multihead(sd, '', 2, q:transpose(1, 2), k:transpose(1, 2), v:transpose(1, 2))
+        :transpose(1, 2)
+    end,
+    class = nn.MultiheadAttention,
+    refuses = {
+      { 'ValueError', 'embed_dim must be divisible by num_heads, got 6 and 4', 6, 4 },
+      { 'NotImplementedError', 'add_bias_kv is not supported yet', 4, 2, { add_bias_kv = true } },
+      { 'ValueError', 'dropout probability has to be between 0 and 1', 4, 2, { dropout = 2 } },
+    },
+  },
+  {
+    name = 'MultiheadAttention with other widths of keys and values',
+    make = function()
+      return nn.MultiheadAttention(4, 2, { kdim = 3, vdim = 5, bias = false, batch_first = true })
+    end,
+    input = function()
+      return floats(2, 3, 4), ms.randn({ 2, 2, 3 }, { seed = 8 }),
+        ms.randn({ 2, 2, 5 }, { seed = 9 })
+    end,
+    state = { { 'q_proj_weight', 4, 4 }, { 'k_proj_weight', 4, 3 }, { 'v_proj_weight', 4, 5 },
+      { 'out_proj.weight', 4, 4 } },
+    reference = function(sd, q, k, v) return multihead(sd, '', 2, q, k, v) end,
+  },
+  {
+    name = 'MultiheadAttention of a sequence with itself, causal',
+    make = function()
+      return SelfAttention({ batch_first = true }, { is_causal = true, need_weights = false })
+    end,
+    input = function() return floats(2, 3, 4) end,
+    state = { attention_state('attn.', 4) },
+    reference = function(sd, x)
+      return multihead(sd, 'attn.', 2, x, x, x, score_bias(x, 2, causal(3)))
+    end,
+  },
+  {
+    name = 'MultiheadAttention with masks and dropout',
+    make = function()
+      return SelfAttention({ batch_first = true, dropout = 0.3 }, { attn_mask = causal(3) })
+    end,
+    input = function() return floats(2, 3, 4), ids { { 0, 0, 1 }, { 0, 1, 0 } } end,
+    state = { attention_state('attn.', 4) },
+    random = true,
+    reference = function(sd, x, keys)
+      return multihead(sd, 'attn.', 2, x, x, x, score_bias(x, 2, causal(3), keys:gt(0)))
+    end,
+  },
+  {
+    name = 'TransformerEncoderLayer',
+    make = function()
+      return nn.TransformerEncoderLayer(4, 2, {
+        dim_feedforward = 3, batch_first = true, norm_first = true, activation = 'gelu',
+      })
+    end,
+    input = function() return floats(2, 3, 4) end,
+    state = layer_state({}, '', 1, 4, 3),
+    random = true,
+    reference = function(sd, x)
+      return transformer_layer(sd, '', 2, x, { norm_first = true, act = gelu })
+    end,
+    class = nn.TransformerEncoderLayer,
+    refuses = {
+      { 'ValueError', "'activation' is 'rel', expected one of gelu, relu", 4, 2,
+        { activation = 'rel' } },
+      { 'ValueError', "unknown option 'norm_firs', did you mean 'norm_first'?", 4, 2,
+        { norm_firs = true } },
+      { 'ValueError', 'embed_dim must be divisible by num_heads', 4, 3 },
+    },
+  },
+  {
+    name = 'TransformerDecoderLayer',
+    make = function()
+      return nn.TransformerDecoderLayer(4, 2,
+        { dim_feedforward = 3, dropout = 0, batch_first = true, activation = ms.ops.tanh })
+    end,
+    input = function() return floats(2, 3, 4), ms.randn({ 2, 5, 4 }, { seed = 8 }) end,
+    state = layer_state({}, '', 2, 4, 3),
+    reference = function(sd, x, memory)
+      return transformer_layer(sd, '', 2, x, { memory = memory, act = x.tanh })
+    end,
+  },
+  {
+    name = 'Transformer',
+    make = function()
+      return nn.Transformer {
+        d_model = 4, nhead = 2, num_encoder_layers = 2, num_decoder_layers = 1,
+        dim_feedforward = 3, dropout = 0,
+      }
+    end,
+    input = function() return floats(4, 3, 4), ms.randn({ 2, 3, 4 }, { seed = 8 }) end,
+    state = transformer_state(),
+    reference = function(sd, src, tgt)
+      local x = src:transpose(1, 2)
+      for i = 0, 1 do
+        x = transformer_layer(sd, ('encoder.layers.%d.'):format(i), 2, x, {})
+      end
+      local memory = layer_norm(x, sd['encoder.norm.weight'], sd['encoder.norm.bias'])
+      x = transformer_layer(sd, 'decoder.layers.0.', 2, tgt:transpose(1, 2), { memory = memory })
+      return layer_norm(x, sd['decoder.norm.weight'], sd['decoder.norm.bias']):transpose(1, 2)
+    end,
+    class = nn.Transformer,
+    refuses = {
+      { 'TypeError', "'d_model' is a string, expected a whole number", { d_model = 'x' } },
+      { 'ValueError', "unknown option 'heads'", { heads = 3 } },
+    },
   },
   {
     name = 'TransformerBlock',
@@ -312,6 +753,31 @@ return {
       x = linear(x, sd['layers.0.weight'], sd['layers.0.bias'])
       return linear(x, sd['layers.1.weight'], sd['layers.1.bias'])
     end,
+  },
+  {
+    name = 'ModuleDict',
+    make = function() return Named() end,
+    input = function() return floats(2, 4) end,
+    state = { { 'layers.second.weight', 4, 3 }, { 'layers.second.bias', 4 },
+      { 'layers.first.weight', 3, 4 }, { 'layers.first.bias', 3 } },
+    reference = function(sd, x)
+      x = linear(x, sd['layers.first.weight'], sd['layers.first.bias'])
+      return linear(x, sd['layers.second.weight'], sd['layers.second.bias']):tanh()
+    end,
+    class = nn.ModuleDict,
+    refuses = {
+      { 'TypeError', "child 'a' of nn.ModuleDict is a number, expected a module", { a = 1 } },
+      { 'KeyError', "attribute 'keys' already exists", { keys = nn.ReLU() } },
+    },
+  },
+  {
+    name = 'ParameterList',
+    make = function() return Scales():append({ 3 }, nn.init.ones()):append({ 1 }) end,
+    input = function() return floats(2, 3) end,
+    state = { { '0', 3 }, { '1', 1 } },
+    reference = function(sd, x) return x * sd['0'] * sd['1'] end,
+    class = nn.ParameterList,
+    refuses = { { 'TypeError', "'tensors[1]' is a number, expected a tensor", { 3 } } },
   },
   {
     name = 'CrossEntropyLoss',

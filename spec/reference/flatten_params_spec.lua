@@ -6,9 +6,11 @@ local reference = require 'support.reference'
 
 local function transformer(half, shared)
   ms.manual_seed(0)
-  local model = reference.transformer()
+  local model = nn.Transformer {
+    d_model = 32, nhead = 8, num_encoder_layers = 2, num_decoder_layers = 2, dim_feedforward = 128,
+  }
   for i = 1, shared and 2 or 0 do
-    local encoder, decoder = model.encoder[i], model.decoder[i]
+    local encoder, decoder = model.encoder.layers[i], model.decoder.layers[i]
     decoder.linear1.weight, decoder.linear2.weight = encoder.linear1.weight, encoder.linear2.weight
   end
   model:materialize()

@@ -30,24 +30,6 @@ local function sum_loss(seed)
   end
 end
 
-local Shared = nn.Module.extend 'TransformerWithSharedParams'
-
-function Shared:init()
-  self:child('embed', nn.Embedding(23, 16))
-  self:child('transformer', reference.transformer { width = 16, heads = 8, hidden = 8 })
-  self:child('output', nn.Linear(16, 23))
-  self.output.weight = self.embed.weight
-end
-
-function Shared:forward(src, tgt)
-  return self.output(self.transformer(self.embed(src), self.embed(tgt)))
-end
-
-local function shared_transformer()
-  ms.manual_seed(0)
-  return Shared():eval():materialize()
-end
-
 local function shared_loss(model, rank)
   local function tokens(length, first)
     return (ms.arange(2 * length) + first):to('i64'):reshape(length, 2)
@@ -101,8 +83,9 @@ local function with(options, more)
 end
 
 local function wrapped(opts, module)
-  return reference.wrap(module or shared_transformer(), with({
-    auto_wrap_policy = fsdp.ModuleWrapPolicy { reference.EncoderLayer, reference.DecoderLayer },
+  return reference.wrap(module or reference.shared_transformer(), with({
+    auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerEncoderLayer,
+      nn.TransformerDecoderLayer },
     use_orig_params = true,
   }, opts))
 end
@@ -126,7 +109,7 @@ end
 local ADAM = { lr = 5e-3, eps = 1e-4 } -- the gradient of the bias of keys is rounding alone
 
 local function train_plain(Optimizer, prepare)
-  local plain = shared_transformer()
+  local plain = reference.shared_transformer()
   local opt = Optimizer(param_groups(plain), ADAM)
   if prepare then
     prepare(plain)
@@ -200,7 +183,7 @@ describe('TestFSDPUseOrigParamsMultipleParamGroups', function()
         for _, set_to_none in ipairs { false, true } do
           for _, prefetch in ipairs { 'none', 'BACKWARD_PRE', 'BACKWARD_POST' } do
             for _, before in ipairs { false, true } do
-              local module, opt = shared_transformer(), nil
+              local module, opt = reference.shared_transformer(), nil
               if before then
                 opt = optim.AdamW(param_groups(module), with(ADAM, { foreach = foreach }))
               end
@@ -239,15 +222,15 @@ describe('TestFSDPUseOrigParamsMultipleParamGroups', function()
   it('test_multiple_optimizers', function()
     for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP' } do
       ranks(function(rank)
-        local plain = shared_transformer()
-        local model = reference.wrap(shared_transformer(), {
-          auto_wrap_policy = fsdp.ModuleWrapPolicy { reference.EncoderLayer,
-            reference.DecoderLayer },
+        local plain = reference.shared_transformer()
+        local model = reference.wrap(reference.shared_transformer(), {
+          auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerEncoderLayer,
+            nn.TransformerDecoderLayer },
           use_orig_params = true, sharding_strategy = strategy,
         })
         local ranges = held(model, rank)
         local on_weights, on_biases = {}, {}
-        local eps = 1e-4 -- the gradient of the bias of keys is rounding alone
+        local eps = 1e-3 -- the gradient of the bias of keys is rounding alone
         for i, m in ipairs { plain, model } do
           local weights, biases = {}, {}
           for name, p in m:named_parameters() do

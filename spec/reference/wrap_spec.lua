@@ -46,8 +46,41 @@ describe('TestFSDPWrap', function()
     end
   end)
 
-  pending('test_wrap_batchnorm_individually', 'nn.BatchNorm1d')
-  pending('test_bn_always_wrapped_individually', 'nn.BatchNorm1d')
+  local BatchNormNet = nn.Module.extend('BatchNormNet')
+  function BatchNormNet:init()
+    self.lin = nn.Linear(10, 10, { bias = false })
+    self.bn1 = nn.BatchNorm1d(10)
+    self.bn2 = nn.BatchNorm2d(10)
+    self.bn3 = nn.BatchNorm3d(10)
+    self.sync_bn = nn.SyncBatchNorm(10)
+  end
+  local norms = fsdp.wrap_module_cls_individually {
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
+  }
+
+  local function check_wrapped(expected, module, policy)
+    assert.same(expected, wrapped_paths(wrap(module, { auto_wrap_policy = policy })))
+  end
+
+  it('test_wrap_batchnorm_individually', function()
+    for _, policy in ipairs { norms, fsdp.or_policy { function() return false end, norms } } do
+      check_wrapped({ '', 'bn1', 'bn2', 'bn3', 'sync_bn' }, BatchNormNet(), policy)
+    end
+  end)
+
+  it('test_bn_always_wrapped_individually', function()
+    local function containers(module, recurse)
+      return recurse or ms.is(module, BatchNormNet)
+    end
+    local function model() -- with a container
+      local outer = nn.Module()
+      outer:child('bn_container', BatchNormNet())
+      return outer
+    end
+    check_wrapped({ '', 'bn_container', 'bn_container.bn1', 'bn_container.bn2', 'bn_container.bn3',
+      'bn_container.sync_bn' }, model(), fsdp.or_policy { containers, norms })
+    check_wrapped({ '', 'bn_container' }, model(), containers)
+  end)
 
   it('test_main_wrap_api', function()
     for _, offload_params in ipairs { false, true } do
@@ -134,10 +167,61 @@ describe('TestAutoWrap', function()
     assert.same({ '', '0', '1', '2', '2.0', '2.1' }, wrapped_paths(model))
   end)
 
-  pending('test_transformer_auto_wrap_policy', 'nn.TransformerEncoderLayer')
-  pending('test_module_wrap_policy', 'nn.TransformerEncoderLayer')
-  pending('test_module_wrap_policy_callable', 'nn.TransformerEncoderLayer')
-  pending('test_custom_policy', 'nn.TransformerEncoderLayer')
+  local LAYERS = { nn.TransformerEncoderLayer, nn.TransformerDecoderLayer }
+  local ENCODER, DECODER = 'transformer.encoder.layers.', 'transformer.decoder.layers.'
+
+  local function layers_are_wrapped(policy)
+    assert.same({ '', ENCODER .. 0, ENCODER .. 1, DECODER .. 0, DECODER .. 1 },
+      wrapped_paths(wrap(reference.shared_transformer(), { auto_wrap_policy = policy })))
+  end
+
+  it('test_transformer_auto_wrap_policy', function()
+    layers_are_wrapped(fsdp.transformer_auto_wrap_policy(LAYERS))
+  end)
+
+  it('test_module_wrap_policy', function()
+    layers_are_wrapped(fsdp.ModuleWrapPolicy(LAYERS))
+  end)
+
+  it('test_module_wrap_policy_callable', function()
+    layers_are_wrapped(fsdp.or_policy { fsdp.ModuleWrapPolicy(LAYERS) })
+  end)
+
+  it('test_custom_policy', function()
+    for _, uniform in ipairs { true, false } do
+      local module = reference.shared_transformer()
+      local bn = module.bn
+      local model = wrap(module, {
+        process_group = ms.dist.fake { rank = 0, world = 2 },
+        mixed_precision = { param_dtype = ms.f16 },
+        auto_wrap_policy = fsdp.CustomPolicy(function(m)
+          if m == bn then
+            return uniform or { sharding_strategy = 'NO_SHARD' }
+          elseif ms.is(m, nn.TransformerDecoderLayer) then
+            return uniform
+              or { sharding_strategy = 'SHARD_GRAD_OP', backward_prefetch = 'BACKWARD_POST' }
+          end
+          return ms.is(m, nn.TransformerEncoderLayer)
+        end),
+      })
+      local as_root = { 'FULL_SHARD', 'BACKWARD_PRE', 'f16', 'none', 'none' }
+      local decoder = uniform and as_root or { 'SHARD_GRAD_OP', 'BACKWARD_POST', 'f16', 'none',
+        'none' }
+      local found = {}
+      for path, m in model:named_modules() do
+        if ms.is(m, FSDP) then
+          local precision = m.mixed_precision
+          found[path] = { m.sharding_strategy, m.backward_prefetch, precision.param_dtype or 'none',
+            precision.reduce_dtype or 'none', precision.buffer_dtype or 'none' }
+        end
+      end
+      assert.same({
+        [''] = as_root, [ENCODER .. 0] = as_root, [ENCODER .. 1] = as_root,
+        [DECODER .. 0] = decoder, [DECODER .. 1] = decoder,
+        bn = { uniform and 'FULL_SHARD' or 'NO_SHARD', 'BACKWARD_PRE', 'none', 'none', 'none' },
+      }, found)
+    end
+  end)
 
   it('test_auto_wrap_api', function()
     assert.same({ '', '2' }, wrapped_paths(wrap(nested(), { auto_wrap_policy = by_size(40) })))
@@ -153,7 +237,12 @@ describe('TestAutoWrap', function()
     assert.same({ '', '0' }, wrapped_paths(wrap(model, { auto_wrap_policy = by_size(40) })))
   end)
 
-  pending('test_auto_wrap_preset_force_leaf', 'nn.MultiheadAttention')
+  it('test_auto_wrap_preset_force_leaf', function()
+    local model = wrap(nn.Sequential(nn.Linear(10, 10), nn.MultiheadAttention(100, 1)),
+      { auto_wrap_policy = by_size(40) })
+    assert.same({ '', '0' }, wrapped_paths(model))
+    assert.is_true(ms.is(model.module[2].out_proj, nn.Linear))
+  end)
 
   it('test_auto_wrap_preset_force_leaf_custom', function()
     local leaves = { nn.Linear, unpack(fsdp.size_based_auto_wrap_policy.FORCE_LEAF_MODULES) }

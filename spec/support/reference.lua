@@ -1,8 +1,8 @@
 --- What the reference specs share: wrapping without warnings, ranks, a plain model trained on the
---- inputs of all ranks, and a transformer of an encoder and a decoder.
+--- inputs of all ranks, and a transformer with shared parameters.
 
 local ms = require 'moonshard'
-local nn, fsdp, ops = ms.nn, ms.fsdp, ms.ops
+local nn, fsdp = ms.nn, ms.fsdp
 local checks = require 'support.checks'
 local wrap = require 'support.wrap'
 
@@ -40,78 +40,34 @@ function reference.same_parameters(plain, model)
   end)
 end
 
--- -- a transformer, until the library has one ----------------------------------------------------
+-- -- models --------------------------------------------------------------------------------------
 
-local Attention = nn.Module.extend 'Attention'
+local SharedTransformer = nn.Module.extend 'TransformerWithSharedParams'
 
-function Attention:init(width, heads)
-  self.heads = heads
-  self:child('in_proj', nn.Linear(width, 3 * width))
-  self:child('out_proj', nn.Linear(width, width))
+function SharedTransformer:init()
+  self.embed_tokens = nn.Embedding(23, 16)
+  self.transformer = nn.Transformer {
+    d_model = 16, num_encoder_layers = 2, num_decoder_layers = 2, dim_feedforward = 8,
+    dropout = 0.1,
+  }
+  self.output_proj = nn.Linear(16, 23)
+  self.output_proj.weight = self.embed_tokens.weight
+  self:buffer('vocab_bias', ms.ones(16))
+  self:buffer('long_buffer', ms.zeros(16, { dtype = 'i64' }))
+  self.bn = nn.BatchNorm1d(2)
 end
 
-function Attention:forward(x, memory)
-  local function heads(t, part) -- (length, batch, width) to (batch, head, length, width of a head)
-    local shape = t:shape()
-    local width = shape[3] / 3
-    return t:narrow(3, (part - 1) * width + 1, width)
-      :reshape(shape[1], shape[2], self.heads, width / self.heads):permute(2, 3, 1, 4)
-  end
-  local own, other = self.in_proj(x), self.in_proj(memory)
-  local q, k, v = heads(own, 1), heads(other, 2), heads(other, 3)
-  local weights = (ops.matmul(q, k:transpose(3, 4)) * q:shape()[4] ^ -0.5):softmax()
-  return self.out_proj(ops.matmul(weights, v):permute(3, 1, 2, 4):reshape(x:shape()))
+function SharedTransformer:forward(src, tgt)
+  local x = self.embed_tokens(src)
+  x = x + self.vocab_bias + self.long_buffer:to(x:dtype())
+  return self.output_proj(self.transformer(x, self.bn(self.embed_tokens(tgt))))
 end
 
-local function layer_class(name, n_attention)
-  local Layer = nn.Module.extend(name)
-  function Layer:init(width, heads, hidden)
-    for i = 1, n_attention do
-      self:child('attn' .. i, Attention(width, heads))
-      self:child('attn_norm' .. i, nn.LayerNorm(width))
-    end
-    self:child('linear1', nn.Linear(width, hidden))
-    self:child('dropout', nn.Dropout(0.1))
-    self:child('linear2', nn.Linear(hidden, width))
-    self:child('norm', nn.LayerNorm(width))
-  end
-  function Layer:forward(x, memory)
-    x = self.attn_norm1(x + self.dropout(self.attn1(x, x)))
-    if memory then
-      x = self.attn_norm2(x + self.dropout(self.attn2(x, memory)))
-    end
-    return self.norm(x + self.dropout(self.linear2(self.linear1(x):relu())))
-  end
-  return Layer
-end
-
-reference.EncoderLayer = layer_class('EncoderLayer', 1)
-reference.DecoderLayer = layer_class('DecoderLayer', 2)
-
-local Transformer = nn.Module.extend 'Transformer'
-
-function Transformer:init(width, heads, hidden)
-  local function layers(class)
-    return nn.ModuleList(class(width, heads, hidden), class(width, heads, hidden))
-  end
-  self:child('encoder', layers(reference.EncoderLayer))
-  self:child('encoder_norm', nn.LayerNorm(width))
-  self:child('decoder', layers(reference.DecoderLayer))
-  self:child('decoder_norm', nn.LayerNorm(width))
-end
-
-function Transformer:forward(src, tgt)
-  local memory = self.encoder_norm(self.encoder[2](self.encoder[1](src)))
-  return self.decoder_norm(self.decoder[2](self.decoder[1](tgt, memory), memory))
-end
-
---- Two layers of each kind with the parameter counts of torch.nn.Transformer: width 32 and hidden
---- 128 make 59,520.
----@param opts? { width: integer, heads: integer, hidden: integer }
----@return ms.nn.Module  forward(src, tgt), both (length, batch, width)
-function reference.transformer(opts)
-  opts = opts or { width = 32, heads = 8, hidden = 128 }
-  return Transformer(opts.width, opts.heads, opts.hidden)
+--- PyTorch's TransformerWithSharedParams, in evaluation and equal on all ranks.
+---@return ms.nn.Module  forward(src, tgt) of token ids (length, 2)
+function reference.shared_transformer()
+  ms.manual_seed(0)
+  return SharedTransformer():eval():materialize()
 end
 
 return reference

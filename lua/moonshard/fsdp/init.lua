@@ -11,6 +11,7 @@ local fsdp = {
   always_wrap_policy = policies.always_wrap_policy,
   size_based_auto_wrap_policy = policies.size_based_auto_wrap_policy,
   transformer_auto_wrap_policy = policies.transformer_auto_wrap_policy,
+  wrap_module_cls_individually = policies.wrap_module_cls_individually,
   lambda_auto_wrap_policy = policies.lambda_auto_wrap_policy,
   or_policy = policies.or_policy,
   ModuleWrapPolicy = policies.ModuleWrapPolicy,

@@ -1,6 +1,7 @@
 --- Options of FSDP(module, options): known names, defaults, and what is refused.
 
 local B = require 'moonshard_ffi'
+local BatchNorm = require 'moonshard.nn.batch_norm'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
 local errors = require 'moonshard.internal.errors'
@@ -16,7 +17,8 @@ local options = {}
 ---@field buffer_dtype? ms.DType
 ---@field cast_forward_inputs? boolean  this instance casts its floating inputs (default false)
 ---@field cast_root_forward_inputs? boolean  the root does (default true)
----@field module_classes_to_ignore? table[]  wrapped alone, without mixed precision
+---@field module_classes_to_ignore? table[]  wrapped alone, without mixed precision;
+--- default { nn._BatchNorm }
 
 ---@class ms.fsdp.Options
 ---@field sharding_strategy? 'FULL_SHARD'|'SHARD_GRAD_OP'|'NO_SHARD'
@@ -60,7 +62,7 @@ local UNSUPPORTED_STRATEGIES = { HYBRID_SHARD = true, _HYBRID_SHARD_ZERO2 = true
 ---@return ms.fsdp.MixedPrecision
 function options.full_precision()
   return { cast_forward_inputs = false, cast_root_forward_inputs = true,
-    module_classes_to_ignore = {} }
+    module_classes_to_ignore = { BatchNorm } }
 end
 
 local function precision(given)

@@ -6,8 +6,10 @@
 --- options at once: ModuleWrapPolicy and CustomPolicy.
 
 local CausalSelfAttention = require 'moonshard.nn.causal_self_attention'
+local ModuleDict = require 'moonshard.nn.module_dict'
 local ModuleList = require 'moonshard.nn.module_list'
 local Module = require 'moonshard.nn.module'
+local MultiheadAttention = require 'moonshard.nn.multihead_attention'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
 local class = require 'moonshard.internal.class'
@@ -55,8 +57,8 @@ end
 --- with options one with those.
 ---@overload fun(opts: ms.fsdp.SizeBasedOptions): ms.fsdp.Policy
 policies.size_based_auto_wrap_policy = setmetatable({
-  FORCE_LEAF_MODULES = { CausalSelfAttention },
-  EXCLUDE_WRAP_MODULES = { ModuleList },
+  FORCE_LEAF_MODULES = { MultiheadAttention, CausalSelfAttention },
+  EXCLUDE_WRAP_MODULES = { ModuleList, ModuleDict },
 }, {
   __call = function(_, first, recurse, numel)
     if util.is(first, Module) then
@@ -66,15 +68,21 @@ policies.size_based_auto_wrap_policy = setmetatable({
   end,
 })
 
---- Wrap the objects of these classes (and of those that inherit from them).
----@param classes table[]
----@return ms.fsdp.Policy
-function policies.transformer_auto_wrap_policy(classes)
-  classes = check.classes('transformer_auto_wrap_policy', classes)
-  return function(module, recurse)
-    return recurse or util.is_any(module, classes)
+local function by_class(what)
+  return function(classes)
+    classes = check.classes(what, classes)
+    return function(module, recurse)
+      return recurse or util.is_any(module, classes)
+    end
   end
 end
+
+--- Wrap the objects of these classes (and of those that inherit from them).
+---@type fun(classes: table[]): ms.fsdp.Policy
+policies.transformer_auto_wrap_policy = by_class 'transformer_auto_wrap_policy'
+--- The same under the name that it has in PyTorch's tests.
+---@type fun(classes: table[]): ms.fsdp.Policy
+policies.wrap_module_cls_individually = by_class 'wrap_module_cls_individually'
 
 --- Wrap where `fn(module)` says so.
 ---@param fn fun(module: ms.nn.Module): boolean

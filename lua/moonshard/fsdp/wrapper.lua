@@ -7,6 +7,7 @@
 --- module's: model.wte, model:generate(...).
 
 local Module = require 'moonshard.nn.module'
+local ModuleDict = require 'moonshard.nn.module_dict'
 local ModuleList = require 'moonshard.nn.module_list'
 local agree = require 'moonshard.fsdp.agree'
 local arguments = require 'moonshard_ffi.arguments'
@@ -118,7 +119,7 @@ function FSDP:init(module, opts)
   if not inherited then
     options.warn(opts)
   end
-  if util.is(module, ModuleList) and module.forward == Module.forward then
+  if util.is_any(module, { ModuleList, ModuleDict }) and module.forward == Module.forward then
     errors.warn('UserWarning', 'FSDP will not all-gather parameters for containers that do not '
       .. 'implement forward', opts.process_group)
   end

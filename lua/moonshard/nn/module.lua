@@ -28,9 +28,16 @@ local arguments = require 'moonshard_ffi.arguments'
 local parameter = require 'moonshard_ffi.parameter'
 local zero_grad = require 'moonshard.internal.zero_grad'
 
+---@class ms.nn.DeclaredParam
+---@field name string
+---@field tensor ms.Tensor?
+---@field shape integer[]
+---@field declared ms.Tensor?  what was made by `rule`; another tensor may have been tied since
+---@field rule ms.nn.InitRule?
+
 ---@class ms.nn.Module
 ---@field training boolean  what train() and eval() set
----@field _params { name: string, tensor: ms.Tensor, shape: integer[] }[]
+---@field _params ms.nn.DeclaredParam[]
 ---@field _buffers ms.nn.Buffer[]
 ---@field _children { name: string, module: ms.nn.Module, key: string|integer }[]
 ---@field _owner ms.nn.Module?  the first of the modules that hold this one as their child
@@ -108,10 +115,12 @@ local function check_name(self, what, name)
   end
 end
 
-local function add_param(self, name, tensor, shape)
+local function add_param(self, name, tensor, shape, rule)
   tree.check_unplanned(self, 'parameter', name)
   local list = own(self, '_params')
-  list[#list + 1] = { name = name, tensor = tensor, shape = shape }
+  list[#list + 1] = {
+    name = name, tensor = tensor, shape = shape, declared = rule and tensor, rule = rule,
+  }
   rawset(self, name, tensor)
   rawset(self, '_ready', false)
   tree.changed(self)
@@ -150,7 +159,8 @@ function Module:param(name, shape, rule, opts)
   if rule ~= nil then
     arguments.rule('param', 'rule', rule)
   end
-  local tensor = parameter.declare(opts.dtype or 'f32', shape, rule or { kind = 'constant', a = 0 })
+  rule = rule or { kind = 'constant', a = 0 }
+  local tensor = parameter.declare(opts.dtype or 'f32', shape, rule)
   if opts.requires_grad == false then
     tensor:requires_grad_(false)
   end
@@ -160,7 +170,23 @@ function Module:param(name, shape, rule, opts)
   for i = 1, #shape do
     copy[i] = shape[i]
   end
-  return add_param(self, name, tensor, copy)
+  return add_param(self, name, tensor, copy, rule)
+end
+
+--- Give parameters of this module that have no values yet other rules for their first values.
+---@param rule_of fun(shape: integer[]): ms.nn.InitRule?  nil: as it is
+function Module:_change_rules(rule_of)
+  for _, p in ipairs(self._params) do
+    local tensor, rule = tree.param(self, p), rule_of(p.shape)
+    if rule and rawequal(tensor, p.declared) and not parameter.has_values(tensor) then
+      local other = parameter.declare(tensor:dtype(), p.shape, rule)
+      other:requires_grad_(tensor:requires_grad())
+      parameter.set_name(other, p.name)
+      p.tensor, p.declared, p.rule = other, other, rule
+      rawset(self, p.name, other)
+      tree.changed(self)
+    end
+  end
 end
 
 --- Give a parameter that exists already a second name here: both are one tensor from now on. In the

@@ -1,0 +1,161 @@
+--- The base of batch normalisations (arXiv:1502.03167): each channel, which is dimension 2, has the
+--- mean and the variance of all samples and positions of the batch.
+---
+--- While it trains it normalises by the mean and biased variance of the batch, and moves
+--- running_mean and running_var (the unbiased one) towards them by `momentum`. In evaluation it
+--- takes the running ones. Narrow dtypes are computed in f32.
+---
+--- Shapes: x (N, C, ...)  weight, bias, running_mean, running_var (C)  num_batches_tracked i64 ()
+
+local Module = require 'moonshard.nn.module'
+local arguments = require 'moonshard_ffi.arguments'
+local autograd = require 'moonshard.autograd'
+local check = require 'moonshard.nn.check'
+local create = require 'moonshard.internal.create'
+local errors = require 'moonshard.internal.errors'
+local rules = require 'moonshard.nn.rules'
+
+---@class ms.nn._BatchNorm: ms.nn.Module
+---@field num_features integer
+---@field eps number
+---@field momentum number|false
+---@field weight ms.Tensor?  (C)
+---@field bias ms.Tensor?  (C)
+---@field running_mean ms.Tensor?  (C)
+---@field running_var ms.Tensor?  (C)
+---@field num_batches_tracked ms.Tensor?  i64 ()
+local BatchNorm = Module.extend('nn._BatchNorm')
+
+BatchNorm._settings = { 'eps', 'momentum' }
+
+---@class ms.nn.BatchNorm.Options
+---@field eps? number  default 1e-5
+---@field momentum? number|false  weight of a new batch in the running values (default 0.1); false:
+---                              they are averages over all batches so far
+---@field affine? boolean  learn weight and bias (default true)
+---@field track_running_stats? boolean  default true; false: evaluation too normalises by the batch
+---@field dtype? ms.DType
+
+BatchNorm.options = { 'eps', 'momentum', 'affine', 'track_running_stats', 'device', 'dtype' }
+
+--- Number of dimensions that forward takes; a class with other ones says so.
+BatchNorm._least_dims, BatchNorm._most_dims = 2, math.huge
+
+---@param num_features integer
+---@param opts? ms.nn.BatchNorm.Options
+function BatchNorm:init(num_features, opts)
+  local name = self._name
+  check.sizes(name, 0, { 'num_features' }, num_features)
+  opts = errors.options(name, opts, self.options)
+  if opts.device ~= nil then
+    errors.device(name, opts.device)
+  end
+  self.num_features = num_features
+  self.eps = arguments.number(name, 'eps', opts.eps, 1e-5)
+  self.momentum = opts.momentum ~= false and arguments.number(name, 'momentum', opts.momentum, 0.1)
+  self.affine = arguments.flag(name, 'affine', opts.affine, true)
+  self.track_running_stats =
+    arguments.flag(name, 'track_running_stats', opts.track_running_stats, true)
+  local dtype = opts.dtype ~= nil and arguments.floating(name, 'dtype', opts.dtype) or 'f32'
+  if self.affine then
+    self:param('weight', { num_features }, rules.ones(), { dtype = dtype })
+    self:param('bias', { num_features }, rules.zeros(), { dtype = dtype })
+  end
+  if self.track_running_stats then
+    self:buffer('running_mean', create.zeros(num_features, { dtype = dtype }))
+    self:buffer('running_var', create.ones(num_features, { dtype = dtype }))
+    self:buffer('num_batches_tracked', create.full({}, 0, { dtype = 'i64' }))
+  end
+end
+
+-- Of (C) tensors: the shape (1, C, 1, ...) that broadcasts against x.
+local function channels(t, x)
+  local shape = { 1, -1 }
+  for d = 3, x:dim() do
+    shape[d] = 1
+  end
+  return t:reshape(shape)
+end
+
+local function all_but_channels(x)
+  local over = { 1 }
+  for d = 3, x:dim() do
+    over[d - 1] = d
+  end
+  return over
+end
+
+-- In place, as in PyTorch: who holds the buffer sees it.
+local function track(self, mean, variance, n)
+  self.num_batches_tracked:add_(1)
+  local momentum = self.momentum or 1 / self.num_batches_tracked:item()
+  local function move(buffer, value)
+    buffer:copy_(buffer:to(value:dtype()) * (1 - momentum) + value:reshape(-1) * momentum)
+  end
+  move(self.running_mean, mean)
+  move(self.running_var, variance * (n / (n - 1)))
+end
+
+--- Mean and biased variance of each channel in a batch, the batch less its mean, and over how many
+--- values each went. Those of other ranks count in SyncBatchNorm.
+---@param x ms.Tensor
+---@return ms.Tensor mean, ms.Tensor variance, ms.Tensor centred, integer n
+function BatchNorm:_statistics(x)
+  local n = x:numel() / math.max(self.num_features, 1)
+  if self.training and n <= 1 then
+    errors.raise('ValueError', 'Expected more than 1 value per channel when training, got input '
+      .. 'size (%s)', table.concat(x:shape(), ', '))
+  end
+  local over = all_but_channels(x)
+  local mean = x:mean(over, true)
+  local centred = x - mean
+  return mean, centred:square():mean(over, true), centred, n
+end
+
+local function check_input(self, x)
+  local n = arguments.tensor(self._name, 'x', x):dim()
+  if n < self._least_dims or n > self._most_dims then
+    errors.raise('ValueError', '%s: x has %d dimensions, expected %s', self._name, n,
+      self._expected_dims)
+  elseif x:size(2) ~= self.num_features then
+    errors.raise('ValueError', '%s: x is (%s), expected %d channels in dimension 2', self._name,
+      table.concat(x:shape(), ', '), self.num_features)
+  end
+end
+
+---@param x ms.Tensor  (N, C, ...)
+---@return ms.Tensor
+function BatchNorm:forward(x)
+  check_input(self, x)
+  local dtype = x:dtype()
+  local compute = dtype == 'f64' and 'f64' or 'f32'
+  x = x:to(compute)
+  local weight = self.weight and channels(self.weight:to(compute), x)
+  local bias = self.bias and channels(self.bias:to(compute), x)
+  local y
+  if self.training or not self.running_mean then
+    local mean, variance, centred, n = self:_statistics(x)
+    if self.training and self.running_mean then
+      autograd.no_grad(track, self, mean, variance, n)
+    end
+    local scale = (variance + self.eps):rsqrt()
+    y = centred * (weight and scale * weight or scale)
+    y = bias and y + bias or y
+  else
+    local mean = channels(self.running_mean:to(compute), x)
+    local scale = (channels(self.running_var:to(compute), x) + self.eps):rsqrt()
+    scale = weight and scale * weight or scale
+    y = x * scale + (bias and bias - mean * scale or (mean * scale):neg())
+  end
+  return y:to(dtype)
+end
+
+BatchNorm._channels, BatchNorm._all_but_channels = channels, all_but_channels
+
+function BatchNorm:extra_repr()
+  return ('%d, eps=%g, momentum=%s, affine=%s, track_running_stats=%s'):format(self.num_features,
+    self.eps, self.momentum and ('%g'):format(self.momentum) or 'None', tostring(self.affine),
+    tostring(self.track_running_stats))
+end
+
+return BatchNorm

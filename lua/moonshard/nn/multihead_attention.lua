@@ -1,0 +1,242 @@
+--- Attention of several heads between queries and keys with values (arXiv:1706.03762).
+---
+--- Masks are bool, true where attention is not allowed, or floating and added to the scores. In a
+--- key_padding_mask (N, S) entries stand for keys of samples, in an attn_mask (L, S), or
+--- (N num_heads, L, S), for pairs of query and key. Where no weights are needed, and there is no
+--- dropout and no mask but a causal one, which is_causal says, the scores are never held.
+---
+--- Shapes: query (L, N, E)  key (S, N, kdim)  value (S, N, vdim)  output (L, N, E); N comes
+---         first with batch_first. One sample may come without N.
+---         in_proj_weight (3 E, E), or q_proj_weight (E, E), k_proj_weight (E, kdim) and
+---         v_proj_weight (E, vdim) where kdim or vdim is not E; in_proj_bias (3 E)
+--- Init:   Glorot's uniform rule, biases 0, and out_proj.weight as nn.Linear.
+
+local Linear = require 'moonshard.nn.linear'
+local Module = require 'moonshard.nn.module'
+local arguments = require 'moonshard_ffi.arguments'
+local check = require 'moonshard.nn.check'
+local create = require 'moonshard.internal.create'
+local dtypes = require 'moonshard.internal.dtype'
+local errors = require 'moonshard.internal.errors'
+local ops = require 'moonshard.ops'
+local rules = require 'moonshard.nn.rules'
+local sites = require 'moonshard.internal.sites'
+
+---@class ms.nn.MultiheadAttention: ms.nn.Module
+---@field embed_dim integer
+---@field num_heads integer
+---@field dropout number
+---@field batch_first boolean
+---@field out_proj ms.nn.Linear
+---@overload fun(embed_dim: integer, num_heads: integer, opts?: table): ms.nn.MultiheadAttention
+local MultiheadAttention = Module.extend('nn.MultiheadAttention')
+
+MultiheadAttention._is_dropout = true -- of the weights
+MultiheadAttention._settings = { 'num_heads', 'dropout', 'batch_first' }
+
+---@class ms.nn.MultiheadAttention.Options
+---@field dropout? number  of the weights (default 0)
+---@field bias? boolean  of all projections (default true)
+---@field kdim? integer  default embed_dim
+---@field vdim? integer  default embed_dim
+---@field batch_first? boolean  default false
+---@field dtype? ms.DType
+
+local OPTIONS = {
+  dropout = 'number', bias = 'flag', add_bias_kv = 'flag', add_zero_attn = 'flag', kdim = 'whole',
+  vdim = 'whole', batch_first = 'flag', device = 'device', dtype = 'floating',
+}
+
+---@param embed_dim integer
+---@param num_heads integer  divides embed_dim
+---@param opts? ms.nn.MultiheadAttention.Options
+function MultiheadAttention:init(embed_dim, num_heads, opts)
+  check.sizes(self._name, 1, { 'embed_dim', 'num_heads' }, embed_dim, num_heads)
+  opts = errors.options(self._name, opts, OPTIONS)
+  if embed_dim % num_heads ~= 0 then
+    errors.raise('ValueError', 'embed_dim must be divisible by num_heads, got %d and %d', embed_dim,
+      num_heads)
+  end
+  for _, name in ipairs { 'add_bias_kv', 'add_zero_attn' } do
+    if opts[name] then
+      errors.raise('NotImplementedError', '%s: %s is not supported yet', self._name, name)
+    end
+  end
+  self.embed_dim, self.num_heads, self.dropout = embed_dim, num_heads, opts.dropout or 0
+  if not (self.dropout >= 0 and self.dropout <= 1) then
+    errors.raise('ValueError', 'dropout probability has to be between 0 and 1, but got %g',
+      self.dropout)
+  end
+  self.kdim, self.vdim = opts.kdim or embed_dim, opts.vdim or embed_dim
+  self.batch_first = opts.batch_first == true
+
+  local dtype = { dtype = opts.dtype }
+  local function weight(name, out, from)
+    self:param(name, { out, from }, rules.xavier_uniform(from, out), dtype)
+  end
+  if self.kdim == embed_dim and self.vdim == embed_dim then
+    weight('in_proj_weight', 3 * embed_dim, embed_dim)
+  else
+    weight('q_proj_weight', embed_dim, embed_dim)
+    weight('k_proj_weight', embed_dim, self.kdim)
+    weight('v_proj_weight', embed_dim, self.vdim)
+  end
+  if opts.bias ~= false then
+    self:param('in_proj_bias', { 3 * embed_dim }, rules.zeros(), dtype)
+  end
+  self:child('out_proj', Linear(embed_dim, embed_dim, {
+    bias = opts.bias, dtype = opts.dtype, bias_init = rules.zeros(),
+  }))
+end
+
+function MultiheadAttention:_materialized(path, stream)
+  self._site = sites.of_module(path, stream, self._site)
+end
+
+-- -- projections ---------------------------------------------------------------------------------
+
+-- Parts `first` to `last` of query, key and value, from one input.
+local function project(self, x, first, last)
+  local width, n = self.embed_dim, last - first + 1
+  local function part(t)
+    return n == 3 and t or t:narrow(1, (first - 1) * width + 1, n * width)
+  end
+  return ops.linear(x, part(self.in_proj_weight), self.in_proj_bias and part(self.in_proj_bias))
+end
+
+local function project_apart(self, x, i, name)
+  local bias = self.in_proj_bias
+  return ops.linear(x, self[name],
+    bias and bias:narrow(1, (i - 1) * self.embed_dim + 1, self.embed_dim))
+end
+
+-- Query, key and value (N, length, E) of inputs (N, length, ...); one product for equal inputs.
+local function projections(self, query, key, value)
+  local width = self.embed_dim
+  if not self.in_proj_weight then
+    return project_apart(self, query, 1, 'q_proj_weight'),
+      project_apart(self, key, 2, 'k_proj_weight'), project_apart(self, value, 3, 'v_proj_weight')
+  elseif not rawequal(key, value) then
+    return project(self, query, 1, 1), project(self, key, 2, 2), project(self, value, 3, 3)
+  elseif not rawequal(query, key) then
+    local both = project(self, key, 2, 3)
+    return project(self, query, 1, 1), both:narrow(3, 1, width), both:narrow(3, width + 1, width)
+  end
+  local all = project(self, query, 1, 3)
+  return all:narrow(3, 1, width), all:narrow(3, width + 1, width),
+    all:narrow(3, 2 * width + 1, width)
+end
+
+-- -- scores --------------------------------------------------------------------------------------
+
+local function masked(self, scores, name, mask, ...)
+  if mask == nil then
+    return scores
+  end
+  local numel = 1
+  for _, size in ipairs { ... } do
+    numel = numel * size
+  end
+  if arguments.tensor(self._name, name, mask):numel() ~= numel then
+    errors.raise('ValueError', '%s: %s is (%s), expected (%s)', self._name, name,
+      table.concat(mask:shape(), ', '), table.concat({ ... }, ', '))
+  end
+  mask = mask:reshape(...)
+  if mask:dtype() == 'bool' then
+    return scores:masked_fill(mask, -math.huge)
+  elseif not dtypes.is_floating(mask:dtype()) then
+    errors.raise('TypeError', '%s: %s is %s, expected bool or a floating dtype', self._name, name,
+      mask:dtype())
+  end
+  return scores + mask:to(scores:dtype())
+end
+
+-- Weights (N, heads, L, S) of q and k (N, heads, length, width of a head).
+local function weights_of(self, q, k, opts, active)
+  local n, heads, from, to = q:size(1), q:size(2), q:size(3), k:size(3)
+  local scores = ops.matmul(q * q:size(4) ^ -0.5, k:transpose(3, 4))
+  local mask = opts.attn_mask
+  if mask == nil and opts.is_causal then
+    mask = ops.gt(ops.triu(create.ones(from, to), 1), 0)
+  end
+  if mask and mask:dim() == 3 then
+    scores = masked(self, scores, 'attn_mask', mask, n, heads, from, to)
+  else
+    scores = masked(self, scores, 'attn_mask', mask, from, to)
+  end
+  scores = masked(self, scores, 'key_padding_mask', opts.key_padding_mask, n, 1, 1, to)
+  local weights = ops.softmax(scores)
+  if active then
+    weights = ops.dropout(weights, self.dropout, self._site or self:materialize()._site)
+  end
+  return weights
+end
+
+---@class ms.nn.MultiheadAttention.Call
+---@field key_padding_mask? ms.Tensor  (N, S)
+---@field attn_mask? ms.Tensor  (L, S) or (N num_heads, L, S)
+---@field need_weights? boolean  default true
+---@field average_attn_weights? boolean  over the heads (default true)
+---@field is_causal? boolean  attn_mask is causal, or there is none: query t sees keys up to t
+
+local CALL = {
+  key_padding_mask = 'tensor', attn_mask = 'tensor', need_weights = 'flag',
+  average_attn_weights = 'flag', is_causal = 'flag',
+}
+
+local function check_inputs(self, query, key, value)
+  local n = arguments.tensor(self._name, 'query', query):dim()
+  arguments.tensor(self._name, 'key', key)
+  arguments.tensor(self._name, 'value', value)
+  if (n ~= 2 and n ~= 3) or key:dim() ~= n or value:dim() ~= n then
+    errors.raise('ValueError', '%s: query, key and value have %d, %d and %d dimensions, expected '
+      .. '3, or 2 for one sample', self._name, n, key:dim(), value:dim())
+  end
+  return n == 3
+end
+
+---@param query ms.Tensor
+---@param key ms.Tensor
+---@param value ms.Tensor
+---@param opts? ms.nn.MultiheadAttention.Call
+---@return ms.Tensor output, ms.Tensor? weights  (N, L, S), or (N, num_heads, L, S)
+function MultiheadAttention:forward(query, key, value, opts)
+  opts = errors.options(self._name, opts, CALL)
+  local is_batch = check_inputs(self, query, key, value)
+  local function samples_first(x)
+    return not is_batch and x:unsqueeze(1) or self.batch_first and x or x:transpose(1, 2)
+  end
+  local same_kv, same = rawequal(key, value), rawequal(query, key)
+  query = samples_first(query)
+  key = same and query or samples_first(key)
+  value = same_kv and key or samples_first(value)
+  local q, k, v = projections(self, query, key, value)
+  local function split(x)
+    return x:reshape(x:size(1), x:size(2), self.num_heads, -1):transpose(2, 3)
+  end
+  q, k, v = split(q), split(k), split(v)
+
+  local active = self.training and self.dropout > 0
+  local y, weights
+  if opts.need_weights ~= false or active or opts.key_padding_mask
+    or opts.attn_mask and not opts.is_causal then
+    weights = weights_of(self, q, k, opts, active)
+    y = ops.matmul(weights, v)
+  else
+    y = ops.attention(q, k, v, { causal = opts.is_causal })
+  end
+  y = self.out_proj(y:transpose(2, 3):reshape(query:size(1), query:size(2), self.embed_dim))
+  y = not is_batch and y:squeeze(1) or self.batch_first and y or y:transpose(1, 2)
+  if opts.need_weights == false then
+    return y
+  elseif opts.average_attn_weights ~= false then
+    weights = weights:mean(2)
+  end
+  return y, is_batch and weights or weights:squeeze(1)
+end
+
+function MultiheadAttention:extra_repr()
+  return ('embed_dim=%d, num_heads=%d'):format(self.embed_dim, self.num_heads)
+end
+
+return MultiheadAttention

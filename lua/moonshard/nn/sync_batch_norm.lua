@@ -1,0 +1,52 @@
+--- Batch normalisation of (N, C, ...) by the mean and variance over the batches of all ranks of a
+--- group, while it trains. Ranks may have batches of different sizes. The backward is collective.
+
+local BatchNorm = require 'moonshard.nn.batch_norm'
+local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
+local create = require 'moonshard.internal.create'
+local errors = require 'moonshard.internal.errors'
+local functional = require 'moonshard.dist.functional'
+local ops = require 'moonshard.ops'
+local util = require 'moonshard.internal.util'
+
+---@class ms.nn.SyncBatchNorm: ms.nn._BatchNorm
+---@field process_group ms.dist.Group?  nil: all ranks
+---@overload fun(num_features: integer, opts?: table): ms.nn.SyncBatchNorm
+local SyncBatchNorm = BatchNorm.extend('nn.SyncBatchNorm')
+
+SyncBatchNorm._expected_dims = '2 or more'
+
+---@param num_features integer
+---@param opts? ms.nn.BatchNorm.Options|{ process_group?: ms.dist.Group }
+function SyncBatchNorm:init(num_features, opts)
+  if type(opts) == 'table' and opts.process_group ~= nil then
+    self.process_group = arguments.group(self._name, 'process_group', opts.process_group)
+    opts = util.merged(opts)
+    opts.process_group = nil
+  end
+  BatchNorm.init(self, num_features, opts)
+end
+
+-- Two sums over the group, that of the values and that of the squares of what is left without the
+-- mean: a difference of squares would cancel.
+function SyncBatchNorm:_statistics(x)
+  local group = self.process_group or B.world()
+  if not self.training or B.C.ms_comm_size(group) == 1 then
+    return BatchNorm._statistics(self, x)
+  end
+  local channels, over = self.num_features, self._all_but_channels(x)
+  local own = create.full({ 1 }, x:numel() / math.max(channels, 1), { dtype = x:dtype() })
+  local sums = functional.all_reduce(ops.cat { x:sum(over), own }, 'sum', group)
+  local n = sums:narrow(1, channels + 1, 1):detach()
+  if n:item() <= 1 then
+    errors.raise('ValueError', 'Expected more than 1 value per channel when training, got %g on '
+      .. 'all ranks', n:item())
+  end
+  local mean = self._channels(sums:narrow(1, 1, channels) / n, x)
+  local centred = x - mean
+  local squares = functional.all_reduce(centred:square():sum(over), 'sum', group)
+  return mean, self._channels(squares / n, x), centred, n:item()
+end
+
+return SyncBatchNorm
