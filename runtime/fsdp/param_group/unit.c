@@ -80,9 +80,9 @@ static ms_status check_params(const char *name, ms_tensor *const *params, int32_
                               const char *const *names)
 {
     if (n < 1) {
-        return MS_FAIL(MS_VALUE_ERROR,
-                       "Cannot construct a FlatParamHandle with an empty parameter list (unit '%s')",
-                       name);
+        return MS_FAIL(
+            MS_VALUE_ERROR,
+            "Cannot construct a FlatParamHandle with an empty parameter list (unit '%s')", name);
     }
     for (int32_t i = 0; i < n; i++) {
         const ms_tensor *t = params[i];
