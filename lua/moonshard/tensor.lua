@@ -13,6 +13,7 @@ local dims = require 'moonshard.internal.dims'
 local dtype = require 'moonshard.internal.dtype'
 local entries = require 'moonshard.internal.entries'
 local errors = require 'moonshard.internal.errors'
+local parameter = require 'moonshard_ffi.parameter'
 local format = require 'moonshard.internal.format'
 local graph = require 'moonshard.internal.graph'
 local ops = require 'moonshard.ops'
@@ -308,6 +309,30 @@ function Tensor:fill_(value)
   return self
 end
 
+--- Overwrite with a tensor of the same shape and dtype, also where the tensor requires grad; not
+--- recorded. (torch: t.data = src)
+---@param src ms.Tensor
+---@return ms.Tensor self
+function Tensor:set_data(src)
+  local to, from = self:detach(), arguments.tensor('set_data', 'src', src):detach()
+  local expected, found = self:shape(), src:shape()
+  if table.concat(expected, ' ') ~= table.concat(found, ' ') or self:dtype() ~= src:dtype() then
+    errors.raise('RuntimeError', '%sset_data: the tensor is %s (%s), src is %s (%s)',
+      parameter.manager(self) and 'Cannot writeback when the parameter shape changes: ' or '',
+      self:dtype(), table.concat(expected, ', '), src:dtype(), table.concat(found, ', '))
+  end
+  local ok, err = pcall(to.copy_, to, from)
+  to:release()
+  from:release()
+  if not ok and parameter.manager(self) then
+    errors.raise('AssertionError', 'FSDP does not support changing the parameters between forward '
+      .. 'and backward: %s', errors.is(err) and err.message or tostring(err))
+  elseif not ok then
+    error(err, 0)
+  end
+  return self
+end
+
 ---@return ms.Tensor self
 function Tensor:zero_()
   return Tensor.fill_(self, 0)
@@ -384,6 +409,9 @@ function Tensor:backward(grad, options)
     grad, options = nil, grad
   elseif grad ~= nil then
     arguments.tensor('backward', 'grad', grad)
+  end
+  for key, fn in next, graph.before_backward do -- in any order: each looks at fields of its own
+    fn(key)
   end
   B.check(core.backward(self, grad, options ~= nil and graph.flags('backward', options) or 0))
 end

@@ -51,14 +51,11 @@ describe('a field of a wrapped model', function()
       end
     end)
 
-    it(('whose parameter is in a unit %s cannot be replaced or removed')
+    it(('whose parameter is in a unit %s is written back or cannot be removed')
       :format(how), function()
       local model = wrapped(policy)
       local y = model(ms.ones(1, 2)):hash()
-      for _, change in ipairs {
-        { ms.ones(2, 2), 'replaced by a tensor (2, 2)' }, { nil, 'set to nil' },
-        { 3, 'replaced by a number' },
-      } do
+      for _, change in ipairs { { nil, 'set to nil' }, { 3, 'replaced by a number' } } do
         for _, use in ipairs(USES) do
           model.head.weight = change[1]
           checks.raises('RuntimeError', "parameter 'head.weight' of head (nn.Linear) was "
@@ -68,7 +65,14 @@ describe('a field of a wrapped model', function()
         end
       end
       local weight = model.head.weight
-      fsdp.summon_full_params(model, nil, ms.no_grad, weight.copy_, weight, ms.ones(2, 2))
+      ms.no_grad(model, ms.ones(1, 2)) -- shows the shard from here on
+      model.head.weight = ms.ones(3)
+      checks.raises('RuntimeError', "Cannot writeback when the parameter shape changes: "
+        .. "'head.weight' of head (nn.Linear) has shape (4), the tensor that replaced it (3)",
+        model.parameters, model)
+      model.head.weight = ms.ones(4)
+      model:parameters()
+      assert.equal(weight, model.head.weight)
       checks.close({ { 1, 1 }, { 1, 1 } }, model:state_dict()['head.weight'])
     end)
   end

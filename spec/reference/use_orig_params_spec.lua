@@ -148,7 +148,7 @@ end
 -- The losses and parameters of a model of flat parameters and of one of original ones, which take
 -- two forwards before each backward and `between` them.
 local function same_two_forwards(between)
-  for _, offload_params in ipairs { false, true } do
+  for _, offload_params in ipairs(reference.OFFLOADS) do
     each_strategy(function(strategy, rank)
       local models, opts = {}, {}
       for i, use_orig_params in ipairs { false, true } do
@@ -202,7 +202,7 @@ describe('TestFSDPUseOrigParamsMultipleParamGroups', function()
     each_strategy(function(strategy, rank)
       local plain, losses = train_plain(optim.Adam)
       local model = wrapped { sharding_strategy = strategy,
-        cpu_offload = { offload_params = true } }
+        cpu_offload = { offload_params = reference.OFFLOADS[2] } }
       same_training(plain, losses, rank, model, optim.Adam(param_groups(model), ADAM), false)
     end)
   end)
@@ -328,7 +328,30 @@ describe('TestFSDPUseOrigParamsParamAccess', function()
 end)
 
 describe('TestFSDPUseOrigParamsWriteback', function()
-  pending('test_param_writeback', 'writeback of replaced parameters')
+  local function new_parameter(values)
+    return values:clone():detach():requires_grad_(true)
+  end
+
+  it('test_param_writeback', function()
+    for _, name in ipairs { 'lin1', 'lin2' } do
+      for _, change_data in ipairs { true, false } do
+        ranks(function()
+          local plain = two_linears(true)
+          ms.no_grad(plain[name].weight.fill_, plain[name].weight, 2)
+          local model = reference.wrap(two_linears(true), { use_orig_params = true })
+          model:parameters() -- shards from here on
+          local linear = model.module[name]
+          local twos = ms.full(linear.weight:shape(), 2)
+          if change_data then
+            linear.weight:set_data(twos)
+          else
+            linear.weight = new_parameter(twos)
+          end
+          reference.same_parameters(plain, model)
+        end)
+      end
+    end
+  end)
 
   it('test_grad_writeback', function()
     local function change(p, how)
@@ -364,8 +387,40 @@ describe('TestFSDPUseOrigParamsWriteback', function()
     end
   end)
 
-  pending('test_writeback_shape_mismatch', 'writeback of replaced parameters')
-  pending('test_writeback_between_fwd_and_bwd_for_no_reshard_raises', 'writeback of parameters')
+  it('test_writeback_shape_mismatch', function()
+    ranks(function(rank)
+      local model = reference.wrap(two_linears(true), { use_orig_params = true })
+      model:parameters()
+      local linear = model.module[rank == 0 and 'lin1' or 'lin2'] -- this rank holds elements of it
+      local larger = ms.ones(linear.weight:size(1) + 1)
+      local ok, err = pcall(function()
+        linear.weight = new_parameter(larger)
+        linear.weight:set_grad(larger)
+        fsdp.summon_full_params(model, nil, function() end)
+      end)
+      assert.is_false(ok)
+      assert.truthy(tostring(err):find('RuntimeError: Cannot writeback', 1, true), tostring(err))
+    end)
+  end)
+
+  it('test_writeback_between_fwd_and_bwd_for_no_reshard_raises', function()
+    for _, change in ipairs {
+      function(linear) linear.weight:set_data(linear.weight:clone():detach()) end,
+      function(linear) linear.module.weight = new_parameter(linear.weight) end,
+    } do
+      ranks(function(rank)
+        local model = reference.wrap(two_linears(true), { sharding_strategy = 'SHARD_GRAD_OP',
+          use_orig_params = true, auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear } })
+        local loss = sum_loss(1)(model, rank)
+        checks.raises('AssertionError',
+          'FSDP does not support changing the parameters between forward and backward', function()
+            change(model.lin1)
+            loss:backward()
+          end)
+      end)
+    end
+  end)
+
   pending('test_no_reshard_and_mixed_precision', 'fsdp.state_dict_type')
 end)
 

@@ -83,7 +83,7 @@ describe('TestFSDPWrap', function()
   end)
 
   it('test_main_wrap_api', function()
-    for _, offload_params in ipairs { false, true } do
+    for _, offload_params in ipairs(reference.OFFLOADS) do
       for _, prefetch in ipairs { 'BACKWARD_POST', 'BACKWARD_PRE' } do
         for _, forward_prefetch in ipairs { false, true } do
           local function one() return nn.Linear(1, 1, { bias = false }) end
@@ -252,7 +252,7 @@ describe('TestAutoWrap', function()
 
   it('test_auto_wrap_smoke_test', function()
     local device = os.getenv 'MS_DEVICE' or 'cpu'
-    for _, offload_params in ipairs { false, true } do
+    for _, offload_params in ipairs(reference.OFFLOADS) do
       for _, device_id in ipairs { device, false } do
         local model = wrap(nested(), {
           auto_wrap_policy = by_size(40), cpu_offload = { offload_params = offload_params },

@@ -6,7 +6,14 @@ local nn, fsdp = ms.nn, ms.fsdp
 local checks = require 'support.checks'
 local wrap = require 'support.wrap'
 
-local reference = { STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }, wrap = wrap }
+local ON_CPU = (os.getenv 'MS_DEVICE' or 'cpu') == 'cpu'
+
+local reference = {
+  STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' },
+  --- Values of offload_params; other devices do not offload yet.
+  OFFLOADS = ON_CPU and { false, true } or { false },
+  wrap = wrap,
+}
 
 --- Paths of all wrapped modules, as in the model before wrapping.
 ---@return string[]

@@ -13,6 +13,7 @@ local runtime = require 'moonshard_ffi.fsdp'
 local settings = require 'moonshard.fsdp.settings'
 
 ---@class ms.fsdp.Tree  what the instances of a model share
+---@field instances ms.fsdp.FSDP[]  the root first
 ---@field root ms.fsdp.FSDP
 ---@field holder ffi.cdata*  of the runtime's tree
 ---@field handle ffi.cdata*  that tree
@@ -191,6 +192,7 @@ function first_use.ready(instance, alone)
   for _, p in ipairs(module_tree.unmanaged(root)) do
     parameter.materialize(p.tensor)
   end
+  tree.instances = instances
   tree.ready = true
   return tree
 end

@@ -38,7 +38,7 @@ function watch.of(modules)
   return w
 end
 
---- RuntimeError names the first field in which another object stands now.
+--- Look at all fields: values of replaced parameters are written back, other changes are an error.
 ---@param w ms.fsdp.Watched
 function watch.check(w)
   local holders, fields, values = w.holders, w.fields, w.values
@@ -46,6 +46,17 @@ function watch.check(w)
     if not rawequal(rawget(holders[i], fields[i]), values[i]) then
       local entry = w.entries[i]
       values[i] = (entry.key and tree.child or tree.param)(w.modules[i], entry)
+    end
+  end
+end
+
+--- Does a field of a parameter hold another tensor now?
+---@param w ms.fsdp.Watched
+---@return string? field
+function watch.replaced(w)
+  for i = 1, #w.holders do
+    if not w.entries[i].key and not rawequal(rawget(w.holders[i], w.fields[i]), w.values[i]) then
+      return w.fields[i]
     end
   end
 end

@@ -17,6 +17,7 @@ local errors = require 'moonshard.internal.errors'
 local figures = require 'moonshard.internal.figures'
 local first_use = require 'moonshard.fsdp.first_use'
 local forward_values = require 'moonshard.fsdp.forward_values'
+local graph = require 'moonshard.internal.graph'
 local guard = require 'moonshard.internal.guard'
 local ignored = require 'moonshard.fsdp.ignored'
 local once = require 'moonshard.internal.once'
@@ -303,8 +304,26 @@ local function close_root(self, tree, ...)
   return ...
 end
 
+-- Before a backward: units that stay unsharded after their forward would not see another value.
+local function check_fields(tree)
+  for _, instance in ipairs(tree.instances) do
+    local keeps = instance.sharding_strategy ~= 'FULL_SHARD' or instance._is_root
+    local field = watch.replaced(instance._watched)
+    if field and keeps then
+      errors.raise('AssertionError', 'FSDP does not support changing the parameters between '
+        .. "forward and backward: '%s' was replaced", field)
+    elseif field then
+      watch.check(instance._watched)
+    end
+  end
+end
+
 local function outermost_forward(self, tree, ...)
   check.batch(self.process_group, samples.group_of((...)))
+  for _, instance in ipairs(tree.instances) do
+    watch.check(instance._watched)
+  end
+  graph.before_backward[tree] = check_fields
   tree.running = true
   runtime.tree_pre_forward(tree.handle)
   runtime.hide_shards(tree.handle, true)

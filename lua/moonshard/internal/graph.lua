@@ -4,6 +4,10 @@ local errors = require 'moonshard.internal.errors'
 
 local graph = {}
 
+--- Called with their keys before a backward begins: wrapped models look for replaced parameters.
+---@type table<table, fun(key: table)>
+graph.before_backward = setmetatable({}, { __mode = 'k' })
+
 local RETAIN_GRAPH, ALLOW_UNUSED = 1, 2 -- MS_RETAIN_GRAPH, MS_ALLOW_UNUSED
 local KNOWN = {
   backward = { retain_graph = 'flag', create_graph = 'flag' },

@@ -203,6 +203,27 @@ local function put_back_param(module, p, now, taken)
     taken and 'took it into a unit, which would never see that' or 'wrapped the model', p.name)
 end
 
+-- A tensor that a script put in place of one that a unit holds, in the shape the field has now: its
+-- value and its gradient go into the unit, and the field shows the unit's parameter again.
+local function write_back(module, p, now)
+  local held = p.tensor
+  local expected, found = parameter.shape(held), parameter.shape(now)
+  rawset(module, p.name, held)
+  if table.concat(expected, ' ') ~= table.concat(found, ' ') then
+    errors.raise('RuntimeError', "Cannot writeback when the parameter shape changes: '%s' of %s "
+      .. 'has shape (%s), the tensor that replaced it (%s)', join(tree.path(module), p.name),
+      place(module), table.concat(expected, ', '), table.concat(found, ', '))
+  end
+  local to, from = held:detach(), now:detach()
+  to:copy_(from)
+  if parameter.has_grad(now) then
+    held:set_grad(now:grad())
+  end
+  to:release()
+  from:release()
+  return held
+end
+
 -- A tensor that is no parameter: an optimizer would go on with the old one.
 local function put_back_plain(module, p, now)
   rawset(module, p.name, p.tensor)
@@ -223,6 +244,9 @@ function tree.param(module, p)
   if tensor and p.tensor and parameter.key(now) == parameter.key(p.tensor) then
     return p.tensor
   elseif p.tensor and parameter.manager(p.tensor) then
+    if tensor then
+      return write_back(module, p, now)
+    end
     put_back_param(module, p, now, true)
   elseif now == nil then
     p.tensor = nil
