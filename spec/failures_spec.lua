@@ -46,7 +46,7 @@ local FAILURES = {
       x.odd.l.weight = ms.ones(6, 6)
     end
     x.model(ms.ones(2, 4))
-  end, "parameter '1.0.l.weight' of 1.0.l (nn.Linear) was replaced" },
+  end, "Cannot writeback when the parameter shape changes: '1.0.l.weight' of 1.0.l" },
   { 'a hook of backward', function(x)
     local y = x.model(ms.ones(2, 4))
     if x.fails then

@@ -320,11 +320,11 @@ end
 
 local function outermost_forward(self, tree, ...)
   check.batch(self.process_group, samples.group_of((...)))
+  tree.running = true -- an error from here on is one of this forward
   for _, instance in ipairs(tree.instances) do
     watch.check(instance._watched)
   end
   graph.before_backward[tree] = check_fields
-  tree.running = true
   runtime.tree_pre_forward(tree.handle)
   runtime.hide_shards(tree.handle, true)
   return close_root(self, tree, self:_unit_forward(...))
