@@ -410,9 +410,7 @@ function Tensor:backward(grad, options)
   elseif grad ~= nil then
     arguments.tensor('backward', 'grad', grad)
   end
-  for key, fn in next, graph.before_backward do -- in any order: each looks at fields of its own
-    fn(key)
-  end
+  graph.begin_backward()
   B.check(core.backward(self, grad, options ~= nil and graph.flags('backward', options) or 0))
 end
 

@@ -324,7 +324,7 @@ local function outermost_forward(self, tree, ...)
   for _, instance in ipairs(tree.instances) do
     watch.check(instance._watched)
   end
-  graph.before_backward[tree] = check_fields
+  graph.before_backward(tree, check_fields)
   runtime.tree_pre_forward(tree.handle)
   runtime.hide_shards(tree.handle, true)
   return close_root(self, tree, self:_unit_forward(...))

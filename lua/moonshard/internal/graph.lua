@@ -4,9 +4,23 @@ local errors = require 'moonshard.internal.errors'
 
 local graph = {}
 
---- Called with their keys before a backward begins: wrapped models look for replaced parameters.
----@type table<table, fun(key: table)>
-graph.before_backward = setmetatable({}, { __mode = 'k' })
+---@type table<table, fun(key: table)>?  nil until there is one: a loop over none is not compiled
+local before
+
+--- Call `fn(key)` before each backward, as long as `key` lives.
+function graph.before_backward(key, fn)
+  before = before or setmetatable({}, { __mode = 'k' })
+  before[key] = fn
+end
+
+--- A backward begins.
+function graph.begin_backward()
+  if before then
+    for key, fn in next, before do -- in any order: each looks at fields of its own
+      fn(key)
+    end
+  end
+end
 
 local RETAIN_GRAPH, ALLOW_UNUSED = 1, 2 -- MS_RETAIN_GRAPH, MS_ALLOW_UNUSED
 local KNOWN = {

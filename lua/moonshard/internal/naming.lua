@@ -51,16 +51,14 @@ local UNCHECKED = { extend = true, extra_repr = true, forward = true, init = tru
 
 --- Make the public methods of a class raise when they are called without an object: `opt.step()`.
 ---@param cls ms.Class
----@param base? ms.Class  what the object must be (default: cls); classes borrow methods within it
 ---@return ms.Class cls
-function naming.methods(cls, base)
-  base = base or cls
+function naming.methods(cls)
   for name, method in next, cls do
     if type(method) == 'function' and name:sub(1, 1) ~= '_' and not UNCHECKED[name] then
       cls[name] = function(self, ...)
-        if not util.is(self, base) then
+        if not util.is(self, cls) then
           arguments.refuse(name, 'self', self, ('an object of %s; write object:%s(...)')
-            :format(base._name, name))
+            :format(cls._name, name))
         end
         return method(self, ...)
       end

@@ -21,7 +21,6 @@ local once = require 'moonshard.internal.once'
 local samples = require 'moonshard.internal.samples'
 local scope = require 'moonshard.internal.scope'
 local tree = require 'moonshard.nn.tree'
-local naming = require 'moonshard.internal.naming'
 local util = require 'moonshard.internal.util'
 local watched = require 'moonshard.nn.watched'
 local arguments = require 'moonshard_ffi.arguments'
@@ -523,13 +522,20 @@ end
 --- Drop all gradients.
 ---@param opts? { set_to_none?: boolean }  default true; false fills them with zeros
 function Module:zero_grad(opts)
-  local params = {}
+  local params = opts ~= nil and {} or nil
   for _, entry in ipairs(tree.walk(self)) do
     for _, p in ipairs(entry.module._params) do
-      params[#params + 1] = tree.param(entry.module, p)
+      local tensor = tree.param(entry.module, p)
+      if params then
+        params[#params + 1] = tensor
+      elseif tensor then
+        tensor:set_grad(nil)
+      end
     end
   end
-  zero_grad(params, opts)
+  if params then
+    zero_grad(params, opts)
+  end
 end
 
 --- Freeze (false) or unfreeze all parameters.
@@ -633,4 +639,4 @@ function Module:__tostring()
   return ('%s(\n%s\n)'):format(name, table.concat(lines, '\n'))
 end
 
-return naming.methods(Module)
+return Module

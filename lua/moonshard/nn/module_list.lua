@@ -3,7 +3,6 @@
 
 local Module = require 'moonshard.nn.module'
 local errors = require 'moonshard.internal.errors'
-local naming = require 'moonshard.internal.naming'
 
 ---@class ms.nn.ModuleList: ms.nn.Module
 ---@field [integer] ms.nn.Module
@@ -85,4 +84,4 @@ function ModuleList:_repr_children()
   return lines
 end
 
-return naming.methods(ModuleList, Module)
+return ModuleList
