@@ -6,7 +6,7 @@
 ---
 --- Submodules (ms.nn, ms.fsdp, ms.optim, ...) are loaded when first used.
 
-require 'moonshard_ffi.library' -- first: it makes the others quick to load
+require 'moonshard_ffi.library' -- first: it loads the runtime
 local once = require 'moonshard.internal.once'
 
 return once.run('moonshard', require, 'moonshard.ms')
