@@ -1,7 +1,6 @@
 /* JSON for Lua, by Jansson: tables to text and back. Called only by
- * lua/moonshard/internal/json.lua, which says what null and empty arrays look like: argument 2 is
- * the null value, argument 3 the metatable of arrays. On a mistake: nil, the error's kind, its
- * message. */
+ * lua/moonshard/internal/json.lua. Argument 2 is the Lua value of null, argument 3 the metatable of
+ * arrays. On an error: nil, the error's kind, its message. */
 #include "lua_module.h"
 
 #include <errno.h>

@@ -22,8 +22,8 @@ enum {
     MSI_PLUGIN_UNSUPPORTED = 1,
     /** A library call failed; the error buffer describes it. */
     MSI_PLUGIN_FAILED = 2,
-    /** Out of memory: the library's if the error buffer says so, else the host's, which set the
-     * error. */
+    /** Out of memory: in the library if the error buffer has a message, else in the host, which has
+     * set the error. */
     MSI_PLUGIN_NO_MEMORY = 3
 };
 

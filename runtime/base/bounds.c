@@ -25,8 +25,8 @@ static FILE *open_under(const char *root, const char *folder, const char *name)
                : NULL;
 }
 
-/* The number after `key` and blanks (without a key, the first); INT64_MAX if there is none, as for
- * "max", or it means unlimited. */
+/* The number after `key` and blanks, or the file's first number if `key` is empty. INT64_MAX for no
+ * number ("max") and for one above INT64_MAX / 2, which means unlimited. */
 static int64_t number_in(const char *root, const char *folder, const char *name, const char *key)
 {
     FILE *file = open_under(root, folder, name);

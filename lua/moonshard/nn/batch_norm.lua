@@ -38,7 +38,7 @@ BatchNorm._settings = { 'eps', 'momentum' }
 
 BatchNorm.options = { 'eps', 'momentum', 'affine', 'track_running_stats', 'device', 'dtype' }
 
---- Number of dimensions that forward takes; a class with other ones says so.
+--- Least and most number of dimensions of the input. Subclasses override them.
 BatchNorm._least_dims, BatchNorm._most_dims = 2, math.huge
 
 ---@param num_features integer
@@ -85,7 +85,7 @@ local function all_but_channels(x)
   return over
 end
 
--- In place, as in PyTorch: who holds the buffer sees it.
+-- Update the running values in place, as PyTorch does.
 local function track(self, mean, variance, n)
   self.num_batches_tracked:add_(1)
   local momentum = self.momentum or 1 / self.num_batches_tracked:item()

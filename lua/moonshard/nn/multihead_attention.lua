@@ -2,8 +2,8 @@
 ---
 --- Masks are bool, true where attention is not allowed, or floating and added to the scores. In a
 --- key_padding_mask (N, S) entries stand for keys of samples, in an attn_mask (L, S), or
---- (N num_heads, L, S), for pairs of query and key. Where no weights are needed, and there is no
---- dropout and no mask but a causal one, which is_causal says, the scores are never held.
+--- (N num_heads, L, S), for pairs of query and key. With need_weights = false, no dropout and no
+--- mask other than is_causal, the scores are never stored in full.
 ---
 --- Shapes: query (L, N, E)  key (S, N, kdim)  value (S, N, vdim)  output (L, N, E); N comes
 ---         first with batch_first. One sample may come without N.
@@ -177,7 +177,7 @@ end
 ---@field attn_mask? ms.Tensor  (L, S) or (N num_heads, L, S)
 ---@field need_weights? boolean  default true
 ---@field average_attn_weights? boolean  over the heads (default true)
----@field is_causal? boolean  attn_mask is causal, or there is none: query t sees keys up to t
+---@field is_causal? boolean  query t attends to keys 1 to t; attn_mask, if given, is that mask
 
 local CALL = {
   key_padding_mask = 'tensor', attn_mask = 'tensor', need_weights = 'flag',

@@ -109,7 +109,7 @@ static ms_status matmul_meta(const msi_meta *m)
     return msi_result(m->out, a->dtype, ndim, shape);
 }
 
-/* Stride of the leading dimensions merged into one of `n`. False if there is none. */
+/* Stride of the leading dimensions merged into one of size `n`. False if they cannot be merged. */
 static bool fold_leading(const msi_view *v, int64_t n, int64_t *stride)
 {
     const msi_view lead = leading(v);
