@@ -4,6 +4,7 @@ local nn, fsdp, optim, ops = ms.nn, ms.fsdp, ms.optim, ms.ops
 local checks = require 'support.checks'
 local reference = require 'support.reference'
 local scripts = require 'support.scripts'
+local util = require 'moonshard.internal.util'
 
 local W = 2
 
@@ -72,18 +73,8 @@ end
 
 local ITERATIONS = 10
 
-local function with(options, more)
-  local out = {}
-  for _, list in ipairs { options, more } do
-    for name, value in pairs(list) do
-      out[name] = value
-    end
-  end
-  return out
-end
-
 local function wrapped(opts, module)
-  return reference.wrap(module or reference.shared_transformer(), with({
+  return reference.wrap(module or reference.shared_transformer(), util.merged({
     auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerEncoderLayer,
       nn.TransformerDecoderLayer },
     use_orig_params = true,
@@ -180,16 +171,17 @@ describe('TestFSDPUseOrigParamsMultipleParamGroups', function()
     each_strategy(function(strategy, rank)
       local plain, losses = train_plain(optim.AdamW)
       for _, foreach in ipairs { false, true } do
+        local options = util.merged(ADAM, { foreach = foreach })
         for _, set_to_none in ipairs { false, true } do
           for _, prefetch in ipairs { 'none', 'BACKWARD_PRE', 'BACKWARD_POST' } do
             for _, before in ipairs { false, true } do
               local module, opt = reference.shared_transformer(), nil
               if before then
-                opt = optim.AdamW(param_groups(module), with(ADAM, { foreach = foreach }))
+                opt = optim.AdamW(param_groups(module), options)
               end
               local model = wrapped({ sharding_strategy = strategy,
                 backward_prefetch = prefetch }, module)
-              opt = opt or optim.AdamW(param_groups(model), with(ADAM, { foreach = foreach }))
+              opt = opt or optim.AdamW(param_groups(model), options)
               same_training(plain, losses, rank, model, opt, set_to_none)
             end
           end
@@ -212,7 +204,7 @@ describe('TestFSDPUseOrigParamsMultipleParamGroups', function()
       local plain, losses = train_plain(optim.Adam, freeze_biases)
       for _, foreach in ipairs { false, true } do
         local model = wrapped { sharding_strategy = strategy }
-        local opt = optim.Adam(param_groups(model), with(ADAM, { foreach = foreach }))
+        local opt = optim.Adam(param_groups(model), util.merged(ADAM, { foreach = foreach }))
         freeze_biases(model)
         same_training(plain, losses, rank, model, opt, false)
       end
@@ -223,11 +215,7 @@ describe('TestFSDPUseOrigParamsMultipleParamGroups', function()
     for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP' } do
       ranks(function(rank)
         local plain = reference.shared_transformer()
-        local model = reference.wrap(reference.shared_transformer(), {
-          auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerEncoderLayer,
-            nn.TransformerDecoderLayer },
-          use_orig_params = true, sharding_strategy = strategy,
-        })
+        local model = wrapped { sharding_strategy = strategy }
         local ranges = held(model, rank)
         local on_weights, on_biases = {}, {}
         local eps = 1e-3 -- the gradient of the bias of keys is rounding alone
