@@ -189,10 +189,12 @@ local function is_wrapped(module)
   return module ~= nil
 end
 
--- As put_back_child(). `taken`: a unit holds the parameter; else it is only about to.
-local function put_back_param(module, p, now, taken)
+-- As put_back_child(). A tensor is refused only before a unit holds the parameter: afterwards it is
+-- written into the unit.
+local function put_back_param(module, p, now)
   rawset(module, p.name, p.tensor)
-  local what = parameter.is_tensor(now)
+  local tensor = parameter.is_tensor(now)
+  local what = tensor
     and ('replaced by a tensor (%s)'):format(table.concat(parameter.shape(now), ', '))
     or now == nil and 'set to nil' or 'replaced by ' .. arguments.noun(now)
   local advice = now == nil and 'To keep it from training: module.%s:requires_grad_(false)'
@@ -200,7 +202,7 @@ local function put_back_param(module, p, now, taken)
       .. 'module.%s:copy_(t) end)'
   errors.raise('RuntimeError', "parameter '%s' of %s was %s after FSDP %s; the field shows the "
     .. 'parameter again. ' .. advice, join(tree.path(module), p.name), place(module), what,
-    taken and 'took it into a unit, which would never see that' or 'wrapped the model', p.name)
+    tensor and 'wrapped the model' or 'took it into a unit, which would never see that', p.name)
 end
 
 -- A tensor that a script put in place of one that a unit holds, in the shape the field has now: its
@@ -247,7 +249,7 @@ function tree.param(module, p)
     if tensor then
       return write_back(module, p, now)
     end
-    put_back_param(module, p, now, true)
+    put_back_param(module, p, now)
   elseif now == nil then
     p.tensor = nil
     return nil
@@ -255,7 +257,7 @@ function tree.param(module, p)
     misplaced('parameter', p.name, module, now)
   elseif p.tensor and not parameter.is_parameter(now) then
     if is_wrapped(module) then
-      put_back_param(module, p, now, false)
+      put_back_param(module, p, now)
     end
     put_back_plain(module, p, now)
   end
