@@ -136,7 +136,7 @@ ms_context *msi_context_peek(void);
  * layers. */
 void msi_context_init(ms_context *ctx);
 
-/* -- handles of hosts: each begins with `uint32_t magic` --------------------------------------- */
+/* -- handles of hosts that calls check: each begins with `uint32_t magic` ---------------------- */
 
 enum {
     MSI_MAGIC_OPTIM = 0x4d530001,
@@ -145,10 +145,6 @@ enum {
     MSI_MAGIC_COMM,
     MSI_MAGIC_LAUNCH,
     MSI_MAGIC_LAYOUT,
-    MSI_MAGIC_CHECKPOINT_WRITER,
-    MSI_MAGIC_CHECKPOINT,
-    MSI_MAGIC_CHECKPOINT_LOADER,
-    MSI_MAGIC_SAFETENSORS,
 };
 
 /** A debug build aborts for a NULL, freed or wrong handle of a host. */

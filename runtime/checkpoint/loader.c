@@ -21,7 +21,6 @@ typedef struct staged {
 } staged;
 
 struct ms_checkpoint_loader {
-    uint32_t magic;
     ms_comm *comm;
     ms_checkpoint *c;
     staged *list;
@@ -116,7 +115,6 @@ ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm, co
         loader_free(l);
         return status;
     }
-    l->magic = MSI_MAGIC_CHECKPOINT_LOADER;
     *out = l;
     return MS_OK;
 }
@@ -218,7 +216,6 @@ static ms_status load_newest(ms_checkpoint_loader **out, ms_comm *comm, const ch
         loader_free(l);
         return status;
     }
-    l->magic = MSI_MAGIC_CHECKPOINT_LOADER;
     *out = l;
     return MS_OK;
 }

@@ -20,7 +20,6 @@ typedef struct shard {
 } shard;
 
 struct ms_checkpoint {
-    uint32_t magic;
     msi_path path;
     msi_manifest manifest;
     shard *shards; /* one per file of the manifest */
@@ -191,9 +190,7 @@ ms_status ms_checkpoint_open(ms_checkpoint **out, const char *path)
     for (int attempt = 0; replaced && attempt < 100; attempt++) {
         status = open_once(out, path, &replaced);
     }
-    MS_TRY(status);
-    (*out)->magic = MSI_MAGIC_CHECKPOINT;
-    return MS_OK;
+    return status;
 }
 
 ms_status msi_checkpoint_missing(ms_status status)

@@ -17,7 +17,6 @@ typedef struct st_entry {
 } st_entry;
 
 struct ms_safetensors {
-    uint32_t magic;
     char *path;
     int fd;
     int64_t data; /* offset of the data section */
@@ -321,7 +320,6 @@ ms_status ms_safetensors_open(ms_safetensors **out, const char *path)
         ms_safetensors_close(f);
         return status;
     }
-    f->magic = MSI_MAGIC_SAFETENSORS;
     *out = f;
     return MS_OK;
 }

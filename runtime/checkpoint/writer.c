@@ -24,7 +24,6 @@
 enum { HEADER_ROOM = 64 << 10, KEY_MAX = 1024 };
 
 struct ms_checkpoint_writer {
-    uint32_t magic;
     ms_comm *comm;
     int32_t rank, world;
     char name[NAME_MAX + 1];
@@ -168,7 +167,6 @@ ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const c
     if (status != MS_OK) {
         return give_up(w, status);
     }
-    w->magic = MSI_MAGIC_CHECKPOINT_WRITER;
     *out = w;
     return MS_OK;
 }
