@@ -31,7 +31,7 @@ static void nap(int32_t one_of)
 /* Rare transitions first: a publish that had to be queued, a gradient that waits for peers. */
 static void nap_at_change(const ms_fsdp_unit *u)
 {
-    nap(msi_gather_is_queued(&u->gather) || u->reduction.phase == MSI_GRAD_READY ? 12 : 64);
+    nap(u->gather.task.listed || u->reduction.phase == MSI_GRAD_READY ? 12 : 64);
 }
 
 /* -- a model ----------------------------------------------------------------------------------- */

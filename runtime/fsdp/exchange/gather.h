@@ -63,10 +63,5 @@ extern const msi_gather_ops msi_gather_shared, msi_gather_pull, msi_gather_alias
 
 /* Free the private copy. */
 void msi_gather_dispose(msi_gather *g);
-/* Committed but not filled. Depends on the peers' timing, so no decision may use it. */
-static inline bool msi_gather_is_queued(const msi_gather *g)
-{
-    return g->task.listed;
-}
 
 #endif
