@@ -161,7 +161,7 @@ ms_status msi_folder_look(msi_contents *contents, const char *path)
 
 /* -- locks ------------------------------------------------------------------------------------- */
 
-/* Lock `fd`, opened at `path`. GONE: it was removed meanwhile. */
+/* GONE: the file was removed meanwhile. */
 static ms_status lock_open(int fd, msi_lock *lock, const char *path)
 {
     struct stat seen, st = {0};
@@ -182,13 +182,9 @@ static ms_status lock_open(int fd, msi_lock *lock, const char *path)
     return MS_OK;
 }
 
-static ms_status open_and_lock(int *fd, msi_lock *lock, const char *path, int flags)
+/* Lock `*fd`, opened at `path`. If BUSY, GONE or an error, it is closed and -1. */
+static ms_status lock_or_close(int *fd, msi_lock *lock, const char *path)
 {
-    *lock = MSI_LOCK_GONE;
-    *fd = open(path, flags | O_NOFOLLOW | O_CLOEXEC);
-    if (*fd < 0) {
-        return errno == ENOENT ? MS_OK : msi_io_fail("open", path);
-    }
     const ms_status status = lock_open(*fd, lock, path);
 
     if (status != MS_OK || *lock == MSI_LOCK_BUSY || *lock == MSI_LOCK_GONE) {
@@ -196,6 +192,16 @@ static ms_status open_and_lock(int *fd, msi_lock *lock, const char *path, int fl
         *fd = -1;
     }
     return status;
+}
+
+static ms_status open_and_lock(int *fd, msi_lock *lock, const char *path, int flags)
+{
+    *lock = MSI_LOCK_GONE;
+    *fd = open(path, flags | O_NOFOLLOW | O_CLOEXEC);
+    if (*fd < 0) {
+        return errno == ENOENT ? MS_OK : msi_io_fail("open", path);
+    }
+    return lock_or_close(fd, lock, path);
 }
 
 ms_status msi_folder_lock(int *fd, msi_lock *lock, const char *path)
@@ -219,11 +225,7 @@ static ms_status create_and_lock(int *fd, const char *path, bool folder)
         }
         return status;
     }
-    status = lock_open(*fd, &lock, path);
-    if (status != MS_OK || lock == MSI_LOCK_BUSY || lock == MSI_LOCK_GONE) {
-        close(*fd);
-        *fd = -1;
-    }
+    status = lock_or_close(fd, &lock, path);
     if (status != MS_OK) {
         unlink(path);
     }
