@@ -164,6 +164,12 @@ function fsdp.unit(holder, comm, name, options, tensors, names)
   calls.fsdp_unit_new(holder, comm, name, unit_options(options), refs, n, texts_of(names))
 end
 
+--- The flat parameter of a unit: the same tensor at every call.
+---@return ms.Tensor
+function fsdp.flat(unit)
+  return calls.fsdp_unit_flat(unit)
+end
+
 --- What a plan must know of a unit.
 ---@return ffi.cdata* group  for fsdp.dry_run()
 function fsdp.group_of(unit)

@@ -247,7 +247,7 @@ end
 
 -- Units register here how full values of what they manage are read and written.
 local WEAK_VALUES = { __mode = 'v' }
-local managers = setmetatable({}, WEAK_VALUES)
+local managers, flats = setmetatable({}, WEAK_VALUES), setmetatable({}, WEAK_VALUES)
 
 --- Let `manager:_full_values()` and `manager:_load_value(tensor, value)` answer for it.
 function parameter.manage(tensor, manager)
@@ -264,7 +264,29 @@ function parameter.forget_managers()
   for _, manager in next, managers do
     manager:_close()
   end
-  managers = setmetatable({}, WEAK_VALUES)
+  managers, flats = setmetatable({}, WEAK_VALUES), setmetatable({}, WEAK_VALUES)
+end
+
+--- A flat parameter stands for all that `manager:_managed()` lists.
+function parameter.stands_for(flat, manager)
+  flats[parameter.key(flat)] = manager
+end
+
+--- These parameters, with the original ones in place of flat ones.
+---@param tensors ms.Tensor[]
+---@return ms.Tensor[]
+function parameter.originals(tensors)
+  if next(flats) == nil then
+    return tensors
+  end
+  local out = {}
+  for _, tensor in ipairs(tensors) do
+    local manager = parameter.is_tensor(tensor) and flats[parameter.key(tensor)]
+    for _, original in ipairs(manager and manager:_managed() or { tensor }) do
+      out[#out + 1] = original
+    end
+  end
+  return out
 end
 
 local hash_out = B.new('uint64_t[1]')

@@ -72,7 +72,7 @@ end
 -- -- writing -------------------------------------------------------------------------------------
 
 local function add_model(writer, model, comm)
-  local rank, params = sharding.place(comm), model:named_parameters()
+  local rank, params = sharding.place(comm), tree.prepared_params(model)
   for _, p in ipairs(params) do
     local part, extent = parameter.part(p.tensor)
     local mine = rank == 0 or not is_replicated(p.tensor)
@@ -190,7 +190,7 @@ end
 local function add_load_of_model(load, model)
   local loader, after = load.loader, load.after
   local expected = {}
-  for _, p in ipairs(model:named_parameters()) do
+  for _, p in ipairs(tree.prepared_params(model)) do
     local part, extent = parameter.part(p.tensor)
     local key = model_key(p.name)
     expected[key] = true

@@ -22,6 +22,9 @@ ms_status ms_tensor_set_requires_grad(ms_tensor *t, bool requires_grad)
                        ms_dtype_name(t->v.dtype));
     }
     t->requires_grad = requires_grad;
+    if (t->param != NULL && t->param->ops != NULL && t->param->ops->set_requires_grad != NULL) {
+        t->param->ops->set_requires_grad(t->param->unit, requires_grad);
+    }
     return MS_OK;
 }
 
@@ -69,6 +72,10 @@ ms_status ms_tensor_set_grad(ms_tensor *t, ms_tensor *grad)
 {
     MS_TRY(check_leaf(t, "grad"));
     MS_TRY(msi_param_check_gradient(t, "set_grad"));
+    if (t->param != NULL && t->param->ops != NULL && t->param->ops->set_gradient != NULL) {
+        return t->param->ops->set_gradient(t->param->unit, t->param->unit_index,
+                                           grad != NULL ? &grad->v : NULL);
+    }
     if (msi_param_accumulates(t)) {
         MS_TRY(t->param->ops->replace_accumulated(t->param->unit, t->param->unit_index,
                                                   grad != NULL ? &grad->v : NULL));

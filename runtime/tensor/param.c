@@ -194,12 +194,6 @@ static ms_status check_cast(const ms_tensor *t)
         return MS_FAIL(MS_TYPE_ERROR, "cast: the tensor of shape %s is no parameter",
                        msi_shape_text(t->v.ndim, t->v.shape));
     }
-    if (t->param->unit != NULL) {
-        return MS_FAIL(MS_RUNTIME_ERROR,
-                       "cast: %s is sharded; cast the model before it is wrapped, or at least "
-                       "before its first use",
-                       msi_tensor_label(t));
-    }
     if (t->leaf_node != NULL) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "cast: a graph that waits for its backward holds %s; run that, or release "
@@ -217,6 +211,9 @@ static ms_status cast_param(ms_tensor *t, int32_t dtype)
 
     if (p->dtype == dtype) {
         return MS_OK;
+    }
+    if (p->unit != NULL) {
+        return p->ops->cast(p->unit, dtype);
     }
     if (!p->materialized) {
         p->dtype = t->v.dtype = (int8_t)dtype;
@@ -255,14 +252,6 @@ ms_status ms_params_cast(ms_tensor *const *params, int32_t n_params, int32_t dty
         MS_TRY(cast_param(params[i], dtype));
     }
     return MS_OK;
-}
-
-bool msi_param_accumulates(const ms_tensor *t)
-{
-    const msi_param *p = t->param;
-
-    return p != NULL && p->ops != NULL && p->ops->accumulates != NULL &&
-           p->ops->accumulates(p->unit, p->unit_index);
 }
 
 ms_status msi_param_check_master(const ms_tensor *t, const char *what)

@@ -97,12 +97,19 @@ typedef struct msi_param_ops {
     void (*gradient_dropped)(void *unit, int32_t index);
     /* True if the whole parameter has a reduced gradient, on any rank. */
     bool (*has_gradient)(void *unit, int32_t index);
-    /* True if the manager has an unreduced gradient of it (no_sync). */
+    /* True if the manager has an unreduced gradient of it (no_sync), or, of a flat parameter, any
+     * gradient. */
     bool (*accumulates)(void *unit, int32_t index);
-    /* A copy of that, full shape, in the compute dtype. */
+    /* That gradient: a copy, full shape, in the compute dtype; of a flat parameter see flat.c. */
     ms_status (*accumulated)(void *unit, int32_t index, ms_tensor **out);
     /* Replace it (full shape), or drop it (NULL). */
     ms_status (*replace_accumulated)(void *unit, int32_t index, const msi_view *value);
+    /* NULL: the tensor has its own .grad and requires_grad. Else set, or drop, the gradient of all
+     * parameters that it shows; and their requires_grad. */
+    ms_status (*set_gradient)(void *unit, int32_t index, const msi_view *value);
+    void (*set_requires_grad)(void *unit, bool on);
+    /* Cast all parameters of the unit, or none. */
+    ms_status (*cast)(void *unit, int32_t dtype);
     /* Compare a note (note.h) over the ranks that share it. */
     void (*note)(void *unit, const msi_note *note);
 } msi_param_ops;
@@ -137,8 +144,14 @@ static inline bool msi_tensor_is_shard(const ms_tensor *t)
 uint64_t msi_params_fold(uint64_t h, uint64_t values, const char *name);
 /* Key of its initial values' random stream; `name`: if it has none yet. */
 uint64_t msi_param_key(const msi_param *p, const char *name);
-/* True if t's manager has an unreduced gradient, which then replaces t's own. */
-bool msi_param_accumulates(const ms_tensor *t);
+/* True if t's manager gives its gradient, which then replaces t's own. */
+static inline bool msi_param_accumulates(const ms_tensor *t)
+{
+    const msi_param *p = t->param;
+
+    return p != NULL && p->ops != NULL && p->ops->accumulates != NULL &&
+           p->ops->accumulates(p->unit, p->unit_index);
+}
 /* Ask t's manager: error if `what`, the script's call, must not use the master now. */
 ms_status msi_param_check_master(const ms_tensor *t, const char *what);
 /* Ask t's manager: error if `what`, the script's call, must not use all gradients now. */

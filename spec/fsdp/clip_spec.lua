@@ -92,6 +92,7 @@ describe('clip_grad_norm_ and hash', function()
             local module = uneven()
             local model = wrap(module, {
               sharding_strategy = strategy,
+              use_orig_params = true,
               auto_wrap_policy = policy == 'always' and fsdp.always_wrap_policy
                 or policy == 'some' and odd_ones_first(module) or nil,
             })

@@ -252,7 +252,9 @@ describe('two ranks', function()
     end)
     ms.dist.spawn(2, function(rank)
       ms.manual_seed(10)
-      local model = wrapped(make(), { auto_wrap_policy = fsdp.always_wrap_policy })
+      local model = wrapped(make(), {
+        auto_wrap_policy = fsdp.always_wrap_policy, use_orig_params = true,
+      })
       local sd, n = {}, 0
       for name in model:named_parameters(true, false) do
         sd[name], n = ms.tensor(values[name]), n + 1

@@ -117,7 +117,9 @@ describe('FSDP', function()
     it('with its paths, fields and methods', function()
       local inner = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
       inner.note = 'mine'
-      local model = wrapped(inner, { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear } })
+      local model = wrapped(inner, {
+        auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear }, use_orig_params = true,
+      })
       local names = {}
       for name in model:named_parameters() do
         names[#names + 1] = name

@@ -43,7 +43,31 @@ local function output(shared)
 end
 
 describe('TestFlattenParams', function()
-  pending('test_partial_flattening', 'flat parameters in parameters()')
+  it('test_partial_flattening', function()
+    each_dtype(function(half)
+      local model = transformer(half)
+      local encoder, decoder = model.encoder.layers, model.decoder.layers
+      encoder[2], decoder[1] = reference.wrap(encoder[2]), reference.wrap(decoder[1])
+      local counts, flats, total = {}, {}, 0
+      for i, layer in ipairs { encoder[2], decoder[1], encoder[1], decoder[2] } do
+        counts[i] = #layer:parameters()
+      end
+      assert.same({ 1, 1, 12, 18 }, counts)
+      for p in model:parameters() do
+        total = total + p:numel()
+      end
+      flats[1], flats[2] = encoder[2]:parameters()[1], decoder[1]:parameters()[1]
+      assert.same({ 59520, 12704, 16992 }, { total, flats[1]:numel(), flats[2]:numel() })
+      local values = flats[1]:totable()
+      for _, dtype in ipairs { half and 'f16' or 'f32', half and 'f32' or 'f16' } do
+        model:to(dtype)
+        for _, p in ipairs { flats[1], flats[2], encoder[1]:parameters()[1] } do
+          assert.equal(dtype, p:dtype())
+        end
+      end
+      checks.close(values, flats[1], 1e-3)
+    end)
+  end)
 
   it('test_flatten_nothing', function()
     local runtime = require 'moonshard_ffi.fsdp'

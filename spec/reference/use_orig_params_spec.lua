@@ -431,7 +431,40 @@ describe('TestFSDPUseOrigParamsFQNs', function()
 end)
 
 describe('TestFSDPUseOrigParamsNoSync', function()
-  pending('test_no_sync_correctness', 'flat parameters in parameters()')
+  -- One parameter each; the flat one has one dimension and may have padding.
+  local function same(flat, original)
+    local f, o = flat:parameters()[1], original:parameters()[1]
+    assert.same({ 1, 1, 1 }, { #flat:parameters(), #original:parameters(), f:dim() })
+    checks.close(o:reshape(-1):totable(), f:narrow(1, 1, o:numel()))
+    checks.close(o:grad():reshape(-1):totable(), f:grad():narrow(1, 1, o:grad():numel()))
+    return o:grad():clone()
+  end
+
+  it('test_no_sync_correctness', function()
+    for _, strategy in ipairs(reference.STRATEGIES) do
+      ranks(function(rank)
+        local function linear(use_orig_params)
+          ms.manual_seed(42)
+          return reference.wrap(nn.Linear(7, 1, { bias = false }):materialize(),
+            { sharding_strategy = strategy, use_orig_params = use_orig_params })
+        end
+        local flat, original = linear(false), linear(true)
+        local x, grad = ms.randn(2, 7, { seed = rank + 1 }), ms.randn(2, 1, { seed = rank + 11 })
+        local function backward()
+          for _, model in ipairs { flat, original } do
+            model(x):backward(grad)
+          end
+          return same(flat, original)
+        end
+        local once = backward()
+        flat:zero_grad()
+        original:zero_grad()
+        flat:no_sync(original.no_sync, original, backward)
+        assert.same({ 1, 7 }, original.weight:grad():shape())
+        checks.close((once * 2):totable(), backward())
+      end)
+    end
+  end)
 
   it('test_no_sync_mixed_precision', function()
     each_strategy(function(strategy)

@@ -2,6 +2,7 @@
 
 local errors = require 'moonshard.internal.errors'
 local parameter = require 'moonshard_ffi.parameter'
+local tree = require 'moonshard.nn.tree'
 
 local fits = {}
 
@@ -26,7 +27,7 @@ function fits.model(optimizer, model)
     return
   end
   local known, named = {}, {}
-  for _, p in ipairs(model:named_parameters()) do
+  for _, p in ipairs(tree.prepared_params(model)) do
     known[parameter.key(p.tensor)], named[p.name] = true, true
   end
   for i, entry in ipairs((optimizer:_entries())) do

@@ -6,6 +6,7 @@ local errors = require 'moonshard.internal.errors'
 local members = require 'moonshard.dist.members'
 local parameter = require 'moonshard_ffi.parameter'
 local sharding = require 'moonshard_ffi.fsdp'
+local tree = require 'moonshard.nn.tree'
 
 local validate = {}
 
@@ -34,7 +35,7 @@ end
 local function params_of(name, part)
   local list = {}
   if name == 'model' then
-    for i, p in ipairs(part:named_parameters()) do
+    for i, p in ipairs(tree.prepared_params(part)) do
       list[i] = p.tensor
     end
   elseif name == 'optimizer' then

@@ -77,7 +77,7 @@ end
 local function summoned(held, roots, fn, ...)
   for _, root in ipairs(roots) do
     local state = root:_lazy_init()
-    root:parameters() -- what stands in the fields must be what is summoned
+    tree.params(root) -- what stands in the fields must be what is summoned
     if not runtime.summoned(state.handle) then
       held[#held + 1] = state -- first: what is held is let go whatever comes now
     end

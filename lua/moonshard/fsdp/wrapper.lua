@@ -26,6 +26,7 @@ local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
 local samples = require 'moonshard.internal.samples'
+local scope = require 'moonshard.internal.scope'
 local summon_full_params = require 'moonshard.fsdp.summon'
 local naming = require 'moonshard.internal.naming'
 local util = require 'moonshard.internal.util'
@@ -230,6 +231,7 @@ function FSDP:_seal(draft)
     for _, tensor in ipairs(draft.tensors) do
       parameter.manage(tensor, self)
     end
+    rawset(self, '_tensors', draft.tensors)
     rawset(self, '_shapes', draft.shapes)
     rawset(self, '_index_of', draft.index_of)
     rawset(self, '_shared', draft.shared)
@@ -243,12 +245,36 @@ function FSDP:_seal(draft)
   rawset(self, '_planned', true)
 end
 
+--- What parameters() shows in place of the unit's parameters: nil with use_orig_params = true,
+--- without a unit, and inside summon_full_params.
+---@return ms.Tensor?
+function FSDP:_flat_parameter()
+  local unit, tree = rawget(self, '_unit'), rawget(self, '_tree')
+  if not unit or self.use_orig_params or tree and tree.ready and runtime.summoned(tree.handle) then
+    return nil
+  end
+  local flat = rawget(self, '_flat')
+  if not flat then
+    flat = scope.keep(runtime.flat(unit))
+    rawset(self, '_flat', flat)
+    parameter.stands_for(flat, self)
+  end
+  return flat
+end
+
+--- The original parameters of its unit.
+---@return ms.Tensor[]
+function FSDP:_managed()
+  return self._tensors
+end
+
 --- Called by ms.close(), which frees units and trees: a later use is an error.
 function FSDP:_close()
   local tree = rawget(self, '_tree') or { root = self }
   tree.ready, tree.closed = false, true
   rawset(self, '_tree', tree)
   rawset(self, '_unit', nil)
+  rawset(self, '_flat', nil)
 end
 
 --- The tree that this instance is part of, made unless there is one. Collective.
@@ -492,7 +518,8 @@ end
 function FSDP:shard_metadata()
   self:_prepare()
   local out = { param_names = {}, param_shapes = {}, param_numels = {}, param_offsets = {} }
-  for name, p in self:named_parameters() do
+  for _, entry in ipairs(module_tree.params(self)) do
+    local name, p = entry.name, entry.tensor
     local _, extent = parameter.part(p)
     if parameter.manager(p) == self and extent.numel > 0 then
       local numel = 1

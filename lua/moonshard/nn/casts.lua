@@ -24,6 +24,25 @@ local function cast_buffers(module, dtype)
   return buffers, values
 end
 
+-- A unit has one dtype.
+local function check_whole_units(params)
+  local counts = {}
+  for _, tensor in ipairs(params) do
+    local manager = parameter.manager(tensor)
+    if manager then
+      counts[manager] = (counts[manager] or 0) + 1
+    end
+  end
+  for manager, count in next, counts do
+    local expected = #manager:_managed()
+    if count ~= expected then
+      errors.raise('RuntimeError', "to: the module has %d of the %d parameters of FSDP unit '%s', "
+        .. 'which have one dtype; cast the module that FSDP returned', count, expected,
+        manager:_unit_name())
+    end
+  end
+end
+
 --- Cast a module and all below it.
 ---@param module ms.nn.Module
 ---@param dtype ms.DType  floating
@@ -33,6 +52,7 @@ function casts.cast(module, dtype)
   for i, p in ipairs(tree.params(module)) do
     params[i] = p.tensor
   end
+  check_whole_units(params)
   local buffers, values = cast_buffers(module, dtype)
   B.collect() -- graphs of results that nobody holds any more
   parameter.cast(params, dtype)

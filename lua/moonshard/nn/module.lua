@@ -315,7 +315,9 @@ function Module:named_children()
 end
 
 --- Iterate over (path, parameter), in order of declaration. Also an array of
---- { name, tensor, shape, module }, the shape being that of the whole parameter.
+--- { name, tensor, shape, module }, the shape being that of the whole parameter. FSDP with
+--- use_orig_params = false shows one flat parameter a unit, `<path>._flat_param`, but inside
+--- summon_full_params.
 ---@param recurse? boolean  those of submodules too (default true)
 ---@param remove_duplicates? boolean  list a tied parameter once, by its first name (default true)
 ---@return fun(): string?, ms.Tensor?
@@ -323,7 +325,7 @@ function Module:named_parameters(recurse, remove_duplicates)
   arguments.flag('named_parameters', 'recurse', recurse, true)
   arguments.flag('named_parameters', 'remove_duplicates', remove_duplicates, true)
   self:_prepare()
-  return tree.iterable(tree.params(self, recurse, remove_duplicates), 'name', 'tensor')
+  return tree.iterable(tree.params(self, recurse, remove_duplicates, true), 'name', 'tensor')
 end
 
 --- All distinct parameters: what an optimizer takes. An array, and
@@ -336,7 +338,7 @@ function Module:parameters(recurse)
   arguments.flag('parameters', 'recurse', recurse, true)
   self:_prepare()
   local out = {}
-  for i, p in ipairs(tree.params(self, recurse)) do
+  for i, p in ipairs(tree.params(self, recurse, true, true)) do
     out[i] = p.tensor
   end
   return tree.iterable(out)
@@ -382,7 +384,11 @@ end
 --- model that FSDP wraps has it.
 ---@return string
 function Module:hash()
-  return parameter.hash(self:materialize():parameters())
+  local tensors = {}
+  for i, p in ipairs(tree.params(self:materialize())) do
+    tensors[i] = p.tensor
+  end
+  return parameter.hash(tensors)
 end
 
 -- -- names and memory ----------------------------------------------------------------------------
@@ -551,12 +557,11 @@ end
 
 -- -- casting --------------------------------------------------------------------------------------
 
---- Cast all floating parameters and buffers, and gradients with them, in place: who holds a
---- parameter (an optimizer made before) goes on holding it, though state that the optimizer has
---- keeps its dtype and refuses the next step. Tensors are on the CPU, or on the device that
---- MS_DEVICE names, from the beginning: so 'cpu' changes nothing. RuntimeError, and nothing is
---- cast, where FSDP has made units (their `mixed_precision` casts), or while a graph over the
---- parameters waits for its backward.
+--- Cast all floating parameters and buffers, and gradients with them, in place. An optimizer made
+--- before keeps the parameters; state that it has keeps its dtype, and its next step is an error.
+--- 'cpu' changes nothing: tensors are on the device that MS_DEVICE names, the CPU by default.
+--- RuntimeError after the first use of an FSDP unit, which `mixed_precision` casts, and while a
+--- graph over the parameters waits for its backward.
 ---@param dtype ms.DType|ms.Tensor|'cpu'  floating, or a tensor of such a dtype
 ---@param other? ms.DType|'cpu'  the other one of place and dtype
 ---@return self

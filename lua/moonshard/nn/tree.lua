@@ -334,20 +334,35 @@ end
 ---@field shape integer[]  of the whole parameter, sharded or not
 ---@field module ms.nn.Module  that declared it
 
+-- The flat parameter that scripts see in place of the parameters of an FSDP instance's unit.
+local function flat_entry(path, instance)
+  local flat = instance:_flat_parameter()
+  return flat and {
+    name = join(path, '_flat_param'), tensor = flat, shape = flat:shape(), module = instance,
+  }
+end
+
 --- Parameters by path.
 ---@param recurse? boolean  those of submodules too (default true)
 ---@param distinct? boolean  a tied parameter is listed once, under its first name (default true)
+---@param flat? boolean  as scripts see them: with use_orig_params = false a flat parameter stands
+---  for those of its unit (default false)
 ---@return ms.nn.ParamEntry[]
-function tree.params(module, recurse, distinct)
+function tree.params(module, recurse, distinct, flat)
   local out, seen = {}, {}
   distinct = distinct ~= false
   local modules = recurse == false and { { path = '', module = module } }
     or tree.walk(module, distinct)
   for _, entry in ipairs(modules) do
+    if flat and entry.module._is_fsdp then
+      out[#out + 1] = flat_entry(entry.path, entry.module)
+    end
     for _, p in ipairs(entry.module._params) do
       local tensor = tree.param(entry.module, p)
       local key = tensor and parameter.key(tensor)
-      if tensor and not (distinct and seen[key]) then
+      local manager = flat and tensor and parameter.manager(tensor)
+      if tensor and not (distinct and seen[key])
+        and not (manager and manager:_flat_parameter()) then
         seen[key] = true
         out[#out + 1] = {
           name = join(entry.path, p.name), tensor = tensor, shape = p.shape, module = entry.module,
@@ -356,6 +371,14 @@ function tree.params(module, recurse, distinct)
     end
   end
   return out
+end
+
+--- All original parameters, named by their paths and grouped by units.
+---@param module ms.nn.Module
+---@return ms.nn.ParamEntry[]
+function tree.prepared_params(module)
+  module:_prepare()
+  return tree.params(module)
 end
 
 --- Declarations of the buffers of this module alone.

@@ -120,7 +120,8 @@ function Optimizer:add_param_group(given)
   if parameter.is_tensor(list) then
     list = { list }
   end
-  check_one_group(self, arguments.list('add_param_group', 'params', list))
+  list = parameter.originals(arguments.list('add_param_group', 'params', list))
+  check_one_group(self, list)
   local index = runtime.add_group(self._handle, self.kind, list, util.merged(self.defaults, given))
   param_group.add(self, util.slice(list, 1), index)
 end

@@ -121,6 +121,8 @@ struct ms_fsdp_unit {
     msi_storage *full;     /* storage of unsharded views; bound to the gathered memory */
     msi_storage *hidden;   /* storage of shards in a forward: no memory */
     msi_storage *summoned; /* private full copy, or NULL */
+    ms_tensor *flat;       /* retained; NULL before ms_fsdp_unit_flat() */
+    msi_grad_sink flat_sink;
     msi_use use;
     ms_tensor **observed; /* (1 + n_params) or NULL: the shard, the full parameters */
 
@@ -195,6 +197,12 @@ static inline bool msi_unit_is_differentiated(const ms_fsdp_unit *u)
 {
     return u->use.differentiated && (u->use.pending > 0 || u->use.backward_passes > 0);
 }
+
+/* -- cast.c ------------------------------------------------------------------------------------ */
+/* Set the dtypes of compute and reduction, which follow the options and the parameters' dtype. */
+void msi_unit_set_dtypes(ms_fsdp_unit *u, int32_t orig_dtype);
+/* For msi_param_ops. */
+ms_status msi_unit_cast(void *unit, int32_t dtype);
 
 /* -- unshard.c: parameters --------------------------------------------------------------------- */
 /* Choose how parameters are gathered; `home` slot, or NULL. The unit is materialized. */

@@ -4,10 +4,22 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Let the flat parameter show the first `numel` elements of `storage`, if both exist. */
+static void show_flat(ms_fsdp_unit *u, msi_storage *storage, int32_t dtype, int64_t numel)
+{
+    msi_view v = {.storage = storage};
+
+    if (u->flat != NULL && storage != NULL) {
+        msi_view_set_contiguous(&v, dtype, 1, &numel);
+        msi_tensor_rebind(u->flat, &v);
+    }
+}
+
 static void show_shards(ms_fsdp_unit *u)
 {
     const bool hides = u->is_sharded && u->run != NULL && u->run->hides_shards;
 
+    show_flat(u, hides ? u->hidden : u->master, u->orig_dtype, u->shard_numel);
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
         const msi_param *param = p->tensor->param;
@@ -26,6 +38,7 @@ static void show_shards(ms_fsdp_unit *u)
 
 static void show_full(ms_fsdp_unit *u, msi_storage *full, int32_t dtype)
 {
+    show_flat(u, full, dtype, u->total);
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
         msi_view v = {.storage = full, .offset = p->offset};
@@ -78,6 +91,9 @@ void msi_unit_show_use(ms_fsdp_unit *u)
 void msi_unit_hide_shards(ms_fsdp_unit *u)
 {
     msi_unit_show_use(u);
+    if (u->params[0].tensor->param->shows_shard) {
+        show_flat(u, u->run->hides_shards ? u->hidden : u->master, u->orig_dtype, u->shard_numel);
+    }
     for (int32_t k = 0; k < u->n_params; k++) {
         ms_tensor *t = u->params[k].tensor;
 

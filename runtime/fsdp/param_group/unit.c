@@ -54,6 +54,7 @@ static const msi_param_ops param_ops = {
     .accumulates = msi_unit_accumulates,
     .accumulated = msi_unit_accumulated,
     .replace_accumulated = msi_unit_replace_accumulated,
+    .cast = msi_unit_cast,
     .note = msi_unit_note,
 };
 
@@ -214,11 +215,7 @@ static void describe(ms_fsdp_unit *u, ms_comm *comm, const ms_fsdp_unit_options 
     u->rank = ms_comm_rank(comm);
     u->world = ms_comm_size(comm);
     u->is_sharded = o->strategy != MS_FSDP_NO_SHARD;
-    u->orig_dtype = orig_dtype;
-    u->param_dtype = o->param_dtype != MS_DTYPE_NONE ? o->param_dtype : orig_dtype;
-    u->reduce_dtype = o->reduce_dtype != MS_DTYPE_NONE  ? o->reduce_dtype
-                      : o->param_dtype != MS_DTYPE_NONE ? o->param_dtype
-                                                        : orig_dtype;
+    msi_unit_set_dtypes(u, orig_dtype);
     u->use.eval_epoch = 1;
 }
 
@@ -368,6 +365,14 @@ void msi_unit_dispose(ms_fsdp_unit *u)
             t->param->ops = NULL;
         }
         ms_tensor_free(t);
+    }
+    if (u->flat != NULL) {
+        u->flat->sink = NULL;
+        if (u->flat->param != NULL) {
+            u->flat->param->unit = NULL;
+            u->flat->param->ops = NULL;
+        }
+        ms_tensor_free(u->flat);
     }
     free(u->params);
     msi_storage_release(u->summoned);

@@ -131,6 +131,12 @@ MS_API ms_status ms_fsdp_group_describe(ms_fsdp_group *group, ms_comm *comm, con
 /** Fill the master shard: declared parameters by their rule (keyed by name, element by element),
  * others from their values. ms_fsdp_tree_init() calls it if needed. */
 MS_API ms_status ms_fsdp_unit_materialize(ms_fsdp_unit *unit);
+/** The flat parameter: 1-D, this rank's shard with its padding (NO_SHARD: all of it), or the
+ * unsharded one while the original parameters are. Reads, writes, the gradient and requires_grad
+ * are those of the original parameters, which optimizers take. Every call gives the same tensor;
+ * the caller owns a reference. Its gradient is the unit's own memory when all parameters that have
+ * elements here have one, else a copy, with zeros for the others. */
+MS_API ms_status ms_fsdp_unit_flat(ms_tensor **out, ms_fsdp_unit *unit);
 /** The layout; borrowed from `unit`. */
 MS_API const ms_layout *ms_fsdp_unit_layout(const ms_fsdp_unit *unit);
 
