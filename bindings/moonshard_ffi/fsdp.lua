@@ -133,6 +133,7 @@ end
 ---@field param_dtype? string
 ---@field reduce_dtype? string
 ---@field use_orig_params boolean
+---@field full_precision_in_eval? boolean  default false
 
 ---@param options ms.bindings.UnitOptions
 local function unit_options(options)
@@ -142,6 +143,7 @@ local function unit_options(options)
   o.param_dtype = dtype_or_none(options.param_dtype)
   o.reduce_dtype = dtype_or_none(options.reduce_dtype)
   o.use_orig_params = options.use_orig_params
+  o.full_precision_in_eval = options.full_precision_in_eval or false
   return o
 end
 
@@ -162,6 +164,12 @@ end
 function fsdp.unit(holder, comm, name, options, tensors, names)
   local refs, n = B.array(tensors, 'params')
   calls.fsdp_unit_new(holder, comm, name, unit_options(options), refs, n, texts_of(names))
+end
+
+--- Let the next forwards of a unit gather and compute in the parameters' own dtype.
+---@param on boolean
+function fsdp.set_full_precision(unit, on)
+  B.check(C.ms_fsdp_unit_set_full_precision(unit, on))
 end
 
 --- The flat parameter of a unit: the same tensor at every call.

@@ -143,6 +143,14 @@ local function group_of(given)
   return over == nil and B.world() or arguments.group('FSDP', name, over)
 end
 
+--- FSDP_USE_FULL_PREC_IN_EVAL=1, with or without MS_ before it, when a model is wrapped: modules in
+--- evaluation compute in the parameters' own dtype.
+---@return boolean
+function options.full_precision_in_eval()
+  local name = 'FSDP_USE_FULL_PREC_IN_EVAL'
+  return (os.getenv('MS_' .. name) or os.getenv(name)) == '1'
+end
+
 --- Options with their defaults filled in. What PyTorch takes and this does not is named.
 ---@param given ms.fsdp.Options?
 ---@return table

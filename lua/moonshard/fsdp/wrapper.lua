@@ -133,6 +133,7 @@ function FSDP:init(module, opts)
   } do
     rawset(self, name, opts[name])
   end
+  rawset(self, 'full_precision_in_eval', options.full_precision_in_eval())
   rawset(self, '_hold', runtime.hold(opts.process_group))
   rawset(self, 'rank', (runtime.place(opts.process_group)))
   rawset(self, 'world_size', (select(2, runtime.place(opts.process_group))))
@@ -188,6 +189,7 @@ local function unit_options(self)
     param_dtype = self.mixed_precision.param_dtype,
     reduce_dtype = self.mixed_precision.reduce_dtype,
     use_orig_params = self.use_orig_params,
+    full_precision_in_eval = self.full_precision_in_eval,
   }
 end
 
@@ -296,6 +298,12 @@ end
 function FSDP:_unit_forward(...)
   local unit, precision = rawget(self, '_unit'), self.mixed_precision
   local dtype = precision.param_dtype
+  if self.full_precision_in_eval then
+    dtype = self.training and dtype or nil
+    if unit then
+      runtime.set_full_precision(unit, not self.training)
+    end
+  end
   local casts = dtype and (unit and precision.cast_forward_inputs
     or precision.cast_root_forward_inputs and self._is_root)
   watch.check(self._watched)

@@ -289,11 +289,15 @@ static ms_status alias_ready(msi_gather *g, bool stale, void **full)
 
 static ms_status resident_ready(msi_gather *g, bool stale, void **full)
 {
-    if (g->data != NULL) {
-        *full = g->data;
-        return stale ? g->user->fill(g->unit, g->data, false) : MS_OK;
-    }
+    const int64_t version = g->user->version(g->unit);
     msi_mem_block *block;
+
+    if (g->block != NULL) { /* since it was filled the unit may have used its master */
+        *full = g->block->data;
+        stale = stale || g->copied_version != version;
+        g->copied_version = version;
+        return stale ? g->user->fill(g->unit, g->block->data, false) : MS_OK;
+    }
 
     MS_TRY(msi_alloc(g->ctx, g->nbytes, MS_MEM_PARAMETER, &block));
     ms_status status = g->user->fill(g->unit, block->data, false);
@@ -303,7 +307,8 @@ static ms_status resident_ready(msi_gather *g, bool stale, void **full)
         return status;
     }
     g->block = block;
-    g->data = *full = block->data;
+    g->copied_version = version;
+    *full = block->data;
     return MS_OK;
 }
 

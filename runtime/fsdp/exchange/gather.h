@@ -53,9 +53,10 @@ struct msi_gather {
     /* After the writes of master version `written_version`. */
     msi_mark written;
     int64_t written_version;
-    void *data;           /* the master or the private copy; NULL: none yet */
-    msi_mem_block *block; /* of the private copy */
-    int64_t nbytes;       /* of the full parameters */
+    void *data;             /* the master, where it is read itself */
+    msi_mem_block *block;   /* of the private copy; NULL: none yet */
+    int64_t copied_version; /* of the master, in the private copy */
+    int64_t nbytes;         /* of the full parameters */
 };
 
 extern const msi_gather_ops msi_gather_shared, msi_gather_pull, msi_gather_alias,

@@ -145,7 +145,7 @@ static ms_status replace(void *unit, int32_t index, const msi_view *value)
                        "(%lld)",
                        u->name, msi_shape_text(value->ndim, value->shape), (long long)numel);
     }
-    MS_TRY(msi_view_like(&flat, u->ctx, value, value->dtype, MS_MEM_SCRATCH, true)); /* contiguous */
+    MS_TRY(msi_view_like(&flat, u->ctx, value, value->dtype, MS_MEM_SCRATCH, true));
     ms_status status = MS_OK;
 
     for (int32_t i = 0; i < u->n_params && status == MS_OK; i++) {

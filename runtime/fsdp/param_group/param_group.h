@@ -104,6 +104,8 @@ struct ms_fsdp_unit {
     /* plan */
     ms_fsdp_unit_options options;
     int32_t orig_dtype, param_dtype, reduce_dtype;
+    int32_t forward_dtype;    /* of the next forward: param_dtype, or orig_dtype in evaluation */
+    int32_t full_dtype;       /* of `full`: that of the latest use */
     bool is_root, is_sharded; /* is_sharded: not NO_SHARD */
     int32_t n_params, n_own;
     msi_unit_param *params;
@@ -207,6 +209,9 @@ ms_status msi_unit_cast(void *unit, int32_t dtype);
 /* -- unshard.c: parameters --------------------------------------------------------------------- */
 /* Choose how parameters are gathered; `home` slot, or NULL. The unit is materialized. */
 void msi_unit_connect_params(ms_fsdp_unit *u, msi_slot *home);
+/* Gather in this dtype from now on: the unit is resharded if it is gathered in another one.
+ * `forwards`: running ones that begin with this use. */
+ms_status msi_unit_gather_in(ms_fsdp_unit *u, int32_t dtype, int32_t forwards);
 /* SHARDED -> PUBLISHED: commit the use; cast own extents once the slot may be written. */
 ms_status msi_unit_publish(ms_fsdp_unit *u);
 /* -> UNSHARDED: wait for peers' extents, bind the views. */

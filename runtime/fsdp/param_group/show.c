@@ -74,7 +74,7 @@ void msi_unit_show(ms_fsdp_unit *u)
     if (u->summoned != NULL) {
         show_full(u, u->summoned, u->orig_dtype);
     } else if (shows_full(u)) {
-        show_full(u, u->full, u->param_dtype);
+        show_full(u, u->full, u->full_dtype);
     } else {
         show_shards(u);
     }

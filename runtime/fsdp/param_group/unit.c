@@ -178,9 +178,12 @@ static ms_status take_params(ms_fsdp_unit *u, ms_tensor *const *params, int32_t 
 }
 
 static const msi_field option_fields[] = {
-    MSI_FIELD(ms_fsdp_unit_options, struct_size),     MSI_FIELD(ms_fsdp_unit_options, strategy),
-    MSI_FIELD(ms_fsdp_unit_options, param_dtype),     MSI_FIELD(ms_fsdp_unit_options, reduce_dtype),
+    MSI_FIELD(ms_fsdp_unit_options, struct_size),
+    MSI_FIELD(ms_fsdp_unit_options, strategy),
+    MSI_FIELD(ms_fsdp_unit_options, param_dtype),
+    MSI_FIELD(ms_fsdp_unit_options, reduce_dtype),
     MSI_FIELD(ms_fsdp_unit_options, use_orig_params),
+    MSI_FIELD(ms_fsdp_unit_options, full_precision_in_eval),
 };
 
 static ms_status check_dtype(const char *option, int32_t dtype)

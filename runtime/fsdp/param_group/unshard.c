@@ -16,14 +16,14 @@ static void follow_version(ms_fsdp_unit *u)
 static ms_status cast_extent(const ms_fsdp_unit *u, const msi_extent *e, void *to, int64_t at)
 {
     const int64_t size = ms_dtype_size(u->orig_dtype);
-    msi_ew_args args = {.out = (char *)to + at * ms_dtype_size(u->param_dtype),
+    msi_ew_args args = {.out = (char *)to + at * ms_dtype_size(u->full_dtype),
                         .in = {(const char *)u->master->data + e->in_shard * size},
                         .in_dtype = u->orig_dtype};
 
     args.loop.ndim = 1;
     args.loop.shape[0] = e->numel;
     args.loop.stride[0][0] = args.loop.stride[1][0] = 1;
-    return e->numel > 0 ? msi_dispatch("unshard", MSI_K_copy, u->param_dtype, &args) : MS_OK;
+    return e->numel > 0 ? msi_dispatch("unshard", MSI_K_copy, u->full_dtype, &args) : MS_OK;
 }
 
 static ms_status fill(void *unit, void *to, bool staged)
@@ -42,7 +42,7 @@ static ms_status fill(void *unit, void *to, bool staged)
 static ms_status pull(void *unit, int32_t q, const void *stage, void *full)
 {
     ms_fsdp_unit *u = unit;
-    const int64_t size = ms_dtype_size(u->param_dtype);
+    const int64_t size = ms_dtype_size(u->full_dtype);
     int32_t n;
 
     MS_TRY(msi_layout_extents(u->layout, q, u->theirs, &n));
@@ -75,22 +75,29 @@ static const msi_gather_ops *gather_ops(const ms_fsdp_unit *u)
     if (msi_unit_shares(u)) {
         return by_layout[u->run->params.plan.layout];
     }
-    return u->param_dtype == u->orig_dtype ? &msi_gather_alias : &msi_gather_resident;
+    return u->full_dtype == u->orig_dtype ? &msi_gather_alias : &msi_gather_resident;
+}
+
+/* What depends on the dtype of `full`. */
+static void set_gather_dtype(ms_fsdp_unit *u)
+{
+    msi_gather *g = &u->gather;
+
+    g->ops = gather_ops(u);
+    g->nbytes = msi_unit_full_numel(u) * ms_dtype_size(u->full_dtype);
+    g->data = g->ops == &msi_gather_alias ? u->master->data : NULL;
+    g->fp.dtype = (int16_t)u->full_dtype;
 }
 
 void msi_unit_connect_params(ms_fsdp_unit *u, msi_slot *home)
 {
     msi_gather *g = &u->gather;
 
-    g->ops = gather_ops(u);
     g->ctx = u->ctx;
     g->progress = &u->run->progress;
     g->pool = &u->run->params;
     g->home = home;
-    g->nbytes = msi_unit_full_numel(u) * ms_dtype_size(u->param_dtype);
-    g->data = g->ops == &msi_gather_alias ? u->master->data : NULL;
     g->fp = (msi_fingerprint){.kind = MSI_COLL_UNSHARD,
-                              .dtype = (int16_t)u->param_dtype,
                               .ndim = -1,
                               .count = msi_unit_full_numel(u),
                               .model = u->run->model,
@@ -98,6 +105,24 @@ void msi_unit_connect_params(ms_fsdp_unit *u, msi_slot *home)
     g->unit = u;
     g->user = &gather_user;
     g->written_version = -1;
+    u->forward_dtype = u->full_dtype = u->param_dtype;
+    set_gather_dtype(u);
+}
+
+ms_status msi_unit_gather_in(ms_fsdp_unit *u, int32_t dtype, int32_t forwards)
+{
+    if (dtype == u->full_dtype) {
+        return MS_OK;
+    }
+    if (u->use.running > forwards || msi_unit_is_differentiated(u)) {
+        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
+                       "unit '%s' is used in %s inside a use in %s, which is not supported",
+                       u->name, ms_dtype_name(dtype), ms_dtype_name(u->full_dtype));
+    }
+    msi_unit_reshard(u);
+    u->full_dtype = dtype;
+    set_gather_dtype(u);
+    return MS_OK;
 }
 
 ms_status msi_unit_publish(ms_fsdp_unit *u)
@@ -178,7 +203,7 @@ static ms_status unshard_meta(const msi_meta *m)
     for (int32_t i = 0; i < u->n_params; i++) {
         const msi_param *param = u->params[i].tensor->param;
 
-        MS_TRY(msi_result(&m->out[i], u->param_dtype, param->ndim, param->shape));
+        MS_TRY(msi_result(&m->out[i], u->full_dtype, param->ndim, param->shape));
     }
     return MS_OK;
 }

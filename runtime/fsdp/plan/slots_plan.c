@@ -103,6 +103,14 @@ static ms_status plan_slots(msi_slot_wish *wishes, int32_t n, int32_t n_ring, in
     return MS_OK;
 }
 
+/* Of the widest dtype that the parameters are gathered in. */
+static int64_t element_size(const msi_group_facts *g)
+{
+    const int64_t size = ms_dtype_size(g->param_dtype), orig = ms_dtype_size(g->orig_dtype);
+
+    return g->full_precision_in_eval && orig > size ? orig : size;
+}
+
 ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t n_ring,
                                int32_t world, msi_slots_layout layout, msi_slot_wish *wishes,
                                msi_slots_plan *plan)
@@ -111,7 +119,7 @@ ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t
 
     for (int32_t i = 0; i < n; i++) {
         const msi_group_facts *g = &groups[i];
-        const int64_t size = g->shares ? ms_dtype_size(g->param_dtype) : 0;
+        const int64_t size = g->shares ? element_size(g) : 0;
 
         wishes[i] = (msi_slot_wish){.nbytes = size * (pulls ? g->shard_numel : g->full_numel),
                                     .own_bytes = pulls ? size * g->full_numel : 0,

@@ -29,6 +29,7 @@ ms_status msi_pass_begin(ms_fsdp_unit *u)
         course->passes = pass;
     }
     pass->unit = u;
+    pass->dtype = u->forward_dtype;
     pass->place = msi_autograd_now(u->ctx);
     pass->scope = msi_scope_now(u->ctx);
     pass->refcount = 1;

@@ -100,6 +100,7 @@ ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *u)
     MS_TRY(check_in_tree(u));
     msi_pass_leave_ended(tree, NULL);
     MS_TRY(msi_pass_begin(u));
+    MS_TRY(msi_unit_gather_in(u, u->forward_dtype, 1));
     MS_TRY(msi_unit_unshard(u));
     if (!tree->pre_fixed && tree->pre.n < tree->n_units) {
         tree->pre.units[tree->pre.n++] = u;
@@ -110,6 +111,17 @@ ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *u)
     if (tree->options.forward_prefetch && tree->pre_fixed && tree->forward_at + 1 < tree->pre.n) {
         MS_TRY(msi_prefetch(tree->pre.units[tree->forward_at + 1]));
     }
+    return MS_OK;
+}
+
+ms_status ms_fsdp_unit_set_full_precision(ms_fsdp_unit *u, bool on)
+{
+    if (on && !u->options.full_precision_in_eval) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "unit '%s' was made without full_precision_in_eval: its slot has no room",
+                       u->name);
+    }
+    u->forward_dtype = on ? u->orig_dtype : u->param_dtype;
     return MS_OK;
 }
 

@@ -24,6 +24,8 @@ typedef struct ms_fsdp_unit_options {
     int32_t param_dtype;  /**< dtype of compute and gather; MS_DTYPE_NONE: the parameters' own */
     int32_t reduce_dtype; /**< dtype of the reduction; NONE: param_dtype, else their own */
     bool use_orig_params; /**< align parameters to 16 bytes in the flat (default true) */
+    bool full_precision_in_eval; /**< ms_fsdp_unit_set_full_precision() is allowed, and slots are
+                                    large enough for it (default false) */
 } ms_fsdp_unit_options;
 
 typedef struct ms_fsdp_tree_options {
@@ -83,11 +85,12 @@ typedef struct ms_fsdp_group {
     int32_t orig_dtype;
     int32_t param_dtype;
     int32_t reduce_dtype;
-    bool trains;     /**< any parameter is trainable */
-    bool is_sharded; /**< false: a replica */
-    bool shares;     /**< full parameters are gathered in a slot */
-    bool keeps;      /**< that slot is kept after forward */
-    bool is_root;    /**< used from the first op of forward to the last of backward */
+    bool trains;                 /**< any parameter is trainable */
+    bool is_sharded;             /**< false: a replica */
+    bool shares;                 /**< full parameters are gathered in a slot */
+    bool keeps;                  /**< that slot is kept after forward */
+    bool is_root;                /**< used from the first op of forward to the last of backward */
+    bool full_precision_in_eval; /**< the slot has room for parameters in orig_dtype */
 } ms_fsdp_group;
 
 /** Which memory of a unit's parameters exists. */
@@ -192,6 +195,10 @@ MS_API void ms_fsdp_tree_hide_shards(ms_fsdp_tree *tree, bool hide);
  * forward), this forward has ended: the unit is resharded by its strategy and the outer forward
  * goes on. */
 MS_API ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *unit);
+/** true: the unit's next forwards gather and compute in the parameters' own dtype, not in
+ * param_dtype, and so do their backwards. Equal on all ranks. MS_VALUE_ERROR without the option
+ * full_precision_in_eval. */
+MS_API ms_status ms_fsdp_unit_set_full_precision(ms_fsdp_unit *unit, bool on);
 /** Reshard by the strategy, and unshard again before `outputs` are differentiated. MS_RUNTIME_ERROR
  * if no forward of the unit is running. */
 MS_API ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *unit, ms_tensor *const *outputs,
