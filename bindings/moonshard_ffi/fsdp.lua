@@ -166,6 +166,12 @@ function fsdp.unit(holder, comm, name, options, tensors, names)
   calls.fsdp_unit_new(holder, comm, name, unit_options(options), refs, n, texts_of(names))
 end
 
+--- Elements of a unit's flat parameter, without the padding of the last shards.
+---@return integer
+function fsdp.flat_numel(unit)
+  return tonumber(C.ms_layout_total(C.ms_fsdp_unit_layout(unit)))
+end
+
 --- Let the next forwards of a unit gather and compute in the parameters' own dtype.
 ---@param on boolean
 function fsdp.set_full_precision(unit, on)

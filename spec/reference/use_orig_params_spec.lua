@@ -1,10 +1,13 @@
 -- test_fsdp_use_orig_params.py
+local ffi = require 'ffi'
 local ms = require 'moonshard'
 local nn, fsdp, optim, ops = ms.nn, ms.fsdp, ms.optim, ms.ops
 local checks = require 'support.checks'
 local reference = require 'support.reference'
 local scripts = require 'support.scripts'
 local util = require 'moonshard.internal.util'
+
+ffi.cdef 'int setenv(const char *name, const char *value, int overwrite);'
 
 local W = 2
 
@@ -409,7 +412,35 @@ describe('TestFSDPUseOrigParamsWriteback', function()
     end
   end)
 
-  pending('test_no_reshard_and_mixed_precision', 'fsdp.state_dict_type')
+  it('test_no_reshard_and_mixed_precision', function()
+    for _, full_precision in ipairs { '0', '1' } do
+      ranks(function(rank)
+        ffi.C.setenv('FSDP_USE_FULL_PREC_IN_EVAL', full_precision, 1)
+        local model = reference.wrap(two_linears(true), { sharding_strategy = 'SHARD_GRAD_OP',
+          use_orig_params = true, auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear },
+          mixed_precision = { param_dtype = 'f16' } })
+        local x = ms.randn(2, 5, { seed = rank + 1 })
+        local function evaluate()
+          model:eval()
+          assert.equal(full_precision == '1' and 'f32' or 'f16', model(x):dtype())
+        end
+        model(x)
+        fsdp.summon_full_params(model, nil, function() end)
+        local loss = model(x):sum()
+        evaluate()
+        loss:backward() -- of a forward in f16, after one in f32
+        model:train()
+        model(x):sum():backward()
+        evaluate()
+        fsdp.state_dict_type(model, 'SHARDED_STATE_DICT', function()
+          model:load_state_dict(model:state_dict())
+        end)
+        model(x):sum():backward()
+        local grad = model.lin1.weight:grad()
+        assert.is_true(grad:norm():item() > 0)
+      end)
+    end
+  end)
 end)
 
 describe('TestFSDPUseOrigParamsFQNs', function()

@@ -3,6 +3,7 @@
 
 local naming = require 'moonshard.internal.naming'
 local policies = require 'moonshard.fsdp.policies'
+local state_dict_type = require 'moonshard.fsdp.state_dict_type'
 local wrap = require 'moonshard.fsdp.wrap'
 
 ---@class ms.fsdp
@@ -20,8 +21,14 @@ local fsdp = {
   wrap = wrap.wrap,
   FSDP = require 'moonshard.fsdp.wrapper',
   summon_full_params = require 'moonshard.fsdp.summon',
+  state_dict_type = state_dict_type.block,
+  set_state_dict_type = state_dict_type.set,
+  get_state_dict_type = state_dict_type.get,
 }
 
-local lazy = { ShardedGradScaler = 'moonshard.fsdp.sharded_grad_scaler' }
+local lazy = {
+  ShardedGradScaler = 'moonshard.fsdp.sharded_grad_scaler',
+  ShardedTensor = 'moonshard.fsdp.sharded_tensor',
+}
 
 return naming.space('fsdp', fsdp, lazy)

@@ -325,7 +325,8 @@ function Module:named_parameters(recurse, remove_duplicates)
   arguments.flag('named_parameters', 'recurse', recurse, true)
   arguments.flag('named_parameters', 'remove_duplicates', remove_duplicates, true)
   self:_prepare()
-  return tree.iterable(tree.params(self, recurse, remove_duplicates, true), 'name', 'tensor')
+  local params = tree.params(self, recurse, remove_duplicates, '_flat_parameter')
+  return tree.iterable(params, 'name', 'tensor')
 end
 
 --- All distinct parameters: what an optimizer takes. An array, and
@@ -338,7 +339,7 @@ function Module:parameters(recurse)
   arguments.flag('parameters', 'recurse', recurse, true)
   self:_prepare()
   local out = {}
-  for i, p in ipairs(tree.params(self, recurse, true, true)) do
+  for i, p in ipairs(tree.params(self, recurse, true, '_flat_parameter')) do
     out[i] = p.tensor
   end
   return tree.iterable(out)

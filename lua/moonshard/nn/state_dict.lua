@@ -12,7 +12,11 @@ local tree = require 'moonshard.nn.tree'
 
 local state_dict = {}
 
----@class ms.StateDict: { [string]: ms.Tensor, [integer]: string }
+---@class ms.StateDict: { [string]: ms.Tensor|ms.fsdp.ShardedTensor, [integer]: string }
+
+local function is_sharded(value)
+  return type(value) == 'table' and value._name == 'fsdp.ShardedTensor'
+end
 
 --- Buffers that are part of state dicts, as tree.buffers() lists them.
 function state_dict.buffers(module)
@@ -27,8 +31,12 @@ end
 local function entries(module)
   module:_prepare()
   local out = {}
-  for _, p in ipairs(tree.params(module, true, false)) do
-    out[#out + 1] = { name = p.name, tensor = p.tensor, shape = p.shape }
+  for _, p in ipairs(tree.params(module, true, false, '_flat_in_state_dict')) do
+    local flat_of = p.flat_of
+    out[#out + 1] = {
+      name = p.name, tensor = p.tensor, flat_of = flat_of,
+      shape = flat_of and flat_of:_local_state():shape() or p.shape,
+    }
   end
   for _, b in ipairs(state_dict.buffers(module)) do
     out[#out + 1] = { name = b.name, tensor = b.tensor, shape = b.tensor:shape(), buffer = b.entry }
@@ -38,16 +46,14 @@ end
 
 -- Values of managed parameters come unit by unit: the first one asked for brings all of its unit.
 local function value_of(entry, rank0_only, gathered)
+  local manager = parameter.manager(entry.tensor)
   if entry.buffer then
     return entry.buffer:uncast()
+  elseif entry.flat_of then
+    return entry.flat_of:_local_state()
   end
-  local manager = parameter.manager(entry.tensor)
-  if not manager then
-    return entry.tensor:detach()
-  elseif not gathered[manager] then
-    gathered[manager] = manager:_full_values(rank0_only)
-  end
-  return gathered[manager][parameter.key(entry.tensor)]
+  return manager and manager:_state_value(entry.tensor, gathered, rank0_only)
+    or not manager and entry.tensor:detach()
 end
 
 ---@param module ms.nn.Module
@@ -111,7 +117,7 @@ local function examine(module, list, sd, strict)
     local value = sd[entry.name]
     if value == nil then
       missing[#missing + 1] = entry.name
-    elseif not parameter.is_tensor(value) then
+    elseif not parameter.is_tensor(value) and not is_sharded(value) then
       problems[#problems + 1] = ('%s is %s, expected a tensor'):format(entry.name,
         arguments.noun(value))
     elseif not same(value:shape(), entry.shape) then
@@ -145,7 +151,7 @@ local function agree(list, numbers, problem)
   local manager
   local names, keys = {}, {}
   for _, entry in ipairs(list) do
-    local unit = not entry.buffer and parameter.manager(entry.tensor)
+    local unit = entry.flat_of or not entry.buffer and parameter.manager(entry.tensor)
     if unit then
       manager = manager or unit
       names[#names + 1] = entry.name
@@ -159,6 +165,22 @@ local function agree(list, numbers, problem)
   end
 end
 
+-- Gives the function that writes it.
+local function prepare_entry(entry, value, numbers)
+  local unit = entry.flat_of or not entry.buffer and parameter.manager(entry.tensor)
+  if is_sharded(value) and unit then
+    numbers[entry.name] = 1 -- ranks have different elements
+    return unit:_prepare_part(entry.name, entry.tensor, value)
+  end
+  value = is_sharded(value) and value:full_tensor() or value
+  if entry.buffer then
+    return entry.buffer:prepare_load(value)
+  end
+  local write, number = parameter.prepare_load(entry.tensor, value)
+  numbers[entry.name] = number
+  return write
+end
+
 -- Everything of a load that can fail but for what other ranks were given.
 ---@return { report: table, writes: fun()[], numbers: table<string, integer> }  numbers: of the
 ---  values of managed parameters
@@ -166,13 +188,8 @@ local function prepare_load(module, list, sd, strict)
   local load = { report = examine(module, list, sd, strict), writes = {}, numbers = {} }
   module:materialize()
   for _, entry in ipairs(list) do
-    local name, write = entry.name, nil
-    if sd[name] ~= nil and entry.buffer then
-      write = entry.buffer:prepare_load(sd[name])
-    elseif sd[name] ~= nil then
-      write, load.numbers[name] = parameter.prepare_load(entry.tensor, sd[name])
-    end
-    load.writes[#load.writes + 1] = write
+    load.writes[#load.writes + 1] = sd[entry.name] ~= nil
+      and prepare_entry(entry, sd[entry.name], load.numbers) or nil
   end
   return load
 end

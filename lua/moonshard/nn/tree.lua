@@ -333,20 +333,22 @@ end
 ---@field tensor ms.Tensor
 ---@field shape integer[]  of the whole parameter, sharded or not
 ---@field module ms.nn.Module  that declared it
+---@field flat_of? ms.fsdp.FSDP  of a flat parameter: its instance
 
 -- The flat parameter that scripts see in place of the parameters of an FSDP instance's unit.
-local function flat_entry(path, instance)
-  local flat = instance:_flat_parameter()
+local function flat_entry(path, instance, method)
+  local flat = instance[method](instance)
   return flat and {
     name = join(path, '_flat_param'), tensor = flat, shape = flat:shape(), module = instance,
+    flat_of = instance,
   }
 end
 
 --- Parameters by path.
 ---@param recurse? boolean  those of submodules too (default true)
 ---@param distinct? boolean  a tied parameter is listed once, under its first name (default true)
----@param flat? boolean  as scripts see them: with use_orig_params = false a flat parameter stands
----  for those of its unit (default false)
+---@param flat? string  the method of an FSDP instance that gives the flat parameter to list in
+---  place of those of its unit, or nil (default: none is)
 ---@return ms.nn.ParamEntry[]
 function tree.params(module, recurse, distinct, flat)
   local out, seen = {}, {}
@@ -355,14 +357,14 @@ function tree.params(module, recurse, distinct, flat)
     or tree.walk(module, distinct)
   for _, entry in ipairs(modules) do
     if flat and entry.module._is_fsdp then
-      out[#out + 1] = flat_entry(entry.path, entry.module)
+      out[#out + 1] = flat_entry(entry.path, entry.module, flat)
     end
     for _, p in ipairs(entry.module._params) do
       local tensor = tree.param(entry.module, p)
       local key = tensor and parameter.key(tensor)
       local manager = flat and tensor and parameter.manager(tensor)
       if tensor and not (distinct and seen[key])
-        and not (manager and manager:_flat_parameter()) then
+        and not (manager and manager[flat](manager)) then
         seen[key] = true
         out[#out + 1] = {
           name = join(entry.path, p.name), tensor = tensor, shape = p.shape, module = entry.module,
