@@ -72,6 +72,16 @@ describe('dropout as a function', function()
 end)
 
 describe('generate', function()
+  it('gives parameters the values of the seed when they were declared', function()
+    local function values(between)
+      ms.manual_seed(1)
+      local layer = ms.nn.Linear(4, 4)
+      ms.manual_seed(between)
+      return layer:materialize():hash()
+    end
+    assert.equal(values(1), values(2))
+  end)
+
   it('continues from call to call after manual_seed', function()
     ms.manual_seed(5)
     local model = gpt()

@@ -11,6 +11,7 @@ static ms_status new_param(ms_tensor *t)
     if (p == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a parameter record");
     }
+    p->seed = t->ctx->seed;
     p->dtype = t->v.dtype;
     p->ndim = t->v.ndim;
     memcpy(p->shape, t->v.shape, sizeof(p->shape));
@@ -147,7 +148,7 @@ ms_status ms_tensor_materialize(ms_tensor *t)
                           .a = p->a,
                           .b = p->b,
                           .key = msi_param_key(p, ""),
-                          .seed = t->ctx->seed};
+                          .seed = p->seed};
 
     msi_view_set_contiguous(&v, p->dtype, p->ndim, p->shape);
     MS_TRY(msi_storage_new(&v.storage, t->ctx, args.n * ms_dtype_size(p->dtype), MS_MEM_PARAMETER));

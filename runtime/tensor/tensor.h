@@ -58,6 +58,7 @@ struct msi_grad_sink; /* autograd's */
 typedef struct msi_param {
     int32_t init; /* MS_INIT_* */
     double a, b;
+    uint64_t seed; /* of its initial values: the context's when it was declared */
     char *name;
     int64_t stream;    /* separates equal names of different trees */
     bool materialized; /* master values exist */

@@ -18,7 +18,7 @@ static msi_init_args rule_of(const ms_fsdp_unit *u, const msi_unit_param *p)
                            .kind = param->init,
                            .a = param->a,
                            .b = param->b,
-                           .seed = u->ctx->seed,
+                           .seed = param->seed,
                            .key = msi_param_key(param, p->name)};
 }
 
