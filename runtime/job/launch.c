@@ -89,12 +89,6 @@ static ms_status check_can_fork(const msi_dist *d)
                                          "which each rank needs for itself (start the ranks before "
                                          "making tensors)");
     }
-    if (ctx != NULL && ctx->live_handles > 0) {
-        return MS_FAIL(MS_RUNTIME_ERROR,
-                       "cannot fork ranks: %lld tensors are live, expected none (start the ranks "
-                       "before making tensors)",
-                       (long long)ctx->live_handles);
-    }
     return MS_OK;
 }
 

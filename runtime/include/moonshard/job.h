@@ -27,9 +27,9 @@ typedef struct ms_dist_info {
 
 /** Fork `n` ranks. Child: `*rank` is its rank, `*out` NULL, the world group exists. Caller: `*rank`
  * is -1 and `*out` must be passed to ms_launch_wait(); until then SIGINT, SIGTERM, SIGHUP and
- * SIGUSR1 are deferred, then relayed.
- * @return MS_RUNTIME_ERROR, with the reason, if tensors are live, another thread runs, a device is
- *         open or ranks exist; that or MS_OUT_OF_MEMORY, with system call and limit, if the system
+ * SIGUSR1 are deferred, then relayed. Each rank has its own copy of the caller's tensors.
+ * @return MS_RUNTIME_ERROR, with the reason, if another thread runs, a device is open or ranks
+ *         exist; that or MS_OUT_OF_MEMORY, with system call and limit, if the system
  *         refuses */
 MS_API ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank);
 /**
