@@ -71,7 +71,7 @@ describe('dropout as a function', function()
   end)
 end)
 
-describe('generate', function()
+describe('a seed', function()
   it('gives parameters the values of the seed when they were declared', function()
     local function values(between)
       ms.manual_seed(1)
@@ -81,7 +81,9 @@ describe('generate', function()
     end
     assert.equal(values(1), values(2))
   end)
+end)
 
+describe('generate', function()
   it('continues from call to call after manual_seed', function()
     ms.manual_seed(5)
     local model = gpt()

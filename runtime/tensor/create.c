@@ -250,25 +250,6 @@ ms_status msi_init_check(int32_t kind)
                          (int)kind, MS_INIT_NONE, MS_INIT_NORMAL);
 }
 
-ms_status ms_tensor_init(ms_tensor *t, int32_t kind, double a, double b, uint64_t key)
-{
-    msi_init_args args = {
-        .n = msi_view_numel(&t->v), .kind = kind, .a = a, .b = b, .key = key, .seed = t->ctx->seed};
-
-    MS_TRY(msi_init_check(kind));
-    if (!msi_view_contiguous(&t->v)) {
-        return MS_FAIL(MS_VALUE_ERROR, "init needs a contiguous tensor, got shape %s with gaps",
-                       msi_shape_text(t->v.ndim, t->v.shape));
-    }
-    MS_TRY(msi_tensor_check_write(t, "init"));
-    MS_TRY(msi_view_data(&t->v, &args.out));
-    MS_TRY(written(t, msi_dispatch("init", MSI_K_init, t->v.dtype, &args)));
-    if (t->param != NULL) {
-        t->param->drawn = t->v.storage->version;
-    }
-    return MS_OK;
-}
-
 ms_status ms_tensor_hash(const ms_tensor *t, uint64_t *hash)
 {
     return msi_view_hash(&t->v, hash);

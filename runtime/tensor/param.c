@@ -182,7 +182,7 @@ ms_status ms_params_hash(ms_tensor *const *params, int32_t n_params, uint64_t *h
                            "model that FSDP wraps",
                            msi_tensor_label(t));
         }
-        MS_TRY(ms_tensor_hash(t, &values));
+        MS_TRY(msi_view_hash(&t->v, &values));
         h = msi_params_fold(h, values, msi_tensor_label(t));
     }
     *hash = h;

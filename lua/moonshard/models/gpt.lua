@@ -3,7 +3,7 @@
 ---
 --- Shapes: B rows, T <= context tokens, C width, V vocabulary
 ---         ids (B, T) -> logits (B, T, V), or with targets (B, T) the mean loss ()
---- Init:   weights N(0, 0.02), those that write into the residual divided by sqrt(2 layers),
+--- Init:   weights N(0, init.std), those that write into the residual divided by sqrt(2 layers),
 ---         biases zero, norms one.
 
 local Dropout = require 'moonshard.nn.dropout'
@@ -53,12 +53,15 @@ local GPT = Module.extend('models.GPT')
 ---@field bias? boolean  of linear layers and norms (default true)
 ---@field tie? boolean  the head's weight is the token table (default true)
 ---@field dtype? ms.DType  of the master weights (default 'f32')
+---@field init? { std?: number }  deviation of the weights (default 0.02)
 
 local DEVIATION = 0.02
 local MOST_LAYERS = 4096 -- far more than anybody trained; each takes objects before it takes memory
 
 local function build(self, opts)
-  local normal = rules.normal(0, DEVIATION)
+  local deviation = errors.options(self._name .. ' init', opts.init, { std = 'number' }).std
+    or DEVIATION
+  local normal = rules.normal(0, deviation)
   local width, dtype = self.width, opts.dtype
 
   self:child('wte', Embedding(self.vocab, width, { init = normal, dtype = dtype }))
@@ -69,7 +72,7 @@ local function build(self, opts)
   for _ = 1, self.layers do
     blocks:append(TransformerBlock(width, self.heads, {
       bias = opts.bias, dropout = opts.dropout, dtype = dtype, init = normal,
-      residual_init = rules.normal(0, DEVIATION / math.sqrt(2 * self.layers)),
+      residual_init = rules.normal(0, deviation / math.sqrt(2 * self.layers)),
       bias_init = rules.zeros(),
     }))
   end
@@ -90,6 +93,7 @@ function GPT:init(opts)
   opts = errors.options(self._name, opts, {
     vocab = 'number', layers = 'number', heads = 'number', width = 'number', context = 'number',
     dropout = 'number', bias = 'flag', tie = 'flag', device = 'device', dtype = 'floating',
+    init = 'list',
   })
   for _, name in ipairs { 'vocab', 'layers', 'heads', 'width', 'context' } do
     local value = opts[name]

@@ -6,8 +6,8 @@
 --- their path from the outermost module and gives them memory and first values, which depend on
 --- nothing but name, element index, the seed when the module was made, and how many modules with
 --- parameters were made before this tree since the seed was set (none for the first, whatever wraps
---- it). So a module put into a model that has run, `model.head = nn.Linear(4, 2)`, has the first values of a
---- model that was made with it; one that was called alone before that keeps its own.
+--- it). So a module put into a model that has run, `model.head = nn.Linear(4, 2)`, has the first
+--- values of a model that was made with it; one that was called alone before that keeps its own.
 
 local Buffer = require 'moonshard.nn.buffer'
 local casts = require 'moonshard.nn.casts'

@@ -108,7 +108,8 @@ MS_API ms_status ms_tensor_meta(ms_tensor **out, int32_t dtype, int32_t ndim, co
 MS_API ms_status ms_tensor_arange(ms_tensor **out, int32_t dtype, double start, double step,
                                   int64_t n);
 /**
- * Fill with numbers that depend only on (seed of the context, key, element index).
+ * Fill with numbers that depend only on (seed of the context, key, element index). Of a parameter's
+ * shard the index counts in the whole parameter. A parameter without values gets its memory first.
  * @param kind  MS_INIT_UNIFORM: [a, b); MS_INIT_NORMAL: mean a, deviation b; MS_INIT_CONSTANT: a
  */
 MS_API ms_status ms_tensor_init(ms_tensor *t, int32_t kind, double a, double b, uint64_t key);
