@@ -55,7 +55,7 @@ describe('a load that fails', function()
     local run = sharded(8)
     run.loader = ms.data.Loader { tokens = ms.arange(100), context = 4, batch = 2 }
     checkpoint.save(root, 'plain', { step = 1, model = run.model, optimizer = run.optimizer })
-    local cases = { { root .. '/plain', 'KeyError', 'no position in the data' } }
+    local cases = { { root .. '/plain', 'KeyError', 'the checkpoint has no loader' } }
     local function case(kind, text, change)
       local name = 'case' .. #cases
       with_meta(root, name, { step = 1, model = run.model, optimizer = run.optimizer,

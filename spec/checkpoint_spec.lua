@@ -151,7 +151,7 @@ describe('a checkpoint', function()
       checkpoint.load, path, { model = nn.Sequential(nn.Linear(2, 2, { dtype = 'f64' })) })
     checks.raises('ValueError', 'the checkpoint holds the state of SGD, expected AdamW',
       checkpoint.load, path, { optimizer = ms.optim.AdamW(m:parameters()) })
-    checks.raises('KeyError', 'the checkpoint has no position in the data', checkpoint.load, path,
+    checks.raises('KeyError', 'the checkpoint has no loader', checkpoint.load, path,
       { loader = run_of(1, 0).loader })
     checks.raises('ValueError', "did you mean 'optimizer'?", checkpoint.load, path,
       { optimiser = m })
@@ -207,7 +207,7 @@ describe('a checkpoint', function()
       end
       local run = make_run(0)
       run.step()
-      checks.raises('KeyError', 'the checkpoint has no position in the data', checkpoint.load,
+      checks.raises('KeyError', 'the checkpoint has no loader', checkpoint.load,
         root .. '/pushed', { optimizer = run.optimizer, loader = run_of(2, rank).loader })
       assert(run.optimizer.param_groups[1].momentum == 0) -- nothing is changed
     end)

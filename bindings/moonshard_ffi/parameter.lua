@@ -224,6 +224,21 @@ function parameter.part(tensor)
   }
 end
 
+--- The extent of elements [start, start + numel) of a tensor that is in parts.
+---@param shape integer[]
+---@param dtype string
+---@param start integer  from 0
+---@param numel integer
+---@return ms.Extent
+function parameter.extent(shape, dtype, start, numel)
+  local c = B.new('ms_param_extent')
+  c.start, c.numel, c.ndim, c.dtype = start, numel, #shape, parameter.dtype(dtype)
+  for i = 1, #shape do
+    c.shape[i - 1] = shape[i]
+  end
+  return { start = start, numel = numel, shape = shape, dtype = dtype, c = c }
+end
+
 --- The extent of all of a plain tensor, beside its elements in one dimension (nil for none).
 ---@param flat ms.Tensor  (numel of t)
 ---@param t ms.Tensor

@@ -17,11 +17,13 @@ local json = require 'moonshard.internal.json'
 local meta_data = require 'moonshard.checkpoint.meta'
 local naming = require 'moonshard.internal.naming'
 local notes = require 'moonshard_ffi.notes'
+local parts = require 'moonshard.checkpoint.parts'
 local parameter = require 'moonshard_ffi.parameter'
 local random = require 'moonshard.internal.random'
 local runs = require 'moonshard.nn.runs'
 local runtime = require 'moonshard_ffi.checkpoint'
 local sharding = require 'moonshard_ffi.fsdp'
+local state = require 'moonshard.checkpoint.state'
 local state_dict = require 'moonshard.nn.state_dict'
 local tree = require 'moonshard.nn.tree'
 local util = require 'moonshard.internal.util'
@@ -31,16 +33,22 @@ local checkpoint = {}
 
 ---@class ms.checkpoint.State  what is saved and restored; leave out what is not there
 ---@field model? ms.nn.Module
+---@field modules? table<string, ms.nn.Module>  several models by name
 ---@field optimizer? ms.optim.Optimizer
+---@field optimizers? table<string, ms.optim.Optimizer>  several by name
 ---@field loader? ms.data.Loader
+---@field [string] table  anything with state_dict() and load_state_dict(): scheduler, scaler, ema
+---  or a name of the script's choice. Its state is numbers (infinite ones and NaN too), strings,
+---  booleans, tensors that all ranks have or ShardedTensors, and tables of them
 ---@field process_group? ms.dist.Group  whose ranks save or load together, default: those over which
 ---  model or optimizer is sharded, else those the loader deals to, else all. A plain model that a
 ---  group has trained by hand wants it
 ---
 --- One of them at least. A checkpoint holds what was given to save() and nothing else: loading
---- what is not in it is a KeyError, leaving out what is in it is legal. State of an optimizer goes
---- by the names of its parameters, whether they are frozen or not; that is the model's business.
---- Beside a model it trains parameters of that model, a ValueError if not, though perhaps not all.
+--- what is not in it is a KeyError; a load of more than models that leaves out what is in it warns.
+--- State of an optimizer goes by the names of its parameters, whether they are frozen or not; that
+--- is the model's business.
+--- Beside models it trains parameters of those models, a ValueError if not, though perhaps not all.
 --- Its groups take the options in the checkpoint, its parameters the state that there is: one
 --- without momentum gets it from a checkpoint that has it.
 
@@ -48,14 +56,8 @@ local checkpoint = {}
 ---@field step integer
 ---@field config? table  numbers, strings, booleans, tables of them; comes back with the meta data
 
--- -- keys ----------------------------------------------------------------------------------------
-
-local function model_key(name)
-  return 'model/' .. name
-end
-
-local function state_key(state, name)
-  return ('optim/%s/%s'):format(state, name)
+local function state_key(part, state_name, name)
+  return ('%s%s/%s'):format(part.prefix, state_name, name)
 end
 
 -- Do all ranks hold all of this parameter?
@@ -71,37 +73,59 @@ end
 
 -- -- writing -------------------------------------------------------------------------------------
 
-local function add_model(writer, model, comm)
-  local rank, params = sharding.place(comm), tree.prepared_params(model)
+local function add_model(writer, part_of, comm)
+  local model, prefix = part_of.value, part_of.prefix
+  local rank, params = sharding.place(comm), tree.prepared_params(model:materialize())
   for _, p in ipairs(params) do
     local part, extent = parameter.part(p.tensor)
     local mine = rank == 0 or not is_replicated(p.tensor)
-    runtime.add(writer, model_key(p.name), extent, mine and part or nil)
+    runtime.add(writer, prefix .. p.name, extent, mine and part or nil)
   end
   for _, b in ipairs(state_dict.buffers(model)) do
     local part, extent = whole(b.entry:uncast())
-    runtime.add(writer, model_key(b.name), extent, rank == 0 and part or nil)
+    runtime.add(writer, prefix .. b.name, extent, rank == 0 and part or nil)
   end
+  return { dropout = runs.of(model) }
 end
 
-local function add_optimizer(writer, optimizer, comm)
-  local rank = sharding.place(comm)
+local function add_optimizer(writer, part_of, comm, models)
+  local rank, optimizer = sharding.place(comm), part_of.value
+  runtime.same(writer, 'the ' .. part_of.label, optimizer.kind)
+  fits.names(optimizer)
+  fits.models(optimizer, models)
   local steps = {}
   local entries, states = optimizer:_entries()
   for _, entry in ipairs(entries) do
     local _, extent = parameter.part(entry.param)
     local mine = rank == 0 or not is_replicated(entry.param)
     steps[entry.name] = entry.steps
-    for _, state in ipairs(states) do
-      local value = entry.state[state]
+    for _, state_name in ipairs(states) do
+      local value = entry.state[state_name]
       if value then
-        runtime.add(writer, state_key(state, entry.name), extent, mine and value or nil)
+        local key = state_key(part_of, state_name, entry.name)
+        runtime.add(writer, key, extent, mine and value or nil)
       end
     end
   end
   local groups = optimizer:_group_options(function(i) return entries[i].name end)
   return { kind = optimizer.kind, steps = steps, groups = groups }
 end
+
+local function add_loader(writer, part)
+  local position = part.value:state()
+  runtime.same(writer, 'the position in the data', json.encode(position))
+  return position
+end
+
+local function add_state(writer, part, comm)
+  local rank = sharding.place(comm)
+  return state.encode(part.value:state_dict(), function(value, path)
+    local elements, extent, sharded = state.elements(value)
+    runtime.add(writer, part.prefix .. path, extent, (sharded or rank == 0) and elements or nil)
+  end)
+end
+
+local ADD = { model = add_model, optimizer = add_optimizer, loader = add_loader, state = add_state }
 
 local function check_save(what, opts)
   arguments.whole(what, 'step', opts.step, nil, 0)
@@ -134,32 +158,20 @@ end
 ---@param opts ms.checkpoint.SaveOptions
 ---@return string path
 function checkpoint.save(root, name, opts)
-  opts = errors.options('checkpoint.save', opts,
-    { 'step', 'config', unpack(validate.OPTIONS) })
+  opts = parts.options('checkpoint.save', opts, { 'step', 'config', 'process_group' })
   validate.path('checkpoint.save', 'root', root)
   validate.path('checkpoint.save', 'name', name)
-  local parts = check_save('checkpoint.save', opts)
-  local comm = validate.group('checkpoint.save', opts)
+  local list = check_save('checkpoint.save', opts)
+  local comm = validate.group('checkpoint.save', list, opts.process_group)
   local writer = runtime.begin(comm, root, name)
   local meta = guarded(comm, writer, runtime.fail, runtime.discard, function()
-    local all = { step = opts.step, config = opts.config, seed = parameter.seed(),
-      random = random.position() }
-    runtime.same(writer, 'what is saved', table.concat(parts, ', '))
-    runtime.same(writer, 'the config', json.encode(opts.config or {}))
-    if opts.loader then
-      all.loader = opts.loader:state()
-      runtime.same(writer, 'the position in the data', json.encode(all.loader))
-    end
-    if opts.model then
-      opts.model:materialize()
-      add_model(writer, opts.model, comm)
-      all.dropout = runs.of(opts.model)
-    end
-    if opts.optimizer then
-      runtime.same(writer, 'the optimizer', opts.optimizer.kind)
-      fits.names(opts.optimizer)
-      fits.model(opts.optimizer, opts.model)
-      all.optimizer = add_optimizer(writer, opts.optimizer, comm)
+    local config = state.encode(opts.config)
+    local all = { step = opts.step, config = config, seed = parameter.seed(),
+      random = random.position(), parts = parts.labels(list) }
+    runtime.same(writer, 'what is saved', table.concat(all.parts, ', '))
+    runtime.same(writer, 'the config', json.encode(config or {}))
+    for _, part in ipairs(list) do
+      meta_data.set(all, part, ADD[part.kind](writer, part, comm, parts.values(list, 'model')))
     end
     return json.encode(all)
   end)
@@ -177,42 +189,48 @@ end
 ---@field keys table  all keys of the checkpoint in order, and the place of each by key
 ---@field after fun()[]  to be done when all is read
 ---@field undo fun()[]  ... or when that fails
+---@field models ms.nn.Module[]  what is loaded into
+---@field strict boolean
 
 -- Is all that the checkpoint has below `prefix` expected by the model or optimizer?
-local function check_keys(keys, prefix, expected, noun)
-  for _, key in ipairs(keys) do
+local function check_keys(load, prefix, expected, noun)
+  for _, key in ipairs(load.strict and load.keys or {}) do
     if key:sub(1, #prefix) == prefix and not expected[key] then
       errors.raise('KeyError', "the checkpoint has '%s', which the %s has not", key, noun)
     end
   end
 end
 
-local function add_load_of_model(load, model)
-  local loader, after = load.loader, load.after
-  local expected = {}
+local function add_load_of_model(load, part_of, meta)
+  local after, expected = load.after, {}
+  local model, prefix = part_of.value:materialize(), part_of.prefix
+  local function wanted(key)
+    expected[key] = true
+    return load.strict or load.keys[key]
+  end
   for _, p in ipairs(tree.prepared_params(model)) do
     local part, extent = parameter.part(p.tensor)
-    local key = model_key(p.name)
-    expected[key] = true
-    runtime.load_add(loader, key, extent, part)
-    after[#after + 1] = function() parameter.touch(p.tensor) end
+    if wanted(prefix .. p.name) then
+      runtime.load_add(load.loader, prefix .. p.name, extent, part)
+      after[#after + 1] = function() parameter.touch(p.tensor) end
+    end
   end
   for _, b in ipairs(state_dict.buffers(model)) do
     local part, extent = whole(b.entry:uncast())
     local value = part and part:reshape(b.tensor:shape()) or b.tensor
-    local key = model_key(b.name)
-    expected[key] = true
-    runtime.load_add(loader, key, extent, part)
-    after[#after + 1] = b.entry:prepare_load(value)
+    if wanted(prefix .. b.name) then
+      runtime.load_add(load.loader, prefix .. b.name, extent, part)
+      after[#after + 1] = b.entry:prepare_load(value)
+    end
   end
-  check_keys(load.keys, 'model/', expected, 'model')
+  check_keys(load, prefix, expected, part_of.label)
+  after[#after + 1] = function() runs.continue(model, meta and meta.dropout) end
 end
 
-local function add_load_of_optimizer(load, optimizer, meta)
-  local keys, after = load.keys, load.after
-  if type(meta) ~= 'table' then
-    errors.raise('KeyError', 'the checkpoint has no optimizer')
-  elseif meta.kind ~= optimizer.kind then
+local function add_load_of_optimizer(load, part_of, meta)
+  local keys, after, optimizer = load.keys, load.after, part_of.value
+  fits.models(optimizer, load.models)
+  if meta.kind ~= optimizer.kind then
     errors.raise('ValueError', 'the checkpoint holds the state of %s, expected %s',
       tostring(meta.kind), optimizer.kind)
   end
@@ -226,17 +244,17 @@ local function add_load_of_optimizer(load, optimizer, meta)
   after[#after + 1] = function() optimizer:_set_group_options(meta.groups) end
   local steps = type(meta.steps) == 'table' and meta.steps
   optimizer:_await_later_state(function(name) -- one of old has zeros before the first step, too
-    return keys[state_key(optimizer.later_state, name)] and (steps and steps[name]) ~= 0
+    return keys[state_key(part_of, optimizer.later_state, name)] and (steps and steps[name]) ~= 0
   end, after, load.undo)
   local entries, states = optimizer:_entries()
   local expected = {}
   for i, entry in ipairs(entries) do
     local _, extent = parameter.part(entry.param)
-    for _, state in ipairs(states) do
-      local key = state_key(state, entry.name)
+    for _, state_name in ipairs(states) do
+      local key = state_key(part_of, state_name, entry.name)
       expected[key] = true
-      if state ~= optimizer.later_state or keys[key] then
-        runtime.load_add(load.loader, key, extent, entry.state[state])
+      if state_name ~= optimizer.later_state or keys[key] then
+        runtime.load_add(load.loader, key, extent, entry.state[state_name])
       end
     end
     local n = steps and steps[entry.name]
@@ -246,46 +264,69 @@ local function add_load_of_optimizer(load, optimizer, meta)
     end
     after[#after + 1] = function() optimizer:_set_steps(i, n) end
   end
-  check_keys(keys, 'optim/', expected, 'optimizer')
+  check_keys(load, part_of.prefix, expected, part_of.label)
 end
 
-local function add_load_of_data(load, loader, state)
-  if state == nil then
-    errors.raise('KeyError', 'the checkpoint has no position in the data')
+local function add_load_of_data(load, part, position)
+  part.value:check_state(position)
+  load.after[#load.after + 1] = function() part.value:load_state(position) end
+end
+
+local function add_load_of_state(load, part, encoded)
+  local target = state.targets(part.label, part.value:state_dict())
+  local sd = state.decode(encoded, function(path)
+    local value, elements, extent = target(path)
+    runtime.load_add(load.loader, part.prefix .. path, extent, elements)
+    return value
+  end)
+  load.after[#load.after + 1] = function() part.value:load_state_dict(sd) end
+end
+
+local ADD_LOAD = {
+  model = add_load_of_model, optimizer = add_load_of_optimizer, loader = add_load_of_data,
+  state = add_load_of_state,
+}
+
+-- Who loads models alone does not go on training them.
+local function warn_of_rest(comm, meta, list)
+  local asked, rest, trains = {}, {}, false
+  for _, part in ipairs(list) do
+    asked[part.label], trains = true, trains or part.kind ~= 'model'
   end
-  loader:check_state(state)
-  load.after[#load.after + 1] = function() loader:load_state(state) end
+  for _, label in ipairs(meta.parts or {}) do
+    rest[#rest + 1] = trains and not asked[label] and label or nil
+  end
+  if #rest > 0 then
+    errors.warn('UserWarning', 'the checkpoint has state that was not loaded: '
+      .. table.concat(rest, ', '), comm)
+  end
 end
 
--- Read what `loader` has opened into what is given, whose names are `parts`. Collective.
-local function load_into(comm, loader, opts, parts)
-  local load, meta = { loader = loader, after = {}, undo = {} }, nil
-  local after = load.after
-  notes.text(comm, 'what is loaded', table.concat(parts, ', '))
+-- Read what `loader` has opened into the parts of `list`. Collective.
+local function load_into(comm, loader, opts, list)
+  local meta
+  local load = {
+    loader = loader, after = {}, undo = {}, models = parts.values(list, 'model'),
+    strict = opts.strict ~= false,
+  }
+  notes.text(comm, 'what is loaded', table.concat(parts.labels(list), ', '))
   local function prepare()
+    local continues = false
     local source = runtime.load_source(loader)
     load.keys, meta = runtime.keys(source), meta_data.read(source)
-    if opts.model then
-      opts.model:materialize()
-      add_load_of_model(load, opts.model)
-      after[#after + 1] = function() runs.continue(opts.model, meta.dropout) end
+    for _, part in ipairs(list) do
+      continues = continues or part.kind == 'optimizer' or part.kind == 'loader'
+      ADD_LOAD[part.kind](load, part, meta_data.get(meta, part))
     end
-    if opts.optimizer then
-      fits.model(opts.optimizer, opts.model)
-      add_load_of_optimizer(load, opts.optimizer, meta.optimizer)
-    end
-    if opts.loader then
-      add_load_of_data(load, opts.loader, meta.loader)
-    end
-    if meta.random and (opts.optimizer or opts.loader) then -- not in checkpoints of old
-      after[#after + 1] = function() random.continue(meta.random) end
+    if meta.random and continues then -- not in checkpoints of old
+      load.after[#load.after + 1] = function() random.continue(meta.random) end
     end
   end
   local ok, err = pcall(function()
     guarded(comm, loader, runtime.load_fail, runtime.load_discard, prepare)
     runtime.load_commit(loader)
   end)
-  for _, finish in ipairs(ok and after or load.undo) do
+  for _, finish in ipairs(ok and load.after or load.undo) do
     finish()
   end
   if not ok then
@@ -295,13 +336,21 @@ local function load_into(comm, loader, opts, parts)
     errors.warn('UserWarning', ('the checkpoint was made with seed %s, this run has %s'):format(
       tostring(meta.seed), parameter.seed()), comm)
   end
+  warn_of_rest(comm, meta, list)
   return meta
 end
 
 local function check_load(what, opts)
-  opts = errors.options(what, opts, validate.OPTIONS)
+  opts = parts.options(what, opts, { 'process_group', 'strict' })
+  if opts.strict ~= nil then
+    arguments.flag(what, 'strict', opts.strict)
+  end
   return opts, validate.parts(what, opts)
 end
+
+---@class ms.checkpoint.LoadOptions: ms.checkpoint.State
+---@field strict? boolean  false: parameters and buffers of models that the checkpoint lacks, or has
+---  beside them, are left alone (default true)
 
 ---@class ms.checkpoint.Meta
 ---@field step integer
@@ -312,14 +361,14 @@ end
 --- buffers, have equal values on all ranks afterwards. With an optimizer or loader random numbers
 --- go on, on all ranks, where rank 0 was. The seed is not set; another one is a warning.
 ---@param path string
----@param opts ms.checkpoint.State
+---@param opts ms.checkpoint.LoadOptions
 ---@return ms.checkpoint.Meta
 function checkpoint.load(path, opts)
-  local parts
-  opts, parts = check_load('checkpoint.load', opts)
+  local list
+  opts, list = check_load('checkpoint.load', opts)
   validate.path('checkpoint.load', 'path', path)
-  local comm = validate.group('checkpoint.load', opts)
-  return load_into(comm, runtime.load_begin(comm, path), opts, parts)
+  local comm = validate.group('checkpoint.load', list, opts.process_group)
+  return load_into(comm, runtime.load_begin(comm, path), opts, list)
 end
 
 --- What was saved beside the tensors, without reading them.
@@ -400,11 +449,12 @@ end
 ---@param opts ms.checkpoint.SaveOptions
 ---@return string path
 function Manager:save(opts)
-  opts = in_group(self, errors.options('checkpoint.save', opts,
-    { 'step', 'config', unpack(validate.OPTIONS) }))
+  opts = in_group(self, parts.options('checkpoint.save', opts,
+    { 'step', 'config', 'process_group' }))
   arguments.whole('checkpoint.save', 'step', opts.step, nil, 0)
   local path = checkpoint.save(self.root, runtime.step_name(opts.step), opts)
-  local comm = validate.group('checkpoint.save', opts)
+  local comm = validate.group('checkpoint.save', parts.of('checkpoint.save', opts),
+    opts.process_group)
   if sharding.place(comm) == 0 then
     local ok, err = pcall(runtime.rotate, self.root, opts.step, self.keep or 0)
     if not ok then -- the checkpoint is safe: an old one too many ends no training
@@ -417,15 +467,15 @@ end
 --- Read the checkpoint of a step that was saved last, else the newest by step that all ranks find
 --- intact. When a checkpoint of another name was saved last, a warning names it. Collective. A
 --- FormatError when there are checkpoints and none is intact; then nothing is changed.
----@param opts ms.checkpoint.State
+---@param opts ms.checkpoint.LoadOptions
 ---@return ms.checkpoint.Meta?  nil when there is no checkpoint of a step
 function Manager:resume(opts)
-  local parts
-  opts, parts = check_load('checkpoint.resume', opts)
+  local list
+  opts, list = check_load('checkpoint.resume', opts)
   opts = in_group(self, opts)
-  local comm = validate.group('checkpoint.resume', opts)
+  local comm = validate.group('checkpoint.resume', list, opts.process_group)
   local loader = runtime.load_latest_step(comm, self.root)
-  return loader and load_into(comm, loader, opts, parts)
+  return loader and load_into(comm, loader, opts, list)
 end
 
 -- -- interchange ---------------------------------------------------------------------------------
@@ -459,9 +509,8 @@ end
 function checkpoint.export(path, model, opts)
   validate.path('checkpoint.export', 'path', path)
   opts = errors.options('checkpoint.export', opts, { process_group = 'group', dtype = 'floating' })
-  validate.part('checkpoint.export', 'model', model)
-  validate.check_real('checkpoint.export', 'model', model)
-  local comm = validate.group('checkpoint.export', util.merged(opts, { model = model }))
+  local list = validate.parts('checkpoint.export', { model = model })
+  local comm = validate.group('checkpoint.export', list, opts.process_group)
   model:materialize()
   local own = apart(comm, path, model)
   local sd = model:state_dict { rank0_only = true }
@@ -556,11 +605,11 @@ end
 ---@return { missing_keys: string[], unexpected_keys: string[], mismatched_keys: string[] }
 function checkpoint.import(path, model, opts)
   validate.path('checkpoint.import', 'path', path)
-  validate.part('checkpoint.import', 'model', model)
+  local list = parts.of('checkpoint.import', { model = model })
   opts = errors.options('checkpoint.import', opts,
     { process_group = 'group', strict = 'flag', ignore_mismatched_sizes = 'flag' })
   if opts.process_group ~= nil then -- else nobody is asked who the ranks are
-    validate.group('checkpoint.import', util.merged(opts, { model = model }))
+    validate.group('checkpoint.import', list, opts.process_group)
   end
   local report = import(path, model, opts)
   B.give_back() -- the whole file, which a step may not have room beside

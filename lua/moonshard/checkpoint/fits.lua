@@ -19,20 +19,23 @@ function fits.names(optimizer)
   end
 end
 
---- Does it train parameters of this model alone? It may leave some out.
+--- Does it train parameters of these models alone? It may leave some out.
 ---@param optimizer ms.optim.Optimizer
----@param model? ms.nn.Module  nil: whose it is does not matter
-function fits.model(optimizer, model)
-  if not model then
-    return
-  end
+---@param models ms.nn.Module[]  none: whose they are does not matter
+function fits.models(optimizer, models)
   local known, named = {}, {}
-  for _, p in ipairs(tree.prepared_params(model)) do
-    known[parameter.key(p.tensor)], named[p.name] = true, true
+  for _, model in ipairs(models) do
+    for _, p in ipairs(tree.prepared_params(model)) do
+      known[parameter.key(p.tensor)], named[p.name] = true, true
+    end
+  end
+  if #models == 0 then
+    return
   end
   for i, entry in ipairs((optimizer:_entries())) do
     if not known[parameter.key(entry.param)] then
-      errors.raise('ValueError', "the optimizer holds parameters that are not this model's: %s%s",
+      errors.raise('ValueError', "the optimizer holds parameters that are not %s: %s%s",
+        #models == 1 and "this model's" or "these models'",
         entry.name == '' and 'parameter ' .. i or ("'%s'"):format(entry.name),
         named[entry.name] and ', of which the model has another' or '')
     end

@@ -5,6 +5,7 @@ local json = require 'moonshard.internal.json'
 local random = require 'moonshard.internal.random'
 local runs = require 'moonshard.nn.runs'
 local runtime = require 'moonshard_ffi.checkpoint'
+local state = require 'moonshard.checkpoint.state'
 
 local meta_data = {}
 
@@ -22,14 +23,57 @@ function meta_data.read(source)
     refuse('step', 'a whole number')
   elseif type(meta.seed) ~= 'string' or not meta.seed:find('^%d+$') or #meta.seed > 20 then
     refuse('seed', 'the digits of a seed')
-  elseif meta.dropout ~= nil and not runs.valid(meta.dropout) then
-    refuse('dropout', 'how often each module ran')
   elseif meta.random ~= nil and not pcall(random.check, 'random', meta.random) then
     refuse('random', 'how many tensors and tokens were drawn, and sites ran')
   elseif meta.config ~= nil and type(meta.config) ~= 'table' then
     refuse('config', 'a table')
   end
+  meta.config = state.decode(meta.config)
   return meta
+end
+
+-- Where the meta data of each kind stand: of the one, and of those by name.
+local PLACES = {
+  model = { 'model', 'modules' }, optimizer = { 'optimizer', 'optimizers' },
+  loader = { 'loader', 'loaders' }, state = { 'states', 'states' },
+}
+
+--- Put the meta data of a part in their place.
+---@param meta table
+---@param part ms.checkpoint.Part
+---@param value table
+function meta_data.set(meta, part, value)
+  local one, many = unpack(PLACES[part.kind])
+  if not part.name then
+    meta[one] = value
+  else
+    meta[many] = meta[many] or {}
+    meta[many][part.name] = value
+  end
+end
+
+--- The meta data of a part. KeyError where the checkpoint has none.
+---@param meta ms.checkpoint.Meta
+---@param part ms.checkpoint.Part
+---@return table?  nil of a model in a checkpoint of old
+function meta_data.get(meta, part)
+  local one, many = unpack(PLACES[part.kind])
+  local value
+  if part.name then
+    value = type(meta[many]) == 'table' and meta[many][part.name] or nil
+  else
+    value = meta[one]
+  end
+  if part.kind == 'model' and not part.name and value == nil then
+    value = { dropout = meta.dropout } -- as it stood before there were parts
+  end
+  if type(value) ~= 'table' then
+    errors.raise('KeyError', 'the checkpoint has no %s', part.label)
+  elseif value.dropout ~= nil and part.kind == 'model' and not runs.valid(value.dropout) then
+    errors.raise('FormatError', "the meta data of the %s have a 'dropout' that is not how often "
+      .. 'each module ran', part.label)
+  end
+  return value
 end
 
 return meta_data

@@ -5,6 +5,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.internal.errors'
 local members = require 'moonshard.dist.members'
 local parameter = require 'moonshard_ffi.parameter'
+local parts = require 'moonshard.checkpoint.parts'
 local sharding = require 'moonshard_ffi.fsdp'
 local tree = require 'moonshard.nn.tree'
 
@@ -17,61 +18,40 @@ function validate.path(what, name, value)
   end
 end
 
---- What is saved and restored.
-validate.PARTS = { 'model', 'optimizer', 'loader' }
---- Names of the options of all that saves and restores.
-validate.OPTIONS = { 'model', 'optimizer', 'loader', 'process_group' }
--- The mark by which each is known.
-local MARKS = { model = '_is_module', optimizer = '_is_optimizer', loader = '_is_loader' }
-
-function validate.part(what, name, part)
-  local is_object = type(part) == 'table' and rawget(part, '_name') == nil
-  if not (is_object and part[MARKS[name]] == true) then
-    arguments.refuse(what, name, part, 'the ' .. name .. ' itself')
-  end
-end
-
--- Parameters that a model or an optimizer holds; a loader has none.
-local function params_of(name, part)
+-- Parameters that a model or an optimizer holds; other parts have none.
+local function params_of(part)
   local list = {}
-  if name == 'model' then
-    for i, p in ipairs(tree.prepared_params(part)) do
+  if part.kind == 'model' then
+    for i, p in ipairs(tree.prepared_params(part.value)) do
       list[i] = p.tensor
     end
-  elseif name == 'optimizer' then
-    for i, entry in ipairs((part:_entries())) do
+  elseif part.kind == 'optimizer' then
+    for i, entry in ipairs((part.value:_entries())) do
       list[i] = entry.param
     end
   end
   return list
 end
 
---- In a fake group nobody holds what the other ranks would save or check.
-function validate.check_real(what, name, part)
-  for _, param in ipairs(params_of(name, part)) do
+-- In a fake group nobody holds what the other ranks would save or check.
+local function check_real(what, part)
+  for _, param in ipairs(params_of(part)) do
     local manager = parameter.manager(param)
     if manager and sharding.is_fake(manager.process_group) then
       errors.raise('RuntimeError', "%s: '%s' is sharded over a fake group, whose other ranks are "
-        .. 'not there to keep their parts', what, name)
+        .. 'not there to keep their parts', what, part.label)
     end
   end
 end
 
----@return string[] names  of those that are there, one at least
+--- The parts that options give, one at least.
+---@return ms.checkpoint.Part[]
 function validate.parts(what, opts)
-  local names = {}
-  for _, name in ipairs(validate.PARTS) do
-    if opts[name] ~= nil then
-      validate.part(what, name, opts[name])
-      validate.check_real(what, name, opts[name])
-      names[#names + 1] = name
-    end
+  local list = parts.of(what, opts)
+  for _, part in ipairs(list) do
+    check_real(what, part)
   end
-  if #names == 0 then
-    errors.raise('ValueError', '%s: got nothing to %s, expected a model, an optimizer or a loader',
-      what, what:match('[^.]*$'))
-  end
-  return names
+  return list
 end
 
 local function refuse_two(what, name, its, whose, group)
@@ -80,17 +60,17 @@ local function refuse_two(what, name, its, whose, group)
     members.text(group))
 end
 
--- The group over which model and optimizer are sharded, and which of them says so.
-local function sharded_over(what, opts)
+-- The group over which models and optimizers are sharded, and which of them says so.
+local function sharded_over(what, list)
   local group, owner
-  for _, name in ipairs(validate.PARTS) do
-    local its, another = members.of(opts[name] ~= nil and params_of(name, opts[name]) or {})
+  for _, part in ipairs(list) do
+    local its, another = members.of(params_of(part))
     if its and group and its ~= group then
-      refuse_two(what, name, its, 'the ' .. owner, group)
+      refuse_two(what, part.label, its, 'the ' .. owner, group)
     elseif another then
-      refuse_two(what, name, another, 'in part', its)
+      refuse_two(what, part.label, another, 'in part', its)
     end
-    group, owner = its or group, its and name or owner
+    group, owner = its or group, its and part.label or owner
   end
   return group, owner
 end
@@ -99,10 +79,12 @@ end
 --- sharded, a ValueError where there are two, or `process_group` says other ranks, or the loader
 --- deals to others. What no unit holds goes with `process_group`, else with the loader's, else with
 --- all ranks.
+---@param list ms.checkpoint.Part[]
+---@param asked? ms.dist.Group  `process_group`
 ---@return ffi.cdata*
-function validate.group(what, opts)
-  local asked, loader = opts.process_group, opts.loader
-  local group, owner = sharded_over(what, opts)
+function validate.group(what, list, asked)
+  local loader = parts.values(list, 'loader')[1]
+  local group, owner = sharded_over(what, list)
   if asked ~= nil then
     arguments.group(what, 'process_group', asked)
     if group and not members.same(asked, group) then

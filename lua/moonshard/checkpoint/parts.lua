@@ -1,0 +1,140 @@
+--- What scripts give to be saved or loaded, as a list in one order on all ranks: the model and the
+--- modules, the optimizer and the optimizers, the loader, then everything else by its name.
+
+local arguments = require 'moonshard_ffi.arguments'
+local errors = require 'moonshard.internal.errors'
+local util = require 'moonshard.internal.util'
+
+local parts = {}
+
+---@class ms.checkpoint.Part
+---@field kind 'model'|'optimizer'|'loader'|'state'
+---@field name string|false  by which the script has it; false: the one of its kind
+---@field label string  in messages: "model", "model 'gen'", "scheduler"
+---@field prefix string  of the names of its tensors
+---@field value any
+
+--- Names of the options that are no parts with a state of their own.
+local OPTIONS = {
+  step = true, config = true, process_group = true, strict = true, model = true, modules = true,
+  optimizer = true, optimizers = true, loader = true,
+}
+
+-- The mark by which each kind is known.
+local MARKS = { model = '_is_module', optimizer = '_is_optimizer', loader = '_is_loader' }
+
+--- TypeError unless the value is of this kind.
+---@param what string
+---@param name string  of the option
+---@param kind string
+function parts.check(what, name, kind, value)
+  local is_object = type(value) == 'table' and rawget(value, '_name') == nil
+  if not (is_object and value[MARKS[kind]] == true) then
+    arguments.refuse(what, name, value, 'the ' .. kind .. ' itself')
+  end
+end
+
+-- Models and optimizers have names of their own.
+local function has_state(value)
+  if type(value) ~= 'table' or value._is_module or value._is_optimizer or value._is_loader then
+    return false
+  end
+  return type(value.state_dict) == 'function' and type(value.load_state_dict) == 'function'
+end
+
+local function check_name(what, option, name)
+  arguments.text(what, 'a name in ' .. option, name)
+  if name == '' or name:find('/', 1, true) then
+    errors.raise('ValueError', "%s: '%s' in %s is no name for a part of a checkpoint: it is empty "
+      .. "or contains '/'", what, name, option)
+  end
+end
+
+local function add(list, kind, name, label, prefix, value)
+  list[#list + 1] = { kind = kind, name = name, label = label, prefix = prefix, value = value }
+end
+
+-- The one of a kind, then those by name.
+local function add_kind(list, what, opts, kind, plural, prefixes)
+  if opts[kind] ~= nil then
+    parts.check(what, kind, kind, opts[kind])
+    add(list, kind, false, kind, prefixes[1], opts[kind])
+  end
+  for _, name in ipairs(util.sorted_keys(arguments.list(what, plural, opts[plural], {}))) do
+    check_name(what, plural, name)
+    parts.check(what, plural .. '.' .. name, kind, opts[plural][name])
+    add(list, kind, name, ("%s '%s'"):format(kind, name), prefixes[2] .. name .. '/',
+      opts[plural][name])
+  end
+end
+
+--- The options of a save or load; one that is unknown and has no state_dict() and load_state_dict()
+--- raises.
+---@param what string
+---@param opts table?
+---@param known string[]  options beside the parts
+---@return table
+function parts.options(what, opts, known)
+  opts = errors.options(what, opts, opts and util.sorted_keys(opts) or {})
+  local plain, names = {}, { unpack(known) }
+  for _, name in ipairs { 'model', 'modules', 'optimizer', 'optimizers', 'loader' } do
+    names[#names + 1] = name
+  end
+  for name, value in next, opts do
+    if OPTIONS[name] or not has_state(value) then
+      plain[name] = value
+    end
+  end
+  errors.options(what, plain, names)
+  return opts
+end
+
+--- The parts of checked options. ValueError where there is none.
+---@param what string
+---@param opts table
+---@return ms.checkpoint.Part[]
+function parts.of(what, opts)
+  local list = {}
+  add_kind(list, what, opts, 'model', 'modules', { 'model/', 'modules/' })
+  add_kind(list, what, opts, 'optimizer', 'optimizers', { 'optim/', 'optimizers/' })
+  if opts.loader ~= nil then
+    parts.check(what, 'loader', 'loader', opts.loader)
+    add(list, 'loader', false, 'loader', 'loader/', opts.loader)
+  end
+  for _, name in ipairs(util.sorted_keys(opts)) do
+    if not OPTIONS[name] then
+      check_name(what, 'the options', name)
+      add(list, 'state', name, name, 'state/' .. name .. '/', opts[name])
+    end
+  end
+  if #list == 0 then
+    errors.raise('ValueError', '%s: got nothing to %s, expected a model, an optimizer or a loader',
+      what, what:match('[^.]*$'))
+  end
+  return list
+end
+
+---@param list ms.checkpoint.Part[]
+---@return string[]
+function parts.labels(list)
+  local labels = {}
+  for i, part in ipairs(list) do
+    labels[i] = part.label
+  end
+  return labels
+end
+
+---@param list ms.checkpoint.Part[]
+---@param kind string
+---@return any[] values
+function parts.values(list, kind)
+  local values = {}
+  for _, part in ipairs(list) do
+    if part.kind == kind then
+      values[#values + 1] = part.value
+    end
+  end
+  return values
+end
+
+return parts

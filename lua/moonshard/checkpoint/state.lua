@@ -1,0 +1,109 @@
+--- State of anything with state_dict() and load_state_dict(), and the config, as JSON can hold
+--- them: infinite numbers, NaN and tensors stand as tables with one key. Tensors are stored beside
+--- the JSON, of ShardedTensors each rank's own elements.
+
+local ShardedTensor = require 'moonshard.fsdp.sharded_tensor'
+local create = require 'moonshard.internal.create'
+local errors = require 'moonshard.internal.errors'
+local json = require 'moonshard.internal.json'
+local parameter = require 'moonshard_ffi.parameter'
+local util = require 'moonshard.internal.util'
+
+local state = {}
+
+local NUMBER, TENSOR = '$number', '$tensor'
+local NUMBERS = { inf = math.huge, ['-inf'] = -math.huge, nan = 0 / 0 }
+
+local function is_sharded(value)
+  return type(value) == 'table' and util.is(value, ShardedTensor)
+end
+
+local function number_text(value)
+  return value ~= value and 'nan' or value > 0 and 'inf' or '-inf'
+end
+
+--- A value as JSON can hold it.
+---@param value any
+---@param tensor? fun(value: ms.Tensor|ms.fsdp.ShardedTensor, path: string)  stores a tensor; nil:
+---  there may be none
+---@param path? string  of the value, '' for the whole
+---@return any
+function state.encode(value, tensor, path)
+  path = path or ''
+  if type(value) == 'number' and (value ~= value or math.abs(value) == math.huge) then
+    return { [NUMBER] = number_text(value) }
+  elseif tensor and (parameter.is_tensor(value) or is_sharded(value)) then
+    tensor(value, path)
+    return { [TENSOR] = path }
+  elseif type(value) ~= 'table' or value == json.null then
+    return value
+  end
+  local out = setmetatable({}, getmetatable(value) == json.array and json.array or nil)
+  for key, entry in next, value do
+    out[key] = state.encode(entry, tensor, path == '' and tostring(key) or path .. '/' .. key)
+  end
+  return out
+end
+
+--- The value again.
+---@param value any
+---@param tensor? fun(path: string): any
+---@return any
+function state.decode(value, tensor)
+  if type(value) ~= 'table' or value == json.null then
+    return value
+  elseif value[NUMBER] ~= nil and NUMBERS[value[NUMBER]] then
+    return NUMBERS[value[NUMBER]]
+  elseif type(value[TENSOR]) == 'string' and tensor then
+    return tensor(value[TENSOR])
+  end
+  local out = setmetatable({}, getmetatable(value))
+  for key, entry in next, value do
+    out[key] = state.decode(entry, tensor)
+  end
+  return out
+end
+
+--- This rank's elements of a tensor in one dimension (nil for none), and their extent.
+---@param value ms.Tensor|ms.fsdp.ShardedTensor
+---@return ms.Tensor?, ms.Extent, boolean sharded
+function state.elements(value)
+  if is_sharded(value) then
+    return value.local_tensor, parameter.extent(value:shape(), value:dtype(), value.start - 1,
+      value.length), true
+  end
+  local part, extent = parameter.whole(value:detach():clone():reshape(-1), value)
+  return part, extent, false
+end
+
+-- The value at a path of keys.
+local function at(value, path)
+  for key in path:gmatch '[^/]+' do
+    value = type(value) == 'table' and (value[key] == nil and value[tonumber(key)] or value[key])
+      or nil
+  end
+  return value
+end
+
+--- Tensors to load into, of the shapes that the part has now: KeyError where it has none.
+---@param label string  of the part
+---@param now table  its state_dict()
+---@return fun(path: string): any value, ms.Tensor? part, ms.Extent extent
+function state.targets(label, now)
+  return function(path)
+    local value = at(now, path)
+    if not (parameter.is_tensor(value) or is_sharded(value)) then
+      errors.raise('KeyError', "the checkpoint has a tensor '%s' of the %s, which has none now",
+        path, label)
+    end
+    local part, extent, sharded = state.elements(value)
+    if sharded then
+      part = part and create.empty(value.length, { dtype = value:dtype() })
+      return ShardedTensor(value:shape(), value:dtype(), value.start, part, value.process_group),
+        part, extent
+    end
+    return part and part:reshape(value:shape()) or value:clone(), part, extent
+  end
+end
+
+return state

@@ -1,0 +1,82 @@
+-- Checkpoints of several models and optimizers, and of anything with a state.
+local ms = require 'moonshard'
+local nn, optim, checkpoint = ms.nn, ms.optim, ms.checkpoint
+local checks = require 'support.checks'
+local wrap = require 'support.wrap'
+local runs = require 'support.runs'
+local shell = require 'support.shell'
+
+describe('a checkpoint', function()
+  local root
+
+  before_each(function() root = runs.folder() end)
+  after_each(function() shell.remove_folder(root) end)
+
+  it('holds two models, their optimizers and a scheduler', function()
+    local function make()
+      ms.manual_seed(1)
+      local t = { gen = wrap(nn.Linear(4, 4), {}), disc = wrap(nn.Linear(4, 1), {}) }
+      t.og = optim.AdamW(t.gen:parameters(), { lr = 1e-3 })
+      t.od = optim.SGD(t.disc:parameters(), { lr = 1e-2, momentum = 0.9 })
+      t.scheduler = optim.lr_scheduler.OneCycleLR(t.og, { max_lr = 0.1, total_steps = 10 })
+      t.all = { modules = { gen = t.gen, disc = t.disc },
+        optimizers = { gen = t.og, disc = t.od }, scheduler = t.scheduler }
+      return t
+    end
+    local function train(t, n)
+      for _ = 1, n do
+        t.disc(t.gen(ms.ones(2, 4))):sum():backward()
+        for _, opt in ipairs { t.og, t.od } do
+          opt:step()
+          opt:zero_grad()
+        end
+        t.scheduler:step()
+      end
+      return t.gen:hash() .. t.disc:hash() .. t.og.param_groups[1].lr
+    end
+    ms.dist.spawn(2, function()
+      local t = make()
+      train(t, 3)
+      t.all.step, t.all.config = 3, { best = math.huge, worst = -math.huge, list = { 1, 2 } }
+      checkpoint.save(root, 'a', t.all)
+      local expected, again = train(t, 2), make()
+      local meta = checkpoint.load(root .. '/a', again.all)
+      assert.same({ best = math.huge, worst = -math.huge, list = { 1, 2 } }, meta.config)
+      assert.equal(expected, train(again, 2))
+    end)
+  end)
+
+  it('holds the state of an object of the script, with tensors', function()
+    local function object(state)
+      return { state_dict = function() return state end,
+        load_state_dict = function(_, sd) state = sd end, get = function() return state end }
+    end
+    local a = object { best = 0 / 0, mean = ms.tensor { 1, 2, 3 }, list = { 'x', true } }
+    checkpoint.save(root, 'a', { step = 1, tracker = a })
+    local b = object { mean = ms.zeros(3) }
+    checkpoint.load(root .. '/a', { tracker = b })
+    assert.same({ 1, 2, 3 }, b.get().mean:totable())
+    assert.same({ 'x', true }, b.get().list)
+    assert.is_true(b.get().best ~= b.get().best)
+    checks.raises('KeyError', 'the checkpoint has no other', checkpoint.load, root .. '/a',
+      { other = b })
+    checks.raises('ValueError', "unknown option 'tracker'", checkpoint.save, root, 'b',
+      { step = 1, tracker = {} })
+  end)
+
+  it('names what is not loaded, and loads what fits', function()
+    local a, b = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    local opt = optim.SGD(a:parameters(), { lr = 0.1 })
+    local scheduler = optim.lr_scheduler.StepLR(opt, { step_size = 30 })
+    checkpoint.save(root, 'a', { step = 1, model = a, optimizer = opt, scheduler = scheduler })
+    checks.raises('KeyError', "a has no tensor 'model/1.weight'", checkpoint.load, root .. '/a',
+      { model = b })
+    local warnings = ms.capture_warnings(function()
+      checkpoint.load(root .. '/a', { model = b, strict = false })
+      checkpoint.load(root .. '/a', { model = a, optimizer = opt })
+    end)
+    assert.equal(1, #warnings)
+    assert.truthy(warnings[1].message:find('that was not loaded: scheduler', 1, true))
+    assert.equal(a[1].weight:hash(), b[1].weight:hash())
+  end)
+end)
