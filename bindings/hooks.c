@@ -177,19 +177,16 @@ static const char *text_of_error(lua_State *L)
 
 typedef struct visit {
     const hook *h;
-    ms_tensor *t;
-    bool gives; /* the function gets an owner of it, else a loan */
-    bool told;  /* the text of what it raised */
+    ms_ref *refs; /* what the function gets */
+    bool told;    /* the text of what it raised */
 } visit;
 
 static int run_hook(lua_State *L)
 {
     visit *v = lua_touserdata(L, 1);
-    ms_ref ref;
 
     lua_rawgeti(L, LUA_REGISTRYINDEX, v->h->function);
-    lua_pushlightuserdata(L, &ref);
-    (void)ms_ref_of(&ref, v->gives ? ms_tensor_retain(v->t) : v->t);
+    lua_pushlightuserdata(L, v->refs);
     if (lua_pcall(L, 1, 0, 0) == 0) {
         return 0;
     }
@@ -200,10 +197,10 @@ static int run_hook(lua_State *L)
 
 /* Whatever Lua's API does may raise: it allocates, and a collection runs the script's finalizers.
  * So nothing but the protected call stands in a frame that the runtime's C has called. */
-static ms_status call(const hook *h, ms_tensor *t, bool gives)
+static ms_status call_with(const hook *h, ms_ref *refs)
 {
     session *s = current;
-    visit v = {.h = h, .t = t, .gives = gives};
+    visit v = {.h = h, .refs = refs};
 
     if (h->host->closed) {
         return ms_error_set(MS_RUNTIME_ERROR, "the Lua state that set this hook is closed");
@@ -226,6 +223,15 @@ static ms_status call(const hook *h, ms_tensor *t, bool gives)
         lua_settop(s->L, base); /* the first error is the one to tell */
     }
     return MS_HOOK_ERROR;
+}
+
+/* `gives`: the function gets an owner of the tensor, else a loan. */
+static ms_status call(const hook *h, ms_tensor *t, bool gives)
+{
+    ms_ref ref;
+
+    (void)ms_ref_of(&ref, gives ? ms_tensor_retain(t) : t);
+    return call_with(h, &ref);
 }
 
 static ms_status on_gradient(void *user, ms_tensor *grad, ms_tensor **replacement)
@@ -261,18 +267,18 @@ static void on_drop(void *user)
     h->host->dropped = h;
 }
 
-/* The function at index 2 as a hook record. */
-static ms_status new_hook(hook **out, lua_State *L)
+/* The function at index `arg` as a hook record. */
+static ms_status new_hook(hook **out, lua_State *L, int arg)
 {
     lua_host *host;
 
-    luaL_checktype(L, 2, LUA_TFUNCTION);
+    luaL_checktype(L, arg, LUA_TFUNCTION);
     ms_status status = host_of(&host, L);
 
     if (status != MS_OK) {
         return status;
     }
-    lua_pushvalue(L, 2);
+    lua_pushvalue(L, arg);
     int function = luaL_ref(L, LUA_REGISTRYINDEX);
     hook *h = calloc(1, sizeof(*h));
 
@@ -296,7 +302,7 @@ static int add_hook(lua_State *L, bool accumulates)
     ms_status status = handle_arg(L, 1, accumulates ? "accumulate_hook" : "hook", &t);
 
     if (status == MS_OK) {
-        status = new_hook(&h, L);
+        status = new_hook(&h, L, 2);
     }
     if (status == MS_OK) {
         status = accumulates ? ms_tensor_accumulate_hook(t, on_accumulate, h, on_drop, &id)
@@ -318,6 +324,118 @@ int lua_hook(lua_State *L)
 int lua_accumulate_hook(lua_State *L)
 {
     return add_hook(L, true);
+}
+
+/* -- custom functions -------------------------------------------------------------------------- */
+
+static void lend(ms_ref *refs, ms_tensor *const *tensors, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        refs[i] = (ms_ref){.ptr = NULL};
+        if (tensors[i] != NULL) {
+            (void)ms_ref_of(&refs[i], tensors[i]);
+        }
+    }
+}
+
+static ms_status on_custom(void *user, ms_tensor *const *grads_out, int32_t n_out,
+                           ms_tensor **grads_in, int32_t n_in)
+{
+    ms_ref refs[2 * MS_CUSTOM_MAX] = {{.ptr = NULL}};
+
+    lend(refs, grads_out, n_out);
+    ms_status status = call_with(user, refs);
+
+    for (int32_t i = 0; i < n_in && status == MS_OK; i++) {
+        if (refs[n_out + i].ptr != NULL) {
+            ms_tensor *t;
+
+            status = handle_of(&refs[n_out + i], "backward", &t);
+            grads_in[i] = status == MS_OK ? ms_tensor_retain(t) : NULL;
+        }
+    }
+    return status;
+}
+
+static ms_status on_recompute(void *user, ms_tensor *const *grads, int32_t n_out)
+{
+    ms_ref refs[MS_CUSTOM_MAX];
+
+    lend(refs, grads, n_out);
+    return call_with(user, refs);
+}
+
+/* The tensors behind refs [0, n); NULL refs give NULL. */
+static ms_status handles_of(const ms_ref *refs, int32_t n, const char *function, ms_tensor **out)
+{
+    ms_status status = n <= 2 * MS_CUSTOM_MAX
+                           ? MS_OK
+                           : ms_error_set(MS_VALUE_ERROR, "too many tensors for a custom function");
+
+    for (int32_t i = 0; i < n && status == MS_OK; i++) {
+        out[i] = NULL;
+        status = refs[i].ptr != NULL ? handle_of(&refs[i], function, &out[i]) : MS_OK;
+    }
+    return status;
+}
+
+static ms_status give_results(ms_ref *refs, ms_tensor **out, int32_t n, ms_status status)
+{
+    for (int32_t i = 0; i < n && status == MS_OK; i++) {
+        status = ms_ref_of(&refs[i], out[i]);
+    }
+    return status;
+}
+
+int lua_custom(lua_State *L)
+{
+    ms_ref *refs = (ms_ref *)lua_topointer(L, 1);
+    const int32_t n_out = (int32_t)lua_tointeger(L, 2), n_in = (int32_t)lua_tointeger(L, 3);
+    ms_tensor *tensors[2 * MS_CUSTOM_MAX], *out[MS_CUSTOM_MAX];
+    hook *h = NULL;
+    ms_status status = handles_of(refs, n_out + n_in, "apply", tensors);
+
+    if (status == MS_OK) {
+        status = new_hook(&h, L, 4);
+    }
+    if (status == MS_OK) {
+        status = ms_custom(out, tensors, n_out, tensors + n_out, n_in, on_custom, h, on_drop);
+    }
+    lua_pushinteger(L, give_results(refs + n_out + n_in, out, n_out, status));
+    return 1;
+}
+
+int lua_checkpoint(lua_State *L)
+{
+    ms_ref *refs = (ms_ref *)lua_topointer(L, 1);
+    const int32_t n_out = (int32_t)lua_tointeger(L, 2);
+    ms_tensor *tensors[2 * MS_CUSTOM_MAX], *out[MS_CUSTOM_MAX];
+    hook *h = NULL;
+    ms_status status = handles_of(refs, n_out, "checkpoint", tensors);
+
+    if (status == MS_OK) {
+        status = new_hook(&h, L, 4);
+    }
+    if (status == MS_OK) {
+        status = ms_checkpoint_graph(out, tensors, n_out, (uint64_t)lua_tonumber(L, 3),
+                                     on_recompute, h, on_drop);
+    }
+    lua_pushinteger(L, give_results(refs + n_out, out, n_out, status));
+    return 1;
+}
+
+int lua_extend(lua_State *L)
+{
+    const ms_ref *refs = lua_topointer(L, 1);
+    const int32_t n = (int32_t)lua_tointeger(L, 2);
+    ms_tensor *tensors[2 * MS_CUSTOM_MAX];
+    ms_status status = handles_of(refs, 2 * n, "checkpoint", tensors);
+
+    if (status == MS_OK) {
+        status = ms_backward_extend(tensors, tensors + n, n);
+    }
+    lua_pushinteger(L, status);
+    return 1;
 }
 
 int lua_collect_hooks(lua_State *L)

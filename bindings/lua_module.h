@@ -24,10 +24,22 @@ int lua_collect_hooks(lua_State *L);
 /* replace(ref): inside a hook, make this tensor the gradient. */
 int lua_replace_gradient(lua_State *L);
 
+/* custom(refs, n_out, n_in, fn) -> status. `refs` is an array of results, inputs (NULL: none) and
+ * room for the outputs, which the caller owns. `fn(address of refs)` gets the gradients of the
+ * outputs (NULL: none) and room for those of the inputs, which stay its own. */
+int lua_custom(lua_State *L);
+/* checkpoint(refs, n_out, since, fn) -> status. `refs` is an array of results and room for the
+ * outputs. `fn(address of refs)` gets the gradients of the outputs. */
+int lua_checkpoint(lua_State *L);
+/* extend(refs, n) -> status. `refs` is an array of outputs and their gradients (NULL: none). */
+int lua_extend(lua_State *L);
+
 /* json_encode(value, null, array) -> text; json_decode(text, null, array) -> value; json.c. */
 int lua_json_encode(lua_State *L);
 int lua_json_decode(lua_State *L);
 
+/* The handle behind a ref. @return MS_RUNTIME_ERROR, with a message, for a stale one */
+ms_status handle_of(const ms_ref *ref, const char *function, ms_tensor **t);
 /* The handle behind the ref that argument `arg` holds (a cdata), NULL for nil.
  * @return MS_TYPE_ERROR or, for a stale ref, MS_RUNTIME_ERROR, with a message */
 ms_status handle_arg(lua_State *L, int arg, const char *function, ms_tensor **t);

@@ -8,7 +8,7 @@
 
 enum { TYPE_CDATA = 10 }; /* LuaJIT's type of FFI objects; lua.h has no name for it */
 
-static ms_status handle_of(const ms_ref *ref, const char *function, ms_tensor **t)
+ms_status handle_of(const ms_ref *ref, const char *function, ms_tensor **t)
 {
     char text[160];
 
@@ -132,6 +132,9 @@ int luaopen_moonshard_lua(lua_State *L)
         {"accumulate_hook", lua_accumulate_hook},
         {"collect_hooks", lua_collect_hooks},
         {"replace_gradient", lua_replace_gradient},
+        {"custom", lua_custom},
+        {"checkpoint", lua_checkpoint},
+        {"extend", lua_extend},
         {"json_encode", lua_json_encode},
         {"json_decode", lua_json_decode},
         {NULL, NULL},

@@ -23,8 +23,8 @@ local ms = {
   class = require 'moonshard.internal.class',
   errors = naming.space('ms.errors', util.merged(errors)),
   ops = naming.space('ms.ops', util.merged(ops)),
-  autograd = naming.space('ms.autograd', util.merged(autograd), nil,
-    { grad = 'loss:backward() and p:grad()' }),
+  autograd = naming.space('ms.autograd', util.merged(autograd),
+    { Function = 'moonshard.internal.custom_function' }),
 }
 
 for _, name in ipairs(dtype.names) do

@@ -349,6 +349,48 @@ static ms_status run(msi_tape *tape, const msi_root *roots, int32_t n_roots)
     return MS_OK;
 }
 
+static ms_status extend(msi_tape *tape, const msi_root *roots, int32_t n)
+{
+    const int32_t n_leaves = tape->leaves.n, n_hooked = tape->hooked.n;
+
+    MS_TRY(msi_walk_on(tape, roots, n));
+    if (tape->leaves.n > n_leaves) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "backward: what was computed again uses %s, which the forward did not",
+                       msi_tensor_label(at(&tape->leaves, n_leaves)->leaf));
+    }
+    for (int32_t i = n_hooked; i < tape->hooked.n; i++) {
+        MS_TRY(msi_hooks_expect(at(&tape->hooked, i)));
+    }
+    for (int32_t i = 0; i < n; i++) {
+        MS_TRY(start_from(tape, &roots[i]));
+    }
+    return MS_OK;
+}
+
+ms_status ms_backward_extend(ms_tensor *const *outputs, ms_tensor *const *grads, int32_t n)
+{
+    msi_tape *tape = n > 0 ? msi_tape_of(outputs[0]->ctx) : NULL;
+    msi_root roots[MS_CUSTOM_MAX];
+    int32_t n_roots = 0;
+
+    if (tape == NULL || !tape->running || tape->returns || n > MS_CUSTOM_MAX) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       tape != NULL && tape->returns
+                           ? "grad: a checkpoint is computed again by backward() only"
+                           : "backward: no backward runs that could be extended");
+    }
+    for (int32_t i = 0; i < n; i++) {
+        if (grads[i] != NULL && outputs[i]->grad_fn != NULL) {
+            roots[n_roots++] = (msi_root){.tensor = outputs[i],
+                                          .grad = grads[i],
+                                          .node = outputs[i]->grad_fn,
+                                          .out = outputs[i]->out_index};
+        }
+    }
+    return extend(tape, roots, n_roots);
+}
+
 ms_status msi_backward_run(msi_tape *tape, const msi_root *roots, int32_t n_roots)
 {
     const bool recording = tape->recording;

@@ -19,6 +19,11 @@ ms_status msi_rule_run(msi_node *node)
     return status;
 }
 
+const msi_node *msi_bwd_node(const msi_bwd *b)
+{
+    return b->node;
+}
+
 ms_context *msi_bwd_context(const msi_bwd *b)
 {
     return b->tape->ctx;

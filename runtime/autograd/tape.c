@@ -122,6 +122,12 @@ ms_status msi_list_push(msi_list *list, void *item)
     return MS_OK;
 }
 
+void msi_list_free(msi_list *list)
+{
+    free(list->item);
+    *list = (msi_list){.item = NULL};
+}
+
 ms_status msi_tape_hook(msi_hooks **out, msi_tape *tape)
 {
     msi_hooks *hook = tape->free_hooks;
@@ -208,7 +214,11 @@ static ms_status node_new(msi_node **out, msi_tape *tape, const msi_op *op, int3
     const int64_t size_class = bytes / MSI_NODE_GRAIN;
 
     *out = NULL;
-    MS_ASSERT(size_class < MSI_NODE_CLASSES);
+    if (MSI_UNLIKELY(size_class >= MSI_NODE_CLASSES)) {
+        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
+                       "'%s' has %d operands and %d results, too many to record", op->name,
+                       (int)n_in, (int)n_out);
+    }
     msi_node *node = tape->free_nodes[size_class];
 
     if (MSI_LIKELY(node != NULL)) {
@@ -452,6 +462,19 @@ static ms_status record_begin(msi_op_call *call)
     return connect(call->node, call);
 }
 
+void msi_node_output(msi_node *node, int32_t i, ms_tensor *t)
+{
+    msi_output *output = &node->out[i];
+
+    output->dtype = t->v.dtype;
+    output->ndim = t->v.ndim;
+    memcpy(output->shape, t->v.shape, sizeof(int64_t) * (size_t)t->v.ndim);
+    output->tensor = t;
+    t->requires_grad = true;
+    t->out_index = (int16_t)i;
+    t->grad_fn = msi_node_retain(node);
+}
+
 static void record_end(msi_op_call *call, ms_status status)
 {
     msi_node *node = call->node;
@@ -460,21 +483,53 @@ static void record_end(msi_op_call *call, ms_status status)
         return;
     }
     for (int32_t i = 0; status == MS_OK && i < call->n_out; i++) {
-        ms_tensor *out = call->out[i];
-        msi_output *output = &node->out[i];
-
-        if (!ms_dtype_is_floating(out->v.dtype)) {
-            continue;
+        if (ms_dtype_is_floating(call->out[i]->v.dtype)) {
+            msi_node_output(node, i, call->out[i]);
         }
-        output->dtype = out->v.dtype;
-        output->ndim = out->v.ndim;
-        memcpy(output->shape, out->v.shape, sizeof(int64_t) * (size_t)out->v.ndim);
-        output->tensor = out;
-        out->requires_grad = true;
-        out->out_index = (int16_t)i;
-        out->grad_fn = msi_node_retain(node);
     }
     msi_node_release(node);
+}
+
+ms_status msi_node_record(msi_node **out, const msi_op *op, const void *attrs,
+                          ms_tensor *const *in, int32_t n_in, int32_t n_out)
+{
+    msi_op_call call = {.op = op, .attrs = attrs, .in = in, .n_in = n_in, .n_out = n_out};
+
+    *out = NULL;
+    for (int32_t i = 0; i < n_in && call.ctx == NULL; i++) {
+        call.ctx = in[i] != NULL ? in[i]->ctx : NULL;
+    }
+    if (call.ctx == NULL) {
+        return MS_OK;
+    }
+    ms_status status = record_begin(&call);
+
+    if (status != MS_OK && call.node != NULL) {
+        msi_node_release(call.node);
+        return status;
+    }
+    *out = call.node;
+    return status;
+}
+
+ms_status msi_node_of_edges(msi_node **out, msi_tape *tape, const msi_op *op, const void *attrs,
+                            msi_edge *const *edges, int32_t n, msi_node *rest, int32_t n_out)
+{
+    MS_TRY(node_new(out, tape, op, n + (rest != NULL), n_out, 0));
+    (*out)->sequence = ++tape->sequence;
+    if (op->attrs_size > 0) {
+        memcpy((*out)->attrs, attrs, (size_t)op->attrs_size);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        (*out)->edge[i] = *edges[i];
+        (*out)->edge[i].shape = NULL; /* the other node's */
+        (*out)->edge[i].shard = false;
+        msi_node_retain(edges[i]->node);
+    }
+    if (rest != NULL) {
+        (*out)->edge[n] = (msi_edge){.node = msi_node_retain(rest), .ndim = -1};
+    }
+    return MS_OK;
 }
 
 static bool record_is_on(const ms_context *ctx)

@@ -45,6 +45,7 @@ struct msi_node {
     ms_tensor *leaf;   /* retained; only in a leaf's node */
     uint64_t sequence; /* order of creation; operands' are smaller */
     uint64_t walk;     /* the last backward that reached it */
+    uint64_t mark;     /* the last collection of a segment's edges that met it */
     msi_hooks *hooks;  /* gradient hooks of outputs; a leaf's are in its handle */
     msi_hooks *pre;
     msi_node *next;   /* in a free list, or the list of dead */
@@ -65,7 +66,8 @@ struct msi_node {
     msi_output out[1]; /* (n_out) */
 };
 
-enum { MSI_HOOK_GRAD, MSI_HOOK_ACCUMULATE, MSI_HOOK_PRE };
+/* OWNER: never run, only dropped with the graph. */
+enum { MSI_HOOK_GRAD, MSI_HOOK_ACCUMULATE, MSI_HOOK_PRE, MSI_HOOK_OWNER };
 
 struct msi_hooks {
     msi_hooks *next;
@@ -122,7 +124,7 @@ struct msi_tape {
     bool running; /* in a backward */
     bool closed;  /* the context closes; the last record frees the tape */
     bool burying; /* dead nodes are being released */
-    uint64_t sequence, walk;
+    uint64_t sequence, walk, mark;
     int64_t hook_id;
     int64_t live; /* nodes and hooks */
     msi_node *free_nodes[MSI_NODE_CLASSES];
@@ -153,6 +155,7 @@ struct msi_tape {
 /* NULL, with the error set, if memory is out. */
 msi_tape *msi_tape_of(ms_context *ctx);
 ms_status msi_list_push(msi_list *list, void *item);
+void msi_list_free(msi_list *list);
 /* A zeroed hook. */
 ms_status msi_tape_hook(msi_hooks **out, msi_tape *tape);
 /* Call its drop(), recycle it. */
@@ -168,6 +171,15 @@ void msi_node_drop_saved(msi_node *node);
 /* Drop saved views, edges, hooks and results after the last run: see [Note: what is left of a
  * graph]. */
 void msi_node_spend(msi_node *node);
+/* Record `op` over operands (n_in), as msi_op_run() does; NULL if nothing is to be recorded. The
+ * caller owns a reference, and calls msi_node_output() for each result. */
+ms_status msi_node_record(msi_node **out, const msi_op *op, const void *attrs, ms_tensor *const *in,
+                          int32_t n_in, int32_t n_out);
+/* The same over copies of other nodes' edges (n), and one to `rest` unless that is NULL. */
+ms_status msi_node_of_edges(msi_node **out, msi_tape *tape, const msi_op *op, const void *attrs,
+                            msi_edge *const *edges, int32_t n, msi_node *rest, int32_t n_out);
+/* Make a tensor output i of the node. */
+void msi_node_output(msi_node *node, int32_t i, ms_tensor *t);
 /* A leaf's accumulate node; the caller owns a reference. */
 ms_status msi_node_of_leaf(msi_node **out, msi_tape *tape, ms_tensor *leaf);
 
@@ -190,6 +202,8 @@ static inline bool msi_edge_needs(const msi_edge *edge)
 bool msi_node_leads_on(const msi_node *node);
 /* Fill the tape's lists for a backward from these roots. */
 ms_status msi_walk(msi_tape *tape, const msi_root *roots, int32_t n_roots);
+/* Reach more nodes in the running backward. Nodes that were reached before stay as they are. */
+ms_status msi_walk_on(msi_tape *tape, const msi_root *roots, int32_t n_roots);
 /* MS_RUNTIME_ERROR: `user` got a shard of a parameter with whole gradients. */
 ms_status msi_refuse_shard(const char *user, const ms_tensor *leaf, int32_t ndim,
                            const int64_t *shape);
@@ -202,6 +216,7 @@ ms_status msi_backward_run(msi_tape *tape, const msi_root *roots, int32_t n_root
 
 /* -- rule.c: interface of backward rules ------------------------------------------------------- */
 
+const msi_node *msi_bwd_node(const msi_bwd *b);
 /* Run the node's rule. */
 ms_status msi_rule_run(msi_node *node);
 

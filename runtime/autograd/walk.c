@@ -140,12 +140,10 @@ static void find_idle(const msi_tape *tape)
     }
 }
 
-ms_status msi_walk(msi_tape *tape, const msi_root *roots, int32_t n_roots)
+ms_status msi_walk_on(msi_tape *tape, const msi_root *roots, int32_t n_roots)
 {
     bool reads_grad = false;
 
-    tape->walk++;
-    tape->to_visit.n = tape->hooked.n = tape->reached.n = 0;
     for (int32_t i = 0; i < n_roots; i++) {
         MS_TRY(reach(tape, roots[i].node));
     }
@@ -168,6 +166,14 @@ ms_status msi_walk(msi_tape *tape, const msi_root *roots, int32_t n_roots)
     if (MSI_UNLIKELY(reads_grad)) {
         gather_apart(tape);
     }
+    return MS_OK;
+}
+
+ms_status msi_walk(msi_tape *tape, const msi_root *roots, int32_t n_roots)
+{
+    tape->walk++;
+    tape->to_visit.n = tape->hooked.n = tape->reached.n = 0;
+    MS_TRY(msi_walk_on(tape, roots, n_roots));
     if (MSI_UNLIKELY(tape->returns)) {
         find_idle(tape);
     }

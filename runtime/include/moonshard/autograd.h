@@ -75,7 +75,44 @@ MS_API ms_status ms_tensor_hook(ms_tensor *t, ms_grad_hook fn, void *user, void 
  * rank's backward reached it, in order of units and parameters. */
 MS_API ms_status ms_tensor_accumulate_hook(ms_tensor *t, ms_accumulate_hook fn, void *user,
                                            void (*drop)(void *), int64_t *id);
+
+enum { MS_CUSTOM_MAX = 64 }; /* results, and inputs, of a custom function */
+
+/** Backward of a custom function. grads_out (n_out): gradients of its results, NULL where none
+ * arrived, borrowed. grads_in (n_in), NULL before: those of its inputs, of the inputs' shapes and
+ * any floating dtype, which the caller then owns; those left NULL are none. */
+typedef ms_status (*ms_custom_backward)(void *user, ms_tensor *const *grads_out, int32_t n_out,
+                                        ms_tensor **grads_in, int32_t n_in);
+/** Record a function that the program has computed: `out` (n_out) are new handles on the memory of
+ * `results`, differentiable by `backward` if grad mode is on and an input requires grad. Compute
+ * `results` without recording. MS_VALUE_ERROR for more than MS_CUSTOM_MAX of either.
+ * @param inputs  (n_in), NULL for none
+ * @param drop    called with `user` when the graph is freed, or at once if nothing is recorded or
+ *                after an error; may be NULL */
+MS_API ms_status ms_custom(ms_tensor **out, ms_tensor *const *results, int32_t n_out,
+                           ms_tensor *const *inputs, int32_t n_in, ms_custom_backward backward,
+                           void *user, void (*drop)(void *user));
+/** Called in backward: compute the results of ms_checkpoint_graph() again, recording, and pass them
+ * with `grads` (n_out, NULL where none arrived) to ms_backward_extend(). */
+typedef ms_status (*ms_recompute)(void *user, ms_tensor *const *grads, int32_t n_out);
+/** Replace what was recorded since ms_graph_now() gave `since` by one node that computes it again:
+ * `out` (n_out) are new handles on the memory of `results`. The graph is freed with the program's
+ * handles on what it computed. `drop` as in ms_custom(). MS_VALUE_ERROR for a result that is an
+ * operand. */
+MS_API ms_status ms_checkpoint_graph(ms_tensor **out, ms_tensor *const *results, int32_t n_out,
+                                     uint64_t since, ms_recompute recompute, void *user,
+                                     void (*drop)(void *user));
+/** In an ms_recompute: go on with the graphs of `outputs` (n), whose gradients are `grads` (NULL:
+ * none). MS_RUNTIME_ERROR outside a backward, in ms_grad(), and if they use a leaf that the forward
+ * did not. */
+MS_API ms_status ms_backward_extend(ms_tensor *const *outputs, ms_tensor *const *grads, int32_t n);
 #endif
+/** Position on the tape: what is recorded later is younger. */
+MS_API uint64_t ms_graph_now(void);
+/** True inside a backward that keeps its graph. */
+MS_API bool ms_graph_retained(void);
+/** A new handle on the same memory and at the same place in the graph. The caller owns `*out`. */
+MS_API ms_status ms_tensor_alias(ms_tensor **out, const ms_tensor *t);
 /** Remove a hook of `t`. MS_KEY_ERROR if it has none with this id. */
 MS_API ms_status ms_hook_remove(ms_tensor *t, int64_t id);
 

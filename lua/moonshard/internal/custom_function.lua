@@ -1,0 +1,144 @@
+--- Functions with a backward written in Lua.
+
+local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
+local autograd = require 'moonshard.autograd'
+local class = require 'moonshard.internal.class'
+local create = require 'moonshard.internal.create'
+local errors = require 'moonshard.internal.errors'
+local scope = require 'moonshard.internal.scope'
+
+local core = B.core
+
+---@class ms.autograd.Context  what forward leaves for backward; scripts may add fields
+---@field needs_input_grad boolean[]  by argument of apply()
+local Context = class('autograd.Context')
+
+--- Keep tensors for backward: arguments, results, or others. They must not be written until then.
+---@param ... ms.Tensor
+function Context:save_for_backward(...)
+  self._saved, self._versions = {}, {}
+  for i, tensor in ipairs { ... } do
+    arguments.tensor('save_for_backward', tostring(i), tensor)
+    self._saved[i] = scope.keep(tensor:detach())
+    self._versions[i] = tensor:version()
+  end
+end
+
+--- Those tensors. RuntimeError for one that was written since.
+---@return ms.Tensor ...
+function Context:saved_tensors()
+  for i, tensor in ipairs(self._saved or {}) do
+    if tensor:version() ~= self._versions[i] then
+      errors.raise('RuntimeError', 'saved tensor %d of %s was modified by an in-place operation: '
+        .. 'it is at version %d, expected %d', i, self._owner, tensor:version(),
+        self._versions[i])
+    end
+  end
+  return unpack(self._saved or {})
+end
+
+--- Give backward nil in place of zeros for results whose gradient nothing asked for.
+---@param on boolean  default true
+function Context:set_materialize_grads(on)
+  self._materialize = arguments.flag('set_materialize_grads', 'on', on)
+end
+
+--- The base of functions with a backward of their own, as PyTorch's:
+---
+---   local Cube = ms.autograd.Function.extend 'Cube'
+---   function Cube.forward(ctx, x) ctx:save_for_backward(x); return x * x * x end
+---   function Cube.backward(ctx, grad) return ctx:saved_tensors() ^ 2 * 3 * grad end
+---   local y = Cube.apply(x)
+---
+--- forward runs without recording and gives tensors. backward gets a gradient for each result and
+--- gives one for each argument of forward, nil for those that are no tensors or need none.
+---@class ms.autograd.Function
+---@field forward fun(ctx: ms.autograd.Context, ...): ms.Tensor ...
+---@field backward fun(ctx: ms.autograd.Context, ...: ms.Tensor?): ms.Tensor? ...
+---@field apply fun(...): ms.Tensor ...
+local Function = {}
+
+local function pack(...)
+  return { n = select('#', ...), ... }
+end
+
+local function gradient(ctx, ref, result)
+  if ref.ptr ~= nil then
+    return B.calls.tensor_detach(B.Ref(ref))
+  end
+  return ctx._materialize and create.zeros(result.shape, { dtype = result.dtype }) or nil
+end
+
+local function run_backward(fn, ctx, address, results)
+  local refs, grads = B.cast('ms_ref *', address), {}
+  for i, result in ipairs(results) do
+    grads[i] = gradient(ctx, refs[i - 1], result)
+  end
+  return fn.backward(ctx, unpack(grads, 1, #results))
+end
+
+-- What C calls: the gradients of the tensors among the arguments go behind those of the results.
+local function backward_of(fn, ctx, results, places)
+  return function(address)
+    local what = 'backward of ' .. fn._name
+    local given = pack(scope.run(what, run_backward, fn, ctx, address, results))
+    local refs = B.cast('ms_ref *', address)
+    for k, place in ipairs(places) do
+      local grad = given[place]
+      if grad ~= nil then
+        refs[#results + k - 1] = arguments.tensor(what, 'result ' .. place, grad)
+      end
+    end
+    ctx._given = given -- alive until C has taken them
+  end
+end
+
+local function apply(fn, ...)
+  local args, places = pack(...), {}
+  local ctx = Context()
+  ctx.needs_input_grad, ctx._owner, ctx._materialize = {}, fn._name, true
+  for i = 1, args.n do
+    local is_tensor = B.is_ref(args[i])
+    ctx.needs_input_grad[i] = is_tensor and autograd.is_grad_enabled()
+      and args[i]:requires_grad() or false
+    places[#places + 1] = is_tensor and i or nil
+  end
+  local given = pack(autograd.no_grad(fn.forward, ctx, ...))
+  local n_out, n_in, results = given.n, #places, {}
+  local refs = B.new('ms_ref[?]', math.max(1, 2 * n_out + n_in))
+  for i = 1, n_out do
+    local result = arguments.tensor('forward of ' .. fn._name, 'result ' .. i, given[i])
+    refs[i - 1], results[i] = result, { shape = result:shape(), dtype = result:dtype() }
+  end
+  for k, place in ipairs(places) do
+    refs[n_out + k - 1] = args[place]
+  end
+  B.check(core.custom(refs, n_out, n_in, backward_of(fn, ctx, results, places)))
+  local out = {}
+  for i = 1, n_out do
+    local ref = B.Ref(refs[n_out + n_in + i - 1])
+    out[i] = B.state.depth == 0 and B.own(ref) or ref
+  end
+  return unpack(out, 1, n_out)
+end
+
+--- A function of one's own: set `forward` and `backward` of what comes back, and call its `apply`.
+---@param name string  for errors
+---@return ms.autograd.Function
+function Function.extend(name)
+  arguments.text('autograd.Function.extend', 'name', name)
+  local fn = { _name = name }
+  function fn.forward()
+    errors.raise('NotImplementedError', '%s has no forward', name)
+  end
+  function fn.backward()
+    errors.raise('NotImplementedError', '%s has no backward', name)
+  end
+  function fn.apply(...)
+    return apply(fn, ...)
+  end
+  return fn
+end
+
+return Function
