@@ -490,8 +490,8 @@ static void record_end(msi_op_call *call, ms_status status)
     msi_node_release(node);
 }
 
-ms_status msi_node_record(msi_node **out, const msi_op *op, const void *attrs,
-                          ms_tensor *const *in, int32_t n_in, int32_t n_out)
+ms_status msi_node_record(msi_node **out, const msi_op *op, const void *attrs, ms_tensor *const *in,
+                          int32_t n_in, int32_t n_out)
 {
     msi_op_call call = {.op = op, .attrs = attrs, .in = in, .n_in = n_in, .n_out = n_out};
 

@@ -41,6 +41,8 @@ local lazy = {
   TransformerBlock = 'moonshard.nn.transformer_block',
   MSELoss = 'moonshard.nn.mse_loss',
   CrossEntropyLoss = 'moonshard.nn.cross_entropy_loss',
+  checkpoint = 'moonshard.nn.checkpoint',
+  checkpoint_wrapper = 'moonshard.nn.checkpoint_wrapper',
   init = 'moonshard.nn.rules',
 }
 
@@ -83,5 +85,7 @@ local lazy = {
 ---@field TransformerBlock ms.nn.TransformerBlock
 ---@field MSELoss ms.nn.MSELoss
 ---@field CrossEntropyLoss ms.nn.CrossEntropyLoss
+---@field checkpoint fun(fn: ms.nn.Module|function, ...): ...
+---@field checkpoint_wrapper ms.nn.CheckpointWrapper
 ---@field init ms.nn.init
 return naming.space('nn', {}, lazy)

@@ -1,0 +1,131 @@
+--- Activation checkpointing (arXiv:1604.06174): what a function saves for its backward is dropped,
+--- and computed again when its backward begins. The gradients have the same bits.
+---
+--- Arguments and results are tensors, or other values that pass through; a table of tensors among
+--- the arguments is not looked into. Random masks are those of the forward. Statistics that a
+--- module keeps of its batches, as BatchNorm does, see the batch twice.
+
+local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
+local autograd = require 'moonshard.autograd'
+local errors = require 'moonshard.internal.errors'
+local guard = require 'moonshard.internal.guard'
+local random = require 'moonshard.internal.random'
+local scope = require 'moonshard.internal.scope'
+
+local C, calls, core = B.C, B.calls, B.core
+
+local function pack(...)
+  return { n = select('#', ...), ... }
+end
+
+---@class ms.nn.Segment  what it takes to compute a segment again
+---@field fn fun(...): ...
+---@field args table  with handles of its own
+---@field versions table<integer, integer>
+---@field rng ms.Random.State
+---@field places integer[]  results that have gradients
+
+-- Arguments whose handles last as long as the segment. A leaf is itself: gradients are its own.
+local function kept(args)
+  local out, versions = { n = args.n }, {}
+  for i = 1, args.n do
+    out[i] = args[i]
+    if B.is_ref(args[i]) then
+      out[i] = scope.keep(args[i]:is_leaf() and args[i]:requires_grad() and args[i]
+        or calls.tensor_alias(args[i]))
+      versions[i] = args[i]:version()
+    end
+  end
+  return out, versions
+end
+
+local function check_versions(segment)
+  for i, version in next, segment.versions do
+    if segment.args[i]:version() ~= version then
+      errors.raise('RuntimeError', 'checkpoint: argument %d was modified by an in-place operation: '
+        .. 'it is at version %d, expected %d', i, segment.args[i]:version(), version)
+    end
+  end
+end
+
+local function run_again(segment, grads)
+  local results = pack(autograd.enable_grad(segment.fn,
+    unpack(segment.args, 1, segment.args.n)))
+  local n = #segment.places
+  local refs = B.new('ms_ref[?]', 2 * n)
+  for k, place in ipairs(segment.places) do
+    refs[k - 1] = arguments.tensor('checkpoint', 'result ' .. place, results[place])
+    refs[n + k - 1] = grads[k - 1]
+  end
+  B.check(core.extend(refs, n))
+end
+
+local function restore(state)
+  random.set_rng_state(state)
+end
+
+local function recompute(segment, grads)
+  check_versions(segment)
+  local before = random.get_rng_state()
+  random.set_rng_state(segment.rng)
+  guard.run('checkpoint', restore, before, run_again, segment, grads)
+end
+
+local function recompute_of(segment)
+  return function(address)
+    scope.run('a checkpoint', recompute, segment, B.cast('ms_ref *', address))
+    if not C.ms_graph_retained() then
+      for i in next, segment.versions do
+        if not (segment.args[i]:is_leaf() and segment.args[i]:requires_grad()) then
+          segment.args[i]:release()
+        end
+      end
+      segment.args, segment.versions = { n = 0 }, {}
+    end
+  end
+end
+
+-- Put results that the segment computed behind a node of their own; others are as they are.
+local function record(segment, since, results)
+  local places = {}
+  for i = 1, results.n do
+    if B.is_ref(results[i]) and results[i]:requires_grad() then
+      places[#places + 1] = i
+    end
+  end
+  if #places == 0 then
+    return results
+  end
+  segment.places = places
+  local n = #places
+  local refs = B.new('ms_ref[?]', 2 * n)
+  for k, place in ipairs(places) do
+    refs[k - 1] = results[place]
+  end
+  B.check(core.checkpoint(refs, n, since, recompute_of(segment)))
+  for k, place in ipairs(places) do
+    local ref = B.Ref(refs[n + k - 1])
+    results[place]:release() -- and with it the graph
+    results[place] = B.state.depth == 0 and B.own(ref) or ref
+  end
+  return results
+end
+
+local segments = {}
+
+--- Run `fn(...)` so that it is computed again in backward.
+---@param fn fun(...): ...
+---@return ...
+function segments.run(fn, ...)
+  if not autograd.is_grad_enabled() then
+    return fn(...)
+  end
+  local segment = { fn = fn, rng = random.get_rng_state() }
+  segment.args, segment.versions = kept(pack(...))
+  local since = tonumber(C.ms_graph_now())
+  local results = record(segment, since, pack(scope.run('a checkpoint', fn, ...)))
+  return unpack(results, 1, results.n)
+end
+
+return segments

@@ -1,0 +1,42 @@
+--- Activation checkpointing of functions and modules.
+
+local B = require 'moonshard_ffi'
+local CheckpointWrapper = require 'moonshard.nn.checkpoint_wrapper'
+local arguments = require 'moonshard_ffi.arguments'
+local errors = require 'moonshard.internal.errors'
+local segments = require 'moonshard.internal.segments'
+local tree = require 'moonshard.nn.tree'
+
+local function apply(module, policy, done)
+  for name, child in module:named_children() do
+    if not done[child] then
+      done[child] = child
+      apply(child, policy, done)
+      if not child._is_checkpoint and policy(child) then
+        done[child] = CheckpointWrapper(child)
+      end
+    end
+    if done[child] ~= child then
+      module:set_child(name, done[child])
+    end
+  end
+end
+
+--- Run `fn(...)` and give what it returns, without keeping what its backward needs: that is
+--- computed again. With a module and `{ policy = p }`: wrap every module below it, in place, of
+--- which `p(module)` is true, and give the module.
+---@param fn ms.nn.Module|fun(...): ...
+---@return ...
+local function checkpoint(fn, ...)
+  local first = ...
+  if tree.is_module(fn) and type(first) == 'table' and not B.is_ref(first) and first.policy then
+    local opts = errors.options('checkpoint', first, { policy = 'fn' })
+    apply(fn, opts.policy, {})
+    return fn
+  elseif not tree.is_module(fn) then
+    arguments.fn('checkpoint', 'fn', fn)
+  end
+  return segments.run(fn, ...)
+end
+
+return checkpoint

@@ -1,0 +1,120 @@
+-- Activation checkpointing: the same bits with less memory.
+local ms = require 'moonshard'
+local nn, fsdp = ms.nn, ms.fsdp
+local checks = require 'support.checks'
+local wrap = require 'support.wrap'
+local runs = require 'support.runs'
+
+local function net()
+  ms.manual_seed(1)
+  return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.GELU(), nn.Linear(8, 4)):materialize()
+end
+
+local function is_linear(m) return ms.is(m, nn.Linear) end
+
+-- Hashes of everything that a backward gives.
+local function gradients(module, call)
+  ms.manual_seed(3)
+  local x = ms.randn(6, 4):requires_grad_(true)
+  local y = call(x * 2)
+  y:square():sum():backward()
+  local hashes = { x:grad():hash(), y:hash() }
+  for p in module:parameters() do
+    hashes[#hashes + 1] = p:grad():hash()
+  end
+  return hashes
+end
+
+describe('a checkpoint', function()
+  it('gives the same bits, with dropout and tensors from outside', function()
+    local m = net()
+    local expected = gradients(m, m)
+    local other = net()
+    assert.same(expected, gradients(other, function(x) return nn.checkpoint(other, x) end))
+    other = net()
+    assert.same(expected, gradients(other, function(x)
+      return nn.checkpoint(function() return other(x) end)
+    end))
+    other = nn.checkpoint(net(), { policy = is_linear })
+    assert.same(expected, gradients(other, other))
+    assert.same({ '0.weight', '0.bias', '3.weight', '3.bias' }, { unpack(other:state_dict()) })
+  end)
+
+  it('nests, and runs again over a retained graph', function()
+    local m, other = net(), net()
+    local function twice(module, call)
+      ms.manual_seed(3)
+      local y = call(ms.ones(2, 4)):sum()
+      y:backward(nil, { retain_graph = true })
+      y:backward()
+      return module[1].weight:grad():hash()
+    end
+    local function nested(x)
+      return nn.checkpoint(function() return nn.checkpoint(other, x) * 1 end)
+    end
+    assert.equal(twice(m, m), twice(other, nested))
+  end)
+
+  it('takes less memory', function()
+    local function peak(checkpointed)
+      local layers = {}
+      for i = 1, 8 do
+        layers[i] = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.Tanh())
+        layers[i] = checkpointed and nn.checkpoint_wrapper(layers[i]) or layers[i]
+      end
+      local m = nn.Sequential(layers):materialize()
+      collectgarbage()
+      ms.reset_peak_memory()
+      m(ms.ones(4096, 8)):sum():backward()
+      return ms.memory().peak.activation
+    end
+    local whole = peak(false)
+    assert.is_true(peak(true) < 0.6 * whole)
+  end)
+
+  it('works inside and around FSDP units', function()
+    local function is_block(m) return ms.is(m, nn.TransformerBlock) end
+    local function hash(model, rank)
+      local opt = ms.optim.SGD(model:parameters(), { lr = 0.1, momentum = 0.9 })
+      local ids = ms.tensor({ { 1, 2, 3, 4 }, { 4, 3, 2, rank } }, { dtype = 'i64' })
+      ms.manual_seed(5)
+      for _ = 1, 2 do
+        model(ids, ids):backward()
+        opt:step()
+        opt:zero_grad()
+      end
+      return model:hash()
+    end
+    local function gpt()
+      ms.manual_seed(1)
+      return runs.gpt()
+    end
+    ms.dist.spawn(2, function(rank)
+      local function wrapped(module, policy)
+        return wrap(module, { auto_wrap_policy = fsdp.CustomPolicy(policy) })
+      end
+      local expected = hash(wrapped(gpt(), is_block), rank)
+      local inside = nn.checkpoint(gpt(), { policy = is_block })
+      assert.equal(expected, hash(wrapped(inside, function(m)
+        return ms.is(m, nn.checkpoint_wrapper)
+      end), rank))
+      local around = wrapped(gpt(), is_block)
+      nn.checkpoint(around.module, { policy = function(m) return ms.is(m, fsdp.FSDP) end })
+      assert.equal(expected, hash(around, rank))
+    end)
+  end)
+
+  it('refuses written arguments and a forward that uses other parameters', function()
+    local x, n, layers = ms.ones(2, 4):requires_grad_(true), 0, { nn.Linear(4, 4), nn.Linear(4, 4) }
+    local h = x * 1
+    local y = nn.checkpoint(layers[1], h)
+    ms.no_grad(h.add_, h:detach(), 1)
+    checks.raises('RuntimeError', 'argument 1 was modified by an in-place operation',
+      y.backward, y:sum())
+    y = nn.checkpoint(function(z)
+      n = n + 1
+      return layers[n](z)
+    end, x * 1)
+    checks.raises('RuntimeError', 'uses weight, which the forward did not', y.backward, y:sum())
+  end)
+end)
