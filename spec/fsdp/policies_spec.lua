@@ -99,9 +99,45 @@ describe('wrap policies', function()
     checks.raises('TypeError', "'fn' is nil, expected a function", fsdp.lambda_auto_wrap_policy)
   end)
 
+  it('a function wraps where it returns true or options', function()
+    local function only_true(m) if ms.is(m, Encoder) or ms.is(m, Decoder) then return true end end
+    local function options(m) return ms.is(m, Norm) and { sharding_strategy = 'NO_SHARD' } end
+    local function full(m) return ms.is(m, Norm) and { mixed_precision = false } end
+    local function protocol(m, recurse, numel)
+      assert.is_true(numel >= 0)
+      return recurse or only_true(m)
+    end
+    for _, policy in ipairs { only_true, fsdp.CustomPolicy(only_true),
+      fsdp.lambda_auto_wrap_policy(only_true), fsdp.callable_policy(protocol) } do
+      assert.same(LAYERS, wrapped_paths(wrapped(transformer(), { auto_wrap_policy = policy })))
+    end
+    for _, policy in ipairs { options, fsdp.lambda_auto_wrap_policy(options),
+      fsdp.or_policy { function() end, options } } do
+      assert.equal('NO_SHARD',
+        wrapped(transformer(), { auto_wrap_policy = policy }).norm.sharding_strategy)
+    end
+    local model = wrapped(transformer(), { auto_wrap_policy = full,
+      mixed_precision = { param_dtype = ms.bf16 } })
+    assert.is_nil(model.norm.mixed_precision.param_dtype)
+    checks.raises('ValueError', 'it returned 3', wrapped, transformer(),
+      { auto_wrap_policy = fsdp.lambda_auto_wrap_policy(function() return 3 end) })
+  end)
+
+  it('a unit of another dtype is an error that names the options for it', function()
+    local model = wrapped(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), {
+      mixed_precision = { param_dtype = ms.bf16 },
+      auto_wrap_policy = function(m) return ms.is(m, nn.LayerNorm) and { mixed_precision = {} } end,
+    })
+    local _, err = pcall(model, ms.ones(1, 2))
+    for _, text in ipairs { 'expected one dtype', 'module_classes_to_ignore',
+      'cast_forward_inputs' } do
+      assert.truthy(tostring(err):find(text, 1, true), tostring(err))
+    end
+  end)
+
   it('or_policy wraps inside modules that another policy wraps', function()
     local function container() return nn.Sequential(nn.Sequential(linear(), Norm(5))) end
-    local function outer(m, recurse) return recurse or ms.is(m, nn.Sequential) end
+    local function outer(m) return ms.is(m, nn.Sequential) end
     local both = fsdp.or_policy { outer, fsdp.transformer_auto_wrap_policy { Norm } }
     local function paths(policy)
       return wrapped_paths(wrapped(container(), { auto_wrap_policy = policy }))

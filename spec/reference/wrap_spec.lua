@@ -69,9 +69,7 @@ describe('TestFSDPWrap', function()
   end)
 
   it('test_bn_always_wrapped_individually', function()
-    local function containers(module, recurse)
-      return recurse or ms.is(module, BatchNormNet)
-    end
+    local function containers(module) return ms.is(module, BatchNormNet) end
     local function model() -- with a container
       local outer = nn.Module()
       outer:child('bn_container', BatchNormNet())

@@ -66,8 +66,8 @@ function check.classes(what, classes)
 end
 
 --- A policy, or nil.
----@param policy ms.fsdp.Policy|ms.fsdp.PolicyObject|nil
----@return ms.fsdp.Policy|ms.fsdp.PolicyObject|nil
+---@param policy ms.fsdp.Policy|ms.fsdp.PolicyObject|ms.fsdp.Function|nil
+---@return ms.fsdp.Policy|ms.fsdp.PolicyObject|ms.fsdp.Function|nil
 function check.policy(policy)
   if policy == nil or type(policy) == 'function' then
     return policy

@@ -9,6 +9,7 @@ local wrap = require 'moonshard.fsdp.wrap'
 ---@class ms.fsdp
 ---@field FSDP ms.fsdp.FSDP
 local fsdp = {
+  callable_policy = policies.callable_policy,
   always_wrap_policy = policies.always_wrap_policy,
   size_based_auto_wrap_policy = policies.size_based_auto_wrap_policy,
   transformer_auto_wrap_policy = policies.transformer_auto_wrap_policy,

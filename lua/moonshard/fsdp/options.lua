@@ -6,6 +6,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
 local errors = require 'moonshard.internal.errors'
 local mesh = require 'moonshard.dist.mesh'
+local policies = require 'moonshard.fsdp.policies'
 local runtime = require 'moonshard_ffi.fsdp'
 local util = require 'moonshard.internal.util'
 
@@ -22,10 +23,10 @@ local options = {}
 
 ---@class ms.fsdp.Options
 ---@field sharding_strategy? 'FULL_SHARD'|'SHARD_GRAD_OP'|'NO_SHARD'
----@field auto_wrap_policy? ms.fsdp.Policy|ms.fsdp.PolicyObject
+---@field auto_wrap_policy? ms.fsdp.Policy|ms.fsdp.PolicyObject|ms.fsdp.Function
 ---@field backward_prefetch? 'BACKWARD_PRE'|'BACKWARD_POST'|'none'
 ---@field forward_prefetch? boolean
----@field mixed_precision? ms.fsdp.MixedPrecision
+---@field mixed_precision? ms.fsdp.MixedPrecision|false  false: none, where a policy overrides it
 ---@field use_orig_params? boolean  align parameters, allow mixed requires_grad (default false)
 ---@field ignored_modules? ms.nn.Module|ms.nn.Module[]
 ---@field ignored_states? ms.Tensor|ms.Tensor[]|ms.nn.Module|ms.nn.Module[]
@@ -66,7 +67,7 @@ function options.full_precision()
 end
 
 local function precision(given)
-  if given == nil then
+  if given == nil or given == false then
     return options.full_precision()
   end
   errors.options('mixed_precision', given, PRECISION)
@@ -170,7 +171,7 @@ function options.normalised(given)
   end
   return {
     sharding_strategy = strategy(given.sharding_strategy),
-    auto_wrap_policy = check.policy(given.auto_wrap_policy),
+    auto_wrap_policy = policies.of(given.auto_wrap_policy),
     backward_prefetch = one_of('backward_prefetch', given.backward_prefetch, 'BACKWARD_PRE',
       { 'BACKWARD_PRE', 'BACKWARD_POST', 'none' }),
     forward_prefetch = arguments.flag('FSDP', 'forward_prefetch', given.forward_prefetch, false),

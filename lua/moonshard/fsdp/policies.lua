@@ -1,9 +1,10 @@
 --- Wrap policies: which modules become units of their own.
 ---
---- Two kinds. A callable policy(module, recurse, numel) is asked on the way down whether to look
---- inside `module` (recurse true; numel: its parameters) and on the way up whether to wrap it
---- (recurse false; numel: its parameters not wrapped below). A policy object maps all modules to
---- options at once: ModuleWrapPolicy and CustomPolicy.
+--- Three kinds. A function(module) of the script decides about each module, as in CustomPolicy.
+--- callable_policy(fn) is PyTorch's protocol: fn(module, recurse, numel) is asked on the way down
+--- whether to look inside `module` (recurse true; numel: its parameters) and on the way up whether
+--- to wrap it (recurse false; numel: its parameters not wrapped below). A policy object maps all
+--- modules to options at once: ModuleWrapPolicy and CustomPolicy.
 
 local CausalSelfAttention = require 'moonshard.nn.causal_self_attention'
 local ModuleDict = require 'moonshard.nn.module_dict'
@@ -21,13 +22,37 @@ local policies = {}
 
 -- -- callables -----------------------------------------------------------------------------------
 
----@alias ms.fsdp.Policy fun(module: ms.nn.Module, recurse: boolean, numel: integer): boolean
+---@alias ms.fsdp.Decision nil|boolean|ms.fsdp.Options
+---@alias ms.fsdp.Function fun(module: ms.nn.Module): ms.fsdp.Decision
+
+--- A policy by PyTorch's protocol of three arguments.
+---@class ms.fsdp.Policy
+---@overload fun(module: ms.nn.Module, recurse: boolean, numel: integer): ms.fsdp.Decision
+local Callable = class 'fsdp.CallablePolicy'
+Callable._is_policy = true
+
+function Callable:init(fn)
+  self.fn = fn
+end
+
+function Callable:__call(module, looking, numel)
+  return self.fn(module, looking, numel)
+end
+
+naming.close(Callable, { 'fn' })
+
+--- A policy of a function that is asked as the callable ones here are: fn(module, true, numel)
+--- whether to look inside, fn(module, false, numel) whether to wrap, where a table gives options in
+--- place of the root's.
+---@param fn fun(module: ms.nn.Module, recurse: boolean, numel: integer): ms.fsdp.Decision
+---@return ms.fsdp.Policy
+function policies.callable_policy(fn)
+  return Callable(arguments.fn('callable_policy', 'fn', fn))
+end
 
 --- Wrap every module.
 ---@type ms.fsdp.Policy
-function policies.always_wrap_policy(_, _, _)
-  return true
-end
+policies.always_wrap_policy = Callable(function() return true end)
 
 ---@class ms.fsdp.SizeBasedOptions
 ---@field min_num_params? integer  default 1e8
@@ -46,11 +71,11 @@ local function size_based(opts)
   local size_policy = policies.size_based_auto_wrap_policy
   local leaves = opts.force_leaf_modules or size_policy.FORCE_LEAF_MODULES
   local excluded = opts.exclude_wrap_modules or size_policy.EXCLUDE_WRAP_MODULES
-  return function(module, recurse, numel)
+  return Callable(function(module, recurse, numel)
     arguments.flag('size_based_auto_wrap_policy', 'recurse', recurse)
     arguments.number('size_based_auto_wrap_policy', 'numel', numel)
     return numel >= least and not util.is_any(module, recurse and leaves or excluded)
-  end
+  end)
 end
 
 --- Wrap what has at least so many parameters not wrapped below it. A policy by itself, and called
@@ -71,9 +96,9 @@ policies.size_based_auto_wrap_policy = setmetatable({
 local function by_class(what)
   return function(classes)
     classes = check.classes(what, classes)
-    return function(module, recurse)
+    return Callable(function(module, recurse)
       return recurse or util.is_any(module, classes)
-    end
+    end)
   end
 end
 
@@ -84,32 +109,46 @@ policies.transformer_auto_wrap_policy = by_class 'transformer_auto_wrap_policy'
 ---@type fun(classes: table[]): ms.fsdp.Policy
 policies.wrap_module_cls_individually = by_class 'wrap_module_cls_individually'
 
---- Wrap where `fn(module)` says so.
----@param fn fun(module: ms.nn.Module): boolean
+-- What a function of the script decides: options (perhaps none) of a unit, or nil.
+local function decision(what, answer)
+  if answer ~= nil and type(answer) ~= 'boolean' and type(answer) ~= 'table' then
+    errors.raise('ValueError', 'The lambda_fn passed to %s should return False/True or '
+      .. 'a kwarg dict, but it returned %s', what, tostring(answer))
+  elseif answer == true then
+    return {}
+  end
+  return answer and next(answer) ~= nil and answer or nil
+end
+
+--- Wrap where `fn(module)` returns true, with the root's options, or a table: with these in their
+--- place.
+---@param fn ms.fsdp.Function
 ---@return ms.fsdp.Policy
 function policies.lambda_auto_wrap_policy(fn)
   arguments.fn('lambda_auto_wrap_policy', 'fn', fn)
-  return function(module, recurse)
-    return recurse or not not fn(module)
-  end
+  return Callable(function(module, recurse)
+    return recurse or decision('lambda_auto_wrap_policy', fn(module))
+  end)
 end
 
---- Wrap where any of several callable policies does.
----@param list ms.fsdp.Policy[]
+--- Wrap where any of several policies does, with the options of the first one that gives some.
+---@param list (ms.fsdp.Policy|ms.fsdp.ModuleWrapPolicy|ms.fsdp.Function)[]
 ---@return ms.fsdp.Policy
 function policies.or_policy(list)
-  arguments.array('or_policy', 'list', list)
-  for i, policy in ipairs(list) do
-    arguments.fn('or_policy', ('list[%d]'):format(i), check.policy(policy))
+  local all = {}
+  for i, policy in ipairs(arguments.array('or_policy', 'list', list)) do
+    policy = check.policy(policy)
+    all[i] = type(policy) == 'function' and policies.lambda_auto_wrap_policy(policy)
+      or arguments.fn('or_policy', ('list[%d]'):format(i), policy)
   end
-  return function(module, recurse, numel)
-    for _, policy in ipairs(list) do
-      if policy(module, recurse, numel) then
-        return true
+  return Callable(function(module, recurse, numel)
+    for _, policy in ipairs(all) do
+      local answer = policy(module, recurse, numel)
+      if answer then
+        return answer
       end
     end
-    return false
-  end
+  end)
 end
 
 -- -- objects -------------------------------------------------------------------------------------
@@ -168,30 +207,30 @@ function ModuleWrapPolicy:__tostring()
   return ('ModuleWrapPolicy{%s}'):format(table.concat(names, ', '))
 end
 
---- Asks a function of yours about each module: false or {} leaves it, true wraps it with the root's
---- options, a table wraps it with these options in place of the root's.
+--- Asks a function of yours about each module: nil, false or {} leaves it, true wraps it with the
+--- root's options, a table wraps it with these options in place of the root's.
 ---@class ms.fsdp.CustomPolicy: ms.fsdp.PolicyObject
----@overload fun(fn: fun(module: ms.nn.Module): boolean|ms.fsdp.Options): ms.fsdp.CustomPolicy
+---@overload fun(fn: ms.fsdp.Function): ms.fsdp.CustomPolicy
 local CustomPolicy = class('fsdp.CustomPolicy', Policy)
 policies.CustomPolicy = CustomPolicy
 
----@param fn fun(module: ms.nn.Module): boolean|ms.fsdp.Options
+---@param fn ms.fsdp.Function
 function CustomPolicy:init(fn)
   self.fn = arguments.fn(self._name, 'fn', fn)
 end
 
 function CustomPolicy:choose(root, ignored, root_options)
   return choose_all(root, ignored, root_options, function(module)
-    local answer = self.fn(module)
-    if type(answer) ~= 'boolean' and type(answer) ~= 'table' then
-      errors.raise('ValueError', 'The lambda_fn passed to CustomPolicy should return False/True or '
-        .. 'a kwarg dict, but it returned %s', tostring(answer))
-    end
-    if answer == true then
-      return {}
-    end
-    return answer and next(answer) ~= nil and answer or nil
+    return decision('CustomPolicy', self.fn(module))
   end)
+end
+
+--- What FSDP takes as a policy, checked: a function becomes a CustomPolicy.
+---@param policy ms.fsdp.Policy|ms.fsdp.PolicyObject|ms.fsdp.Function|nil
+---@return ms.fsdp.Policy|ms.fsdp.PolicyObject|nil
+function policies.of(policy)
+  policy = check.policy(policy)
+  return type(policy) == 'function' and CustomPolicy(policy) or policy
 end
 
 return policies

@@ -4,6 +4,7 @@
 --- `_is_fsdp`.
 
 local arguments = require 'moonshard_ffi.arguments'
+local check = require 'moonshard.fsdp.check'
 local errors = require 'moonshard.internal.errors'
 local frozen = require 'moonshard.fsdp.frozen'
 local guard = require 'moonshard.internal.guard'
@@ -113,8 +114,9 @@ local function recurse(module, policy, wrapper, ignored, only_children, done)
       wrapped = wrapped + n
     end
   end
-  if not only_children and policy(module, false, numel - wrapped) then
-    done[module] = wrapper(module)
+  local answer = not only_children and policy(module, false, numel - wrapped)
+  if answer then
+    done[module] = wrapper(module, type(answer) == 'table' and answer or {})
     return done[module], numel
   end
   return module, wrapped
@@ -174,7 +176,7 @@ function wrap.auto(root, opts, ignored, wrapper)
   end
   local found = false
   local function wrapped(module, own)
-    own, found = own or inherited, true
+    found = true
     if is_full[module] then
       own = util.merged(own, { mixed_precision = options.full_precision() })
     end
@@ -196,10 +198,16 @@ function wrap.auto(root, opts, ignored, wrapper)
   if #full > 0 then
     policy = policies.or_policy {
       policy,
-      function(module, looking) return looking or is_full[module] == true end,
+      policies.callable_policy(function(module, looking)
+        return looking or is_full[module] == true
+      end),
     }
   end
-  recurse(root, policy, wrapped, ignored, true, {})
+  recurse(root, policy, function(module, overrides)
+    local own = util.merged(inherited, overrides)
+    check.one_group(inherited.process_group, own.process_group, module._name)
+    return wrapped(module, own)
+  end, ignored, true, {})
   if not found and not policy(root, false, numel_of(root, ignored.params)) then
     warn_unmatched(root, opts.process_group)
   end

@@ -325,10 +325,28 @@ function FSDP:_unit_forward(...)
   return after_forward(unit, self._fsdp_wrapped_module(...))
 end
 
+local DTYPES = "; the model's mixed_precision has units of several dtypes: classes of modules in "
+  .. 'its module_classes_to_ignore compute in f32 with their inputs and results cast, and a unit '
+  .. 'with its own mixed_precision casts its inputs to its param_dtype with cast_forward_inputs'
+
+-- An operator that met two dtypes in a model of several.
+local function explain_dtypes(tree, err)
+  if type(err) ~= 'table' or err.kind ~= 'TypeError' or err.forward == nil
+    or not tostring(err.message):find('expected one dtype', 1, true) then
+    return
+  end
+  for _, instance in ipairs(tree.instances) do
+    if instance.mixed_precision.param_dtype and not err.message:find(DTYPES, 1, true) then
+      err.message = err.message .. DTYPES
+    end
+  end
+end
+
 local function end_forward(tree, ok, err)
   if not tree.running then
     return
   elseif not ok then
+    explain_dtypes(tree, err)
     runtime.reset(tree.handle, err)
   end
   runtime.hide_shards(tree.handle, false)
