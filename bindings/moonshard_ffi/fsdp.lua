@@ -299,8 +299,8 @@ function fsdp.reshard(unit)
   B.check(C.ms_fsdp_unit_reshard(unit))
 end
 
-function fsdp.summon(tree)
-  B.check(C.ms_fsdp_tree_summon(tree))
+function fsdp.summon(tree, with_grads)
+  B.check(C.ms_fsdp_tree_summon(tree, with_grads))
 end
 
 function fsdp.unsummon(tree, writeback)
@@ -381,11 +381,11 @@ function fsdp.dry_run(comm, options, groups, root_has_unit, micro_batches)
   return plan_of(p)
 end
 
----@param params ms.Tensor[]  all of the model in order, plain ones among them
+---@param params ms.Tensor[]  in the same order on all ranks; of other trees and plain ones, too
 ---@return ms.Tensor  (), f64: the total norm before clipping
-function fsdp.clip(tree, params, max_norm, norm_type)
+function fsdp.clip(tree, params, max_norm, norm_type, error_if_nonfinite)
   local refs, n = B.array(params, 'params')
-  return calls.fsdp_tree_clip_grad_norm(tree, refs, n, max_norm, norm_type)
+  return calls.fsdp_tree_clip_grad_norm(tree, refs, n, max_norm, norm_type, error_if_nonfinite)
 end
 
 local hash = B.new('uint64_t[1]')

@@ -155,9 +155,9 @@ function optim.set_momentum(handle, i, exists)
 end
 
 --- Scale plain gradients to a total norm. @return the norm before: a tensor, (), f64
-function optim.clip(params, max_norm, norm_type)
-  local refs, n = B.array(arguments.array('params', 'list', params), 'params')
-  return calls.clip_grad_norm(refs, n, max_norm, norm_type)
+function optim.clip(params, max_norm, norm_type, error_if_nonfinite)
+  local refs, n = B.array(params, 'params')
+  return calls.clip_grad_norm(refs, n, max_norm, norm_type, error_if_nonfinite)
 end
 
 return optim

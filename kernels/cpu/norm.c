@@ -1,5 +1,5 @@
-/* Sum of squares (in f64) or largest magnitude per block of elements: what norms that do not
- * depend on the sharding are folded from. NaN propagates in both. */
+/* Sum of powers (in f64) or largest magnitude per block of elements: norms that do not depend on
+ * the sharding are folded from them. NaN propagates, except with order 0. */
 #include "lanes.h"
 #include "norm_fold.h"
 #include "table.h"
@@ -7,14 +7,33 @@
 /* 32 running sums, as registers. */
 enum { SUM_PARTS = 2 * LANES * 8 / LANES_REGISTER };
 
+/* a^order, a >= 0. Small whole orders by multiplications, which have the same bits on every
+ * machine.
+ */
+static double norm_power(double a, double order)
+{
+    if (order == 0) {
+        return a != 0;
+    }
+    if (order > 64 || order != floor(order)) {
+        return pow(a, order);
+    }
+    double product = a;
+
+    for (int64_t i = 1; i < (int64_t)order; i++) {
+        product *= a;
+    }
+    return product;
+}
+
 #define BODY "norm_body.h"
 #include "each_register.h"
 
 void MSI_NAME(norm_fold_f64)(const void *args)
 {
     const msi_norm_fold_args *a = args;
-    const double total = msi_norm_fold(0, a->blocks, a->n, a->largest);
+    const double total = msi_norm_fold(0, a->blocks, a->n, a->order);
 
-    *a->norm = msi_norm_finish(total, a->largest);
+    *a->norm = msi_norm_finish(total, a->order);
     *a->coefficient = msi_clip_coefficient(a->max_norm, *a->norm);
 }

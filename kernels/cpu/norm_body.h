@@ -61,6 +61,21 @@ static double LOCAL(magnitude)(const T *x, int64_t n)
     return (double)most;
 }
 
+static double LOCAL(powers)(const T *x, int64_t n, double order)
+{
+    double total = 0;
+
+    for (int64_t i = 0; i < n; i += WIDTH) {
+        const int64_t width = n - i < WIDTH ? n - i : WIDTH;
+        const V v = OF(abs)(width == WIDTH ? LOAD(x + i) : LOAD_N(x + i, width));
+
+        for (int64_t k = 0; k < width; k++) {
+            total += norm_power((double)v[k], order);
+        }
+    }
+    return total;
+}
+
 void MSI_NAME(LOCAL(norm))(const void *args)
 {
     const msi_norm_args *a = args;
@@ -70,6 +85,12 @@ void MSI_NAME(LOCAL(norm))(const void *args)
         const int64_t n = a->n - first < a->block ? a->n - first : a->block;
         const T *x = (const T *)a->x + first;
 
-        a->out[b] = a->largest ? LOCAL(magnitude)(x, n) : LOCAL(squares)(x, n);
+        if (a->order == 2) {
+            a->out[b] = LOCAL(squares)(x, n);
+        } else if (a->order == HUGE_VAL) {
+            a->out[b] = LOCAL(magnitude)(x, n);
+        } else {
+            a->out[b] = LOCAL(powers)(x, n, a->order);
+        }
     }
 }

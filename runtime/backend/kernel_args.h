@@ -196,14 +196,15 @@ typedef struct msi_adam_args {
     bool decoupled, maximize;
 } msi_adam_args;
 
-/** Per block of `block` elements (the last shorter): sum of squares in f64, or largest magnitude.
- * Looked up by the dtype of x. NaN propagates in both. Squares add in the CPU kernel's order on
- * every device, as the host sums blocks that a shard boundary cuts. */
+/** Per block of `block` elements (the last shorter): the sum in f64 of |x|^order (0: of elements
+ * that are not 0), or for HUGE_VAL the largest magnitude. Looked up by the dtype of x. NaN
+ * propagates, except with order 0. Sums add in the CPU kernel's order on every device, as the host
+ * sums blocks that a shard boundary cuts. */
 typedef struct msi_norm_args {
     int64_t n, block;
     const void *x;
     double *out;
-    bool largest; /**< false: sum of squares */
+    double order;
 } msi_norm_args;
 
 /** The norm of block results, folded in order, and the factor that clips gradients to max_norm, by
@@ -211,7 +212,7 @@ typedef struct msi_norm_args {
 typedef struct msi_norm_fold_args {
     int64_t n;
     const double *blocks;
-    bool largest;
+    double order;
     double max_norm;
     double *norm, *coefficient;
 } msi_norm_fold_args;

@@ -7,11 +7,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Fold n block results into `total` (initially 0), in order. Keeps NaN. */
-static inline double msi_norm_fold(double total, const double *blocks, int64_t n, bool largest)
+/* Fold n block results into `total` (initially 0), in order. Keeps NaN. Order 0 counts the results
+ * that are not 0: a norm of order 0 is the number of tensors that have an element other than 0. */
+static inline double msi_norm_fold(double total, const double *blocks, int64_t n, double order)
 {
     for (int64_t i = 0; i < n; i++) {
-        if (!largest) {
+        if (order == 0) {
+            total += blocks[i] != 0;
+        } else if (order != HUGE_VAL) {
             total += blocks[i];
         } else if (blocks[i] > total || isnan(blocks[i])) {
             total = blocks[i]; /* NaN > anything is false, so a NaN total is kept */
@@ -21,9 +24,12 @@ static inline double msi_norm_fold(double total, const double *blocks, int64_t n
 }
 
 /* The norm of a folded total. */
-static inline double msi_norm_finish(double total, bool largest)
+static inline double msi_norm_finish(double total, double order)
 {
-    return largest ? total : sqrt(total);
+    if (order == 0 || order == 1 || order == HUGE_VAL) {
+        return total;
+    }
+    return order == 2 ? sqrt(total) : pow(total, 1 / order);
 }
 
 /* max_norm / (norm + 1e-6), at most 1; NaN is kept to expose bad gradients. */

@@ -2,10 +2,12 @@
 #include "norm.h"
 #include "optim.h"
 
-/* Number of blocks of all gradients. */
-static ms_status count_blocks(ms_tensor *const *params, int32_t n_params, int64_t *n_blocks)
+/* Number of blocks of all gradients, and the dtype of their norm. */
+static ms_status measure(ms_tensor *const *params, int32_t n_params, int64_t *n_blocks,
+                         int32_t *dtype)
 {
     *n_blocks = 0;
+    *dtype = MS_DTYPE_NONE;
     for (int32_t i = 0; i < n_params; i++) {
         const ms_tensor *t = params[i];
 
@@ -17,6 +19,7 @@ static ms_status count_blocks(ms_tensor *const *params, int32_t n_params, int64_
         }
         if (t->grad != NULL) {
             *n_blocks += msi_norm_n_blocks(msi_view_numel(&t->grad->v));
+            *dtype = msi_norm_dtype(*dtype, t->grad->v.dtype);
         }
     }
     return MS_OK;
@@ -47,23 +50,29 @@ static ms_status clip_by(const msi_norm *norm, ms_tensor *const *params, int32_t
 }
 
 ms_status ms_clip_grad_norm(ms_tensor **total, ms_tensor *const *params, int32_t n_params,
-                            double max_norm, double norm_type)
+                            double max_norm, double norm_type, bool error_if_nonfinite)
 {
     int64_t n_blocks;
+    int32_t dtype;
     msi_norm norm = {.storage = NULL};
-    bool largest;
 
-    MS_TRY(msi_clip_check(max_norm, norm_type, &largest));
-    MS_TRY(count_blocks(params, n_params, &n_blocks));
-    ms_status status = msi_norm_open(&norm, msi_context(), n_blocks, largest);
+    *total = NULL;
+    MS_TRY(msi_clip_check(max_norm, norm_type));
+    MS_TRY(measure(params, n_params, &n_blocks, &dtype));
+    ms_status status = msi_norm_open(&norm, msi_context(), n_blocks, norm_type, dtype);
 
     if (status == MS_OK) {
         status = norm_of(&norm, params, n_params, max_norm);
     }
+    if (status == MS_OK && error_if_nonfinite) {
+        status = msi_norm_check_finite(&norm);
+    }
     if (status == MS_OK) {
         status = clip_by(&norm, params, n_params);
     }
-    *total = status == MS_OK ? msi_norm_take(&norm) : NULL;
+    if (status == MS_OK) {
+        status = msi_norm_take(&norm, total);
+    }
     msi_norm_release(&norm);
     return status;
 }

@@ -3,15 +3,14 @@
 
 #include <math.h>
 
-ms_status msi_clip_check(double max_norm, double norm_type, bool *largest)
+ms_status msi_clip_check(double max_norm, double order)
 {
     if (!(max_norm >= 0)) { /* a negative bound would flip all gradients */
         return MS_FAIL(MS_VALUE_ERROR, "max_norm is %g, expected 0 or more", max_norm);
     }
-    if (norm_type != 2 && norm_type != HUGE_VAL) {
-        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR, "norm type %g, expected 2 or inf", norm_type);
+    if (!(order >= 0)) {
+        return MS_FAIL(MS_VALUE_ERROR, "norm_type is %g, expected 0 or more", order);
     }
-    *largest = norm_type == HUGE_VAL;
     return MS_OK;
 }
 
@@ -31,10 +30,10 @@ static ms_status packed(const msi_view *v, msi_view *out)
     return msi_view_like(out, v->storage->ctx, v, v->dtype, MS_MEM_SCRATCH, true);
 }
 
-static ms_status packed_blocks(const msi_view *v, bool largest, double *out)
+static ms_status packed_blocks(const msi_view *v, double order, double *out)
 {
     msi_norm_args args = {
-        .n = msi_view_numel(v), .block = MSI_NORM_BLOCK, .out = out, .largest = largest};
+        .n = msi_view_numel(v), .block = MSI_NORM_BLOCK, .out = out, .order = order};
     void *data;
 
     if (args.n == 0) {
@@ -45,12 +44,12 @@ static ms_status packed_blocks(const msi_view *v, bool largest, double *out)
     return msi_dispatch("norm", MSI_K_norm, v->dtype, &args);
 }
 
-ms_status msi_norm_blocks(const msi_view *v, bool largest, double *out)
+ms_status msi_norm_blocks(const msi_view *v, double order, double *out)
 {
     msi_view whole;
 
     MS_TRY(packed(v, &whole));
-    ms_status status = packed_blocks(&whole, largest, out);
+    ms_status status = packed_blocks(&whole, order, out);
 
     msi_storage_release(whole.storage);
     return status;
@@ -73,45 +72,79 @@ static msi_view factor_of(const msi_norm *norm)
     return v;
 }
 
-ms_status msi_norm_open(msi_norm *norm, ms_context *ctx, int64_t n_blocks, bool largest)
+int32_t msi_norm_dtype(int32_t a, int32_t b)
 {
-    *norm = (msi_norm){.largest = largest};
+    if (a == b || b == MS_DTYPE_NONE) {
+        return a;
+    }
+    if (a == MS_DTYPE_NONE) {
+        return b;
+    }
+    return a == MS_DTYPE_F64 || b == MS_DTYPE_F64 ? MS_DTYPE_F64 : MS_DTYPE_F32;
+}
+
+ms_status msi_norm_open(msi_norm *norm, ms_context *ctx, int64_t n_blocks, double order,
+                        int32_t dtype)
+{
+    *norm = (msi_norm){.order = order};
     MS_TRY(msi_storage_new(&norm->storage, ctx, (BLOCKS + n_blocks) * (int64_t)sizeof(double),
                            MS_MEM_SCRATCH));
-    return msi_tensor_make(&norm->total, ctx, MS_DTYPE_F64, 0, NULL, MS_MEM_ACTIVATION);
+    MS_TRY(msi_tensor_make(&norm->total, ctx, MS_DTYPE_F64, 0, NULL, MS_MEM_ACTIVATION));
+    return dtype == MS_DTYPE_F64
+               ? MS_OK
+               : msi_tensor_make(&norm->rounded, ctx, dtype == MS_DTYPE_NONE ? MS_DTYPE_F32 : dtype,
+                                 0, NULL, MS_MEM_ACTIVATION);
 }
 
 void msi_norm_release(msi_norm *norm)
 {
     ms_tensor_free(norm->total);
+    ms_tensor_free(norm->rounded);
     msi_storage_release(norm->storage);
 }
 
-ms_tensor *msi_norm_take(msi_norm *norm)
+ms_status msi_norm_take(msi_norm *norm, ms_tensor **out)
 {
-    ms_tensor *total = norm->total;
+    ms_tensor **taken = norm->rounded != NULL ? &norm->rounded : &norm->total;
 
-    norm->total = NULL;
-    return total;
+    if (norm->rounded != NULL) {
+        MS_TRY(msi_copy(&norm->rounded->v, &norm->total->v, false));
+    }
+    *out = *taken;
+    *taken = NULL;
+    return MS_OK;
+}
+
+static ms_status fold(const msi_norm *norm, const double *blocks, int64_t n, double max_norm,
+                      double *total)
+{
+    const msi_norm_fold_args args = {.n = n,
+                                     .blocks = blocks,
+                                     .order = norm->order,
+                                     .max_norm = max_norm,
+                                     .norm = total,
+                                     .coefficient = number_at(norm, FACTOR)};
+
+    return msi_dispatch("norm", MSI_K_norm_fold, MS_DTYPE_F64, &args);
 }
 
 ms_status msi_norm_add(msi_norm *norm, const msi_view *v)
 {
-    MS_TRY(msi_norm_blocks(v, norm->largest, number_at(norm, BLOCKS + norm->n_blocks)));
-    norm->n_blocks += msi_norm_n_blocks(msi_view_numel(v));
+    const int64_t n = msi_norm_n_blocks(msi_view_numel(v));
+    double *blocks = number_at(norm, BLOCKS + norm->n_blocks);
+
+    MS_TRY(msi_norm_blocks(v, norm->order, blocks));
+    if (norm->order == 0 && n > 0) { /* counts tensors, not blocks */
+        MS_TRY(fold(norm, blocks, n, 0, blocks));
+    }
+    norm->n_blocks += norm->order == 0 && n > 0 ? 1 : n;
     return MS_OK;
 }
 
 ms_status msi_norm_fold_blocks(const msi_norm *norm, double max_norm)
 {
-    const msi_norm_fold_args args = {.n = norm->n_blocks,
-                                     .blocks = number_at(norm, BLOCKS),
-                                     .largest = norm->largest,
-                                     .max_norm = max_norm,
-                                     .norm = norm->total->v.storage->data,
-                                     .coefficient = number_at(norm, FACTOR)};
-
-    return msi_dispatch("norm", MSI_K_norm_fold, MS_DTYPE_F64, &args);
+    return fold(norm, number_at(norm, BLOCKS), norm->n_blocks, max_norm,
+                norm->total->v.storage->data);
 }
 
 ms_status msi_norm_set(const msi_norm *norm, double max_norm, double value)
@@ -120,6 +153,20 @@ ms_status msi_norm_set(const msi_norm *norm, double max_norm, double value)
 
     MS_TRY(msi_fill(&norm->total->v, value));
     return msi_fill(&factor, msi_clip_coefficient(max_norm, value));
+}
+
+ms_status msi_norm_check_finite(const msi_norm *norm)
+{
+    double total;
+
+    MS_TRY(ms_tensor_item(norm->total, &total));
+    return isfinite(total)
+               ? MS_OK
+               : MS_FAIL(MS_RUNTIME_ERROR,
+                         "The total norm of order %g for gradients from `parameters` is "
+                         "non-finite, so it cannot be clipped. To disable this error and scale the "
+                         "gradients by the non-finite norm anyway, set `error_if_nonfinite=false`",
+                         norm->order);
 }
 
 ms_status msi_norm_clip(const msi_norm *norm, const msi_view *v)

@@ -1,6 +1,6 @@
-/* Norms that do not depend on sharding: f64 sums over blocks of 4,096 elements counted from each
- * parameter's element 0, folded in index order. Optimizers and units clip with these functions, so
- * they get equal bits. */
+/* Norms that do not depend on sharding: f64 sums of powers over blocks of 4,096 elements counted
+ * from each parameter's element 0, folded in index order. Optimizers and units clip with these
+ * functions, so they get equal bits. */
 #ifndef MSI_NORM_H
 #define MSI_NORM_H
 
@@ -9,36 +9,42 @@
 
 enum { MSI_NORM_BLOCK = 4096 };
 
-/* Check clipping's arguments. norm_type 2 or HUGE_VAL sets `*largest`, else
- * MS_NOT_IMPLEMENTED_ERROR; MS_VALUE_ERROR unless max_norm >= 0. */
-ms_status msi_clip_check(double max_norm, double norm_type, bool *largest);
+/* Check clipping's arguments: MS_VALUE_ERROR unless both are >= 0. */
+ms_status msi_clip_check(double max_norm, double order);
 /* Number of blocks of `numel` elements. */
 int64_t msi_norm_n_blocks(int64_t numel);
-/* out[b] = sum of squares, or largest magnitude, of block b of `v`, whose element 0 begins a block.
- * `out` is context memory, written in stream order. */
-ms_status msi_norm_blocks(const msi_view *v, bool largest, double *out);
+/* out[b] = result of MSI_K_norm for block b of `v`, whose element 0 begins a block. `out` is
+ * context memory, written in stream order. */
+ms_status msi_norm_blocks(const msi_view *v, double order, double *out);
 
 /* Norm of several tensors and the factor that clips them, in context memory, computed and used by
  * kernels. The opener releases it. */
 typedef struct msi_norm {
     ms_tensor *total;     /* (), f64: the norm; NULL once taken */
+    ms_tensor *rounded;   /* (), the same in the gradients' dtype; NULL: that is f64, or taken */
     msi_storage *storage; /* f64: the factor, then the blocks */
     int64_t n_blocks;     /* added so far */
-    bool largest;
+    double order;
 } msi_norm;
 
-/* With room for `n_blocks`. Allocates all memory. */
-ms_status msi_norm_open(msi_norm *norm, ms_context *ctx, int64_t n_blocks, bool largest);
+/* The dtype of the norm of gradients of dtypes a and b, as torch promotes them; MS_DTYPE_NONE: no
+ * gradient. */
+int32_t msi_norm_dtype(int32_t a, int32_t b);
+/* With room for `n_blocks`, for gradients of `dtype` (MS_DTYPE_NONE: f32). Allocates all memory. */
+ms_status msi_norm_open(msi_norm *norm, ms_context *ctx, int64_t n_blocks, double order,
+                        int32_t dtype);
 /* Append the blocks of `v`. */
 ms_status msi_norm_add(msi_norm *norm, const msi_view *v);
 /* Fold the blocks. */
 ms_status msi_norm_fold_blocks(const msi_norm *norm, double max_norm);
 /* Instead of blocks: set the norm to `value`. */
 ms_status msi_norm_set(const msi_norm *norm, double max_norm, double value);
+/* MS_RUNTIME_ERROR, with torch's message, if the norm is not finite. Waits for the device. */
+ms_status msi_norm_check_finite(const msi_norm *norm);
 /* v *= the factor, in place. */
 ms_status msi_norm_clip(const msi_norm *norm, const msi_view *v);
-/* The norm, possibly pending. The caller owns it. */
-ms_tensor *msi_norm_take(msi_norm *norm);
+/* The norm in the gradients' dtype, possibly pending. The caller owns it. */
+ms_status msi_norm_take(msi_norm *norm, ms_tensor **out);
 void msi_norm_release(msi_norm *norm);
 
 #endif

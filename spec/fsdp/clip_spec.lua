@@ -28,7 +28,7 @@ describe('clip_grad_norm_ of sharded and plain parameters together', function()
           local model, trunk, head = model_with_plain_head(strategy)
           head:grad():fill_(2)
           local total = model:clip_grad_norm_(1):item()
-          assert.equal(math.sqrt(6 * 0.25 + 4 * 4), total)
+          checks.close(math.sqrt(6 * 0.25 + 4 * 4), total, 1e-6)
           checks.close(2 / (total + 1e-6), head:grad():mean():item())
           if trunk:grad() then
             checks.close(0.5 / (total + 1e-6), trunk:grad():mean():item())
@@ -42,7 +42,7 @@ describe('clip_grad_norm_ of sharded and plain parameters together', function()
         local model, trunk, head = model_with_plain_head(strategy)
         head:grad():fill_(rank == 0 and 2 or 4)
         local total = model:clip_grad_norm_(1):item()
-        assert.equal(math.sqrt(6 * 0.25 + 4 * (4 + 16) / 2), total) -- the mean of the squares
+        checks.close(math.sqrt(6 * 0.25 + 4 * (4 + 16) / 2), total, 1e-6) -- the mean of the squares
         checks.close((rank == 0 and 2 or 4) / (total + 1e-6), head:grad():mean():item())
         checks.close(0.5 / (total + 1e-6), trunk:grad():mean():item())
         head:grad():fill_(rank == 0 and 2 or 4)
@@ -58,10 +58,77 @@ describe('clip_grad_norm_ of sharded and plain parameters together', function()
         if rank == 0 then
           head:set_grad(nil)
         end
-        assert.equal(math.sqrt(6 * 0.25 + 4 * 4 / 2), model:clip_grad_norm_(1):item())
+        checks.close(math.sqrt(6 * 0.25 + 4 * 4 / 2), model:clip_grad_norm_(1):item(), 1e-6)
       end)
     end)
   end
+end)
+
+-- Two models and a plain leaf under one loss: gradients 0.5, 2 and -1, the latter on all ranks.
+local function two_models(dtype)
+  local models, params = {}, {}
+  for i, size in ipairs { 3, 5 } do
+    local linear = nn.Linear(size, 1, { bias = false, dtype = dtype })
+    models[i] = wrap(linear, { use_orig_params = true })
+    models[i](ms.full({ 1, size }, i == 1 and 0.5 or 2, { dtype = dtype })):sum():backward()
+    params[i] = linear.weight
+  end
+  params[3] = ms.zeros(2, { dtype = dtype, requires_grad = true });
+  (params[3] * -1):sum():backward()
+  return params, models
+end
+
+describe('optim.clip_grad_norm_', function()
+  it('has one norm of several models and plain parameters, in their dtype', function()
+    local powers = function(p) return (3 * 0.5 ^ p + 5 * 2 ^ p + 2) ^ (1 / p) end
+    local expected = { [0] = 3, [1] = powers(1), [2] = powers(2), [3] = powers(3),
+      [2.5] = powers(2.5), [math.huge] = 2 }
+    ms.dist.spawn(2, function()
+      for p, norm in pairs(expected) do
+        for _, dtype in ipairs { 'f32', 'f64' } do
+          local params, models = two_models(dtype)
+          local total = optim.clip_grad_norm_(params, 0.5, p)
+          assert.equal(dtype, total:dtype())
+          checks.close(norm, total:item(), 1e-6)
+          checks.close(-0.5 / (norm + 1e-6), params[3]:grad():mean():item(), 1e-6)
+          fsdp.summon_full_params(models[2], { with_grads = true }, function()
+            checks.close(2 * 0.5 / (norm + 1e-6), params[2]:grad():mean():item(), 1e-6)
+          end)
+        end
+      end
+    end)
+  end)
+
+  it('leaves gradients whose norm is not finite, if asked, on all ranks', function()
+    ms.dist.spawn(2, function(rank)
+      local params, models = two_models 'f32'
+      if rank == 0 then
+        params[1]:set_grad(ms.full(params[1]:grad():shape(), math.huge))
+      end
+      for _, clip in ipairs { optim.clip_grad_norm_, function(_, ...)
+        return models[1]:clip_grad_norm_(...)
+      end } do
+        checks.raises('RuntimeError', 'norm of order 2 for gradients from `parameters` is '
+          .. 'non-finite', clip, params, 1, 2, { error_if_nonfinite = true })
+      end
+      checks.close({ -1, -1 }, params[3]:grad())
+      assert.equal(math.huge, optim.clip_grad_norm_(params, 1):item())
+    end)
+  end)
+
+  it('limits values with clip_grad_value_', function()
+    ms.dist.spawn(2, function()
+      local params, models = two_models 'f32'
+      optim.clip_grad_value_(params, 0.75)
+      checks.close({ -0.75, -0.75 }, params[3]:grad())
+      for i, value in ipairs { 0.5, 0.75 } do
+        fsdp.summon_full_params(models[i], { with_grads = true }, function()
+          checks.close(value, params[i]:grad():mean():item())
+        end)
+      end
+      checks.raises('ValueError', 'clip_value is -1', optim.clip_grad_value_, params, -1)
+    end)
+  end)
 end)
 
 -- Blocks of 4,096 elements, gradients from 1e-3 to 1e3: the order of additions shows in the norm.

@@ -72,6 +72,50 @@ describe('inside summon_full_params', function()
     shell.remove_folder(root)
   end)
 
+  it('gradients are full with with_grads, and what is written is kept with writeback', function()
+    everywhere(function(model, weight)
+      local function full(opts, fn)
+        opts.with_grads = true
+        fsdp.summon_full_params(model, opts, ms.no_grad, fn)
+      end
+      full({}, function() assert.is_nil(weight:grad()) end)
+      model(ms.tensor { { 1, 2, 3, 4 } }):sum():backward()
+      local row = { 1, 2, 3, 4 }
+      full({ writeback = false }, function()
+        checks.close({ row, row, row, row }, weight:grad())
+        weight:grad():fill_(9)
+        weight:set_grad(nil)
+      end)
+      full({}, function()
+        -- NO_SHARD shows the gradient itself, no copy
+        if model.sharding_strategy ~= 'NO_SHARD' then
+          checks.close({ row, row, row, row }, weight:grad())
+          checks.raises('AssertionError', 'clip_grad_norm_ inside summon_full_params',
+            model.clip_grad_norm_, model, 1)
+        end
+        weight:set_grad(ms.full({ 4, 4 }, 2))
+      end)
+      checks.close(8, model:clip_grad_norm_(100):item())
+      full({}, function() weight:set_grad(nil) end)
+      assert.is_nil(weight:grad())
+      model(ms.ones(1, 4)):sum():backward()
+      checks.close(4, model:clip_grad_norm_(100):item())
+    end)
+  end)
+
+  it('a rank without a gradient has zeros with with_grads', function()
+    ms.dist.spawn(2, function(rank)
+      local model, weight = wrapped 'FULL_SHARD'
+      model(ms.ones(1, 4)):sum():backward()
+      if rank == 0 then weight:set_grad(nil) end
+      fsdp.summon_full_params(model, { with_grads = true, writeback = false }, function()
+        checks.close({ { 0, 0, 0, 0 }, { 0, 0, 0, 0 }, { 1, 1, 1, 1 }, { 1, 1, 1, 1 } },
+          weight:grad())
+      end)
+      assert.equal(rank == 0, weight:grad() == nil)
+    end)
+  end)
+
   it('parameters show full values, also after a refused forward', function()
     everywhere(function(model, weight)
       model(ms.ones(1, 4)) -- the root stays unsharded

@@ -444,7 +444,8 @@ FSDP(
       local function summon(opts) fsdp.summon_full_params(m, opts, function() end) end
       checks.raises('NotImplementedError',
         'writeback=True and rank0_only=True is not supported yet', summon, { rank0_only = true })
-      checks.raises('NotImplementedError', 'with_grads=True', summon, { with_grads = true })
+      checks.raises('NotImplementedError', 'with_grads=True, use_orig_params=', summon,
+        { with_grads = true, offload_to_cpu = true, writeback = false, rank0_only = true })
       checks.raises('ValueError', "did you mean 'writeback'?", summon, { writebak = false })
       checks.raises('AssertionError',
         'Cannot manually unshard parameters when already unsharding parameters',

@@ -1,7 +1,10 @@
-/* kernels/cpu/norm.c: sums of squares and largest magnitudes per block. */
+/* kernels/cpu/norm.c: sums of powers and largest magnitudes per block. */
 #include "kernel_test.h"
 
-static void check(int32_t dtype, int64_t n, int64_t block, int64_t start, bool largest)
+static const double ORDERS[] = {2, HUGE_VAL, 1, 3, 2.5, 0};
+enum { N_ORDERS = sizeof(ORDERS) / sizeof(*ORDERS) };
+
+static void check(int32_t dtype, int64_t n, int64_t block, int64_t start, double order)
 {
     const int64_t n_blocks = n == 0 ? 0 : (n + block - 1) / block;
     typed x = typed_filled(dtype, start + n, 6);
@@ -10,18 +13,20 @@ static void check(int32_t dtype, int64_t n, int64_t block, int64_t start, bool l
                           .block = block,
                           .x = (char *)x.data + start * dtype_bytes(dtype),
                           .out = out,
-                          .largest = largest};
+                          .order = order};
 
     run_on_all_isas(&(kernel_call){MSI_K_norm, dtype, &args, {out}, {(n_blocks + 1) * 8}}, "norm");
     for (int64_t b = 0; b < n_blocks; b++) {
-        double want = 0;
+        long double want = 0;
 
         for (int64_t i = b * block; i < n && i < (b + 1) * block; i++) {
-            double v = typed_get(&x, start + i);
+            long double v = fabsl((long double)typed_get(&x, start + i));
 
-            want = largest ? fmax(want, fabs(v)) : want + v * v;
+            want =
+                order == HUGE_VAL ? fmaxl(want, v) : want + (order == 0 ? v != 0 : powl(v, order));
         }
-        check_element("norm", b, out[b], want, largest ? 0 : (double)(block + 2) * 0x1p-53 * want);
+        check_element("norm", b, out[b], (double)want,
+                      order == HUGE_VAL ? 0 : (double)(block + 4) * 0x1p-53 * (double)want);
     }
     assert_true(out[n_blocks] == 0); /* nothing past the last block */
     typed_free(&x);
@@ -34,11 +39,11 @@ static void test_cpu_norm__blocks_of_any_length_from_any_start(void **state)
     report_missing_isas();
     for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         for (int64_t n = 0; n <= 130; n++) {
-            check(float_dtypes[d], n, 130, n * 29 % 64, n & 1);
-            check(float_dtypes[d], n, 1 + n % 37, n * 29 % 64, !(n & 1));
+            check(float_dtypes[d], n, 130, n * 29 % 64, ORDERS[n % N_ORDERS]);
+            check(float_dtypes[d], n, 1 + n % 37, n * 29 % 64, ORDERS[(n + 1) % N_ORDERS]);
         }
         for (int64_t start = 0; start < 64; start++) {
-            check(float_dtypes[d], 9000, 4096, start, start & 1);
+            check(float_dtypes[d], 9000, 4096, start, ORDERS[start % N_ORDERS]);
         }
     }
 }
@@ -48,7 +53,7 @@ static void test_cpu_norm__squares_of_f32_neither_overflow_nor_vanish(void **sta
     (void)state;
     const float x[3] = {1e30f, 3e-30f, 0};
     double out[2] = {0};
-    msi_norm_args args = {.n = 3, .block = 1, .x = x};
+    msi_norm_args args = {.n = 3, .block = 1, .x = x, .order = 2};
     double blocks[3];
 
     args.out = blocks;
@@ -67,8 +72,8 @@ static void test_cpu_norm__nan_and_infinity_reach_the_result_of_their_block(void
             double out[2];
             msi_norm_args args = {.n = 80, .block = 40, .x = x.data, .out = out};
 
-            for (int32_t largest = 0; largest < 2; largest++) {
-                args.largest = largest;
+            for (int32_t k = 0; ORDERS[k] != 0; k++) {
+                args.order = ORDERS[k];
                 typed_set(&x, at, NAN);
                 typed_set(&x, 39, 100); /* a number after it must not win */
                 run_on_all_isas(
@@ -86,13 +91,13 @@ static void test_cpu_norm__nan_and_infinity_reach_the_result_of_their_block(void
     }
 }
 
-static void check_fold(const double *blocks, int64_t n, bool largest, double max_norm, double norm,
+static void check_fold(const double *blocks, int64_t n, double order, double max_norm, double norm,
                        double coefficient)
 {
     double got[2] = {-1, -1};
     msi_norm_fold_args args = {.n = n,
                                .blocks = blocks,
-                               .largest = largest,
+                               .order = order,
                                .max_norm = max_norm,
                                .norm = &got[0],
                                .coefficient = &got[1]};
@@ -109,13 +114,16 @@ static void test_cpu_norm__blocks_fold_in_order(void **state)
     (void)state;
     const double squares[] = {1, 1e16, 1, 1, -1e16, 6, 2}, wild[] = {3, NAN, 5};
 
-    check_fold(squares, 7, false, 2, sqrt(8), 2 / (sqrt(8) + 1e-6));
-    check_fold(squares, 7, true, 1e17, 1e16, 1);
-    check_fold(squares, 1, false, 0, 1, 0);
-    check_fold(squares, 0, false, 1, 0, 1);
-    check_fold(wild, 1, true, 1, 3, 1 / (3 + 1e-6));
-    check_fold(wild, 3, true, 1, NAN, NAN);
-    check_fold(wild, 3, false, 1, NAN, NAN);
+    check_fold(squares, 7, 2, 2, sqrt(8), 2 / (sqrt(8) + 1e-6));
+    check_fold(squares, 7, HUGE_VAL, 1e17, 1e16, 1);
+    check_fold(squares, 1, 2, 0, 1, 0);
+    check_fold(squares, 0, 2, 1, 0, 1);
+    check_fold(wild, 1, HUGE_VAL, 1, 3, 1 / (3 + 1e-6));
+    check_fold(wild, 3, HUGE_VAL, 1, NAN, NAN);
+    check_fold(wild, 3, 2, 1, NAN, NAN);
+    check_fold(squares, 2, 1, 1, 1e16 + 1, 1 / (1e16 + 1));
+    check_fold(squares, 3, 3, 1e9, pow(1e16, 1.0 / 3), 1);
+    check_fold(wild, 3, 0, 6, 3, 1);
 }
 
 int main(void)

@@ -144,7 +144,7 @@ static ms_status clip(trainee *s)
 {
     ms_tensor *norm;
 
-    MS_TRY(ms_fsdp_tree_clip_grad_norm(&norm, s->model.tree, NULL, 0, 0.5, 2));
+    MS_TRY(ms_fsdp_tree_clip_grad_norm(&norm, s->model.tree, NULL, 0, 0.5, 2, false));
     ms_tensor_free(norm);
     return MS_OK;
 }
@@ -176,7 +176,7 @@ done:
 
 static ms_status summon(trainee *s)
 {
-    MS_TRY(ms_fsdp_tree_summon(s->model.tree));
+    MS_TRY(ms_fsdp_tree_summon(s->model.tree, false));
     return ms_fsdp_tree_unsummon(s->model.tree, true);
 }
 

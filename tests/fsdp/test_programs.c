@@ -244,7 +244,7 @@ static ms_status make_noise_of(model *m, const noise *a)
     case REWRITE:
         return rewrite(m, a);
     case SUMMON:
-        MS_TRY(ms_fsdp_tree_summon(m->tree));
+        MS_TRY(ms_fsdp_tree_summon(m->tree, false));
         nap(4);
         return ms_fsdp_tree_unsummon(m->tree, a->writeback);
     default:
@@ -315,7 +315,7 @@ static ms_status write_values(model *m, int32_t at)
 {
     const bool in_place = at % 2 == 1 && m->param[1][0]->v.storage == m->unit[1]->master;
 
-    MS_TRY(in_place ? MS_OK : ms_fsdp_tree_summon(m->tree));
+    MS_TRY(in_place ? MS_OK : ms_fsdp_tree_summon(m->tree, false));
     for (int32_t k = 0; k < m->n_params[1]; k++) {
         if (msi_view_numel(&m->param[1][k]->v) > 0) {
             MS_TRY(ms_tensor_fill(m->param[1][k], 0.125 * (at + 1 + k)));
@@ -345,7 +345,7 @@ static ms_status run_block(model *m, int32_t at, int32_t first, int32_t n_ranks)
     MS_TRY(make(m, &b->after, NULL));
     MS_TRY(b->writes ? write_values(m, at) : MS_OK);
     if (b->clips) {
-        MS_TRY(ms_fsdp_tree_clip_grad_norm(&norm, m->tree, NULL, 0, 0.5, 2));
+        MS_TRY(ms_fsdp_tree_clip_grad_norm(&norm, m->tree, NULL, 0, 0.5, 2, false));
         ms_tensor_free(norm);
     }
     if (b->steps) {

@@ -248,7 +248,7 @@ static ms_status summon_between_forward_and_backward(chain *c)
 
     for (int32_t k = 0; k < 2; k++) {
         MS_TRY(forward(c, UNITS, NULL, NULL, &loss));
-        MS_TRY(ms_fsdp_tree_summon(c->tree));
+        MS_TRY(ms_fsdp_tree_summon(c->tree, false));
         if (k == 1) {
             MS_TRY(ms_tensor_fill(c->weight[1], 0.5));
         }

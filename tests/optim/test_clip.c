@@ -21,11 +21,15 @@ static ms_tensor *with_grad(int32_t dtype, const double *values, int64_t n)
 /* Clip them; the norm before. */
 static double clip(ms_tensor *const *t, int32_t n, double max_norm, double norm_type)
 {
+    int32_t dtype = MS_DTYPE_F32;
     ms_tensor *total;
     double value;
 
-    assert_ok(ms_clip_grad_norm(&total, t, n, max_norm, norm_type));
-    assert_int_equal(total->v.dtype, MS_DTYPE_F64);
+    for (int32_t i = 0; i < n; i++) { /* f32 beside bf16 is f32 */
+        dtype = t[i]->v.dtype == MS_DTYPE_F64 ? MS_DTYPE_F64 : dtype;
+    }
+    assert_ok(ms_clip_grad_norm(&total, t, n, max_norm, norm_type, false));
+    assert_int_equal(total->v.dtype, dtype);
     assert_int_equal(total->v.ndim, 0);
     assert_ok(ms_tensor_item(total, &value));
     ms_tensor_free(total);
@@ -78,9 +82,36 @@ static void test_optim_clip__knows_the_largest_element(void **state)
     assert_true(clip(t, 2, 4, HUGE_VAL) == 40);
     assert_ok(ms_tensor_to_doubles(t[1]->grad, seen, 1));
     assert_close(seen, &(double){7 * (4 / (40 + 1e-6))}, 1, 1e-7, 0);
-    assert_fails(MS_NOT_IMPLEMENTED_ERROR, "norm type 1, expected 2 or inf",
-                 ms_clip_grad_norm(&total, t, 2, 4, 1));
+    assert_fails(MS_VALUE_ERROR, "norm_type is -1, expected 0 or more",
+                 ms_clip_grad_norm(&total, t, 2, 4, -1, false));
     free_all(t, 2);
+}
+
+/* A tensor without elements other than 0 does not count in order 0. */
+static void test_optim_clip__takes_other_orders(void **state)
+{
+    const double a[] = {3, -4, 0}, b[] = {5}, none[] = {0, 0};
+    ms_tensor *t[3] = {with_grad(MS_DTYPE_F64, a, 3), with_grad(MS_DTYPE_F64, b, 1),
+                       with_grad(MS_DTYPE_F64, none, 2)};
+
+    assert_true(clip(t, 3, 100, 1) == 12);
+    assert_true(fabs(clip(t, 3, 100, 3) - 6) < 1e-14); /* 27 + 64 + 125 = 216 */
+    assert_true(clip(t, 3, 100, 0) == 2);
+    free_all(t, 3);
+}
+
+static void test_optim_clip__leaves_gradients_whose_norm_is_not_finite(void **state)
+{
+    const double bad[] = {1, INFINITY};
+    ms_tensor *t = with_grad(MS_DTYPE_F32, bad, 2);
+    ms_tensor *total;
+    double seen[2];
+
+    assert_fails(MS_RUNTIME_ERROR, "norm of order 2 for gradients from `parameters` is non-finite",
+                 ms_clip_grad_norm(&total, &t, 1, 0.5, 2, true));
+    assert_ok(ms_tensor_to_doubles(t->grad, seen, 2));
+    assert_true(seen[0] == 1 && seen[1] == INFINITY);
+    ms_tensor_free(t);
 }
 
 static void test_optim_clip__hides_no_bad_gradient(void **state)
@@ -120,7 +151,7 @@ static void test_optim_clip__refuses_sharded_parameters(void **state)
 
     t->param->unit = t;
     t->param->ops = &ops;
-    assert_fails(MS_RUNTIME_ERROR, "is sharded", ms_clip_grad_norm(&total, &t, 1, 1, 2));
+    assert_fails(MS_RUNTIME_ERROR, "is sharded", ms_clip_grad_norm(&total, &t, 1, 1, 2, false));
     assert_ok(ms_tensor_to_doubles(t->grad, seen, 1));
     assert_true(seen[0] == 30);
     ms_tensor_free(t);
@@ -187,7 +218,10 @@ static void test_optim_clip__block_sums_do_not_depend_on_the_cut(void **state)
     }
     assert_ok(ms_tensor_from_doubles(&t, MS_DTYPE_F32, 1, &n, values, n));
     assert_int_equal(6, msi_norm_n_blocks(n));
-    for (int largest = 0; largest < 2; largest++) {
+    const double orders[] = {2, HUGE_VAL, 3};
+
+    for (int k = 0; k < 3; k++) {
+        const double order = orders[k];
         msi_view left = t->v, right = t->v;
         double total;
         msi_norm norm;
@@ -195,18 +229,18 @@ static void test_optim_clip__block_sums_do_not_depend_on_the_cut(void **state)
         left.shape[0] = CUT;
         right.offset = CUT;
         right.shape[0] = N - CUT;
-        assert_ok(msi_norm_blocks(&t->v, largest, whole));
-        assert_ok(msi_norm_blocks(&left, largest, parts));
-        assert_ok(msi_norm_blocks(&right, largest, parts + 2));
+        assert_ok(msi_norm_blocks(&t->v, order, whole));
+        assert_ok(msi_norm_blocks(&left, order, parts));
+        assert_ok(msi_norm_blocks(&right, order, parts + 2));
         assert_ok(msi_settle(t->ctx));
         assert_memory_equal(whole, parts, sizeof(whole));
-        assert_ok(msi_norm_open(&norm, t->ctx, 6, largest));
+        assert_ok(msi_norm_open(&norm, t->ctx, 6, order, MS_DTYPE_F32));
         assert_ok(msi_norm_add(&norm, &left));
         assert_ok(msi_norm_add(&norm, &right));
         assert_ok(msi_norm_fold_blocks(&norm, 1));
         assert_ok(ms_tensor_item(norm.total, &total));
         msi_norm_release(&norm);
-        assert_true(total == msi_norm_finish(msi_norm_fold(0, parts, 6, largest), largest));
+        assert_true(total == msi_norm_finish(msi_norm_fold(0, parts, 6, order), order));
     }
     ms_tensor_free(t);
     free(values);
@@ -218,6 +252,8 @@ int main(void)
         cmocka_unit_test(test_optim_clip__scales_by_max_norm_over_the_total),
         cmocka_unit_test(test_optim_clip__leaves_small_gradients),
         cmocka_unit_test(test_optim_clip__knows_the_largest_element),
+        cmocka_unit_test(test_optim_clip__takes_other_orders),
+        cmocka_unit_test(test_optim_clip__leaves_gradients_whose_norm_is_not_finite),
         cmocka_unit_test(test_optim_clip__hides_no_bad_gradient),
         cmocka_unit_test(test_optim_clip__is_zero_without_gradients),
         cmocka_unit_test(test_optim_clip__refuses_sharded_parameters),

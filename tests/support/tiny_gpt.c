@@ -190,7 +190,7 @@ ms_status tiny_clip(tiny_model *m, double max_norm, double *norm)
 {
     ms_tensor *total;
 
-    MS_TRY(ms_fsdp_tree_clip_grad_norm(&total, m->tree, NULL, 0, max_norm, 2));
+    MS_TRY(ms_fsdp_tree_clip_grad_norm(&total, m->tree, NULL, 0, max_norm, 2, false));
     const ms_status status = ms_tensor_item(total, norm);
 
     ms_tensor_free(total);

@@ -12,7 +12,8 @@ local tree = require 'moonshard.nn.tree'
 ---  ranks must have written the same
 ---@field rank0_only? boolean  only rank 0 needs the values; needs writeback = false
 ---@field offload_to_cpu? boolean
----@field with_grads? boolean
+---@field with_grads? boolean  grad() gives full gradients, too: zeros for the elements of ranks
+---  without one, nil where no rank has one; not with offload_to_cpu
 
 local KNOWN = {
   recurse = 'flag', writeback = 'flag', rank0_only = 'flag', offload_to_cpu = 'flag',
@@ -40,7 +41,7 @@ local function check(opts, roots)
       no_shard = no_shard or unit.strategy == 'NO_SHARD'
     end
   end
-  if opts.with_grads then
+  if opts.with_grads and opts.offload_to_cpu then
     errors.raise('NotImplementedError', 'with_grads=True, use_orig_params=%s, offload_to_cpu=%s is '
       .. 'not supported yet', tostring(use_orig_params), tostring(opts.offload_to_cpu or false))
   elseif opts.offload_to_cpu and no_shard then
@@ -74,14 +75,14 @@ local function close(held, ok, err)
   end
 end
 
-local function summoned(held, roots, fn, ...)
+local function summoned(held, roots, with_grads, fn, ...)
   for _, root in ipairs(roots) do
     local state = root:_lazy_init()
     tree.params(root) -- what stands in the fields must be what is summoned
     if not runtime.summoned(state.handle) then
       held[#held + 1] = state -- first: what is held is let go whatever comes now
     end
-    runtime.summon(state.handle)
+    runtime.summon(state.handle, with_grads)
   end
   return fn(...)
 end
@@ -103,7 +104,8 @@ local function summon_full_params(module, opts, fn, ...)
   arguments.fn('summon_full_params', 'fn', fn)
   local roots = roots_of(module, {})
   local held = { writeback = check(opts, roots) }
-  return guard.run('summon_full_params', close, held, summoned, held, roots, fn, ...)
+  return guard.run('summon_full_params', close, held, summoned, held, roots,
+    opts.with_grads or false, fn, ...)
 end
 
 return summon_full_params

@@ -12,6 +12,7 @@ local ModuleList = require 'moonshard.nn.module_list'
 local agree = require 'moonshard.fsdp.agree'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
+local clip = require 'moonshard.optim.clip'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.internal.errors'
 local figures = require 'moonshard.internal.figures'
@@ -457,23 +458,27 @@ end
 --- Scale all gradients by min(1, max_norm / (total + 1e-6)), the same on every rank. Root only,
 --- collective. Gradients of parameters that no instance manages (ignored ones) count once where all
 --- ranks have equal ones, else with the mean of their squares over the ranks.
+--- RuntimeError on all ranks with `error_if_nonfinite` when the total is not finite: nothing is
+--- scaled.
 ---@param max_norm number
----@param norm_type? number  2 (default) or math.huge
----@return ms.Tensor  (), f64: the total norm before, equal on all ranks; f32 where no rank has one
-function FSDP:clip_grad_norm_(max_norm, norm_type)
+---@param norm_type? number  0 or more, or math.huge (default 2)
+---@param opts? { error_if_nonfinite?: boolean }  default false
+---@return ms.Tensor  (), the total norm before, equal on all ranks, in the promoted dtype of the
+--- gradients (f32 where no rank has one)
+function FSDP:clip_grad_norm_(max_norm, norm_type, opts)
   arguments.number('clip_grad_norm_', 'max_norm', max_norm)
   norm_type = arguments.number('clip_grad_norm_', 'norm_type', norm_type, 2)
+  local strict = clip.is_strict(opts)
   local tree = self:_lazy_init()
   if not self._is_root then
     errors.raise('RuntimeError',
       '`clip_grad_norm_()` should only be called on the root FSDP instance')
   end
   local params = all_params(tree)
-  local total = runtime.clip(tree.handle, params, max_norm, norm_type)
+  local total = runtime.clip(tree.handle, params, max_norm, norm_type, strict)
   if not has_grad(params) and total:item() == 0 then
     errors.warn('UserWarning', ('Called FSDP.clip_grad_norm_() on rank %d with no gradients -- '
       .. 'returning the total norm in the default dtype f32'):format(self.rank), self.process_group)
-    return total:to('f32')
   end
   return total
 end

@@ -26,9 +26,10 @@ static ms_status all_gather(ms_fsdp_unit *u, const char *what, const char *name,
     return gather(u, what, name, in, nbytes, out);
 }
 
-static ms_status gather_shards(ms_fsdp_unit *u, const char *what, msi_storage *full)
+ms_status msi_unit_gather_shards(ms_fsdp_unit *u, const char *what, msi_storage *shard,
+                                 msi_storage *full)
 {
-    const msi_view own = msi_flat_view(u, u->master, 0, u->shard_numel);
+    const msi_view own = msi_flat_view(u, shard, 0, u->shard_numel);
     const msi_view whole = msi_flat_view(u, full, 0, msi_unit_full_numel(u));
     msi_host_view from = {0}, to = {0};
     ms_status status;
@@ -52,7 +53,7 @@ ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **
     MS_TRY(ms_fsdp_unit_materialize(u));
     MS_TRY(msi_storage_new(&full, u->ctx, nbytes, MS_MEM_PARAMETER));
     const ms_status status = is_whole ? msi_mem_copy(u->ctx, full->data, u->master->data, nbytes)
-                                      : gather_shards(u, what, full);
+                                      : msi_unit_gather_shards(u, what, u->master, full);
 
     if (status != MS_OK) {
         msi_storage_release(full);

@@ -7,7 +7,7 @@ static msi_view reduced_view(const ms_fsdp_unit *u, const msi_unit_param *p)
     const msi_param *param = p->tensor->param;
     msi_view v = {.storage = p->place};
 
-    if (u->is_sharded) {
+    if (u->is_sharded && !u->shows_full_grads) {
         msi_view_set_contiguous(&v, u->orig_dtype, 1, &p->piece.numel);
     } else {
         msi_view_set_contiguous(&v, u->orig_dtype, param->ndim, param->shape);
@@ -86,6 +86,9 @@ void msi_unit_gradient_dropped(void *unit, int32_t index)
 {
     ms_fsdp_unit *u = unit;
 
+    if (u->shows_full_grads) { /* the end of summon_full_params may restore it */
+        return;
+    }
     u->params[index].reduced = false;
     msi_unit_gradient_trim(u);
 }

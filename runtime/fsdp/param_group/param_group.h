@@ -67,6 +67,7 @@ typedef struct msi_unit_param {
     ms_tensor *shown;      /* its future .grad, made before the reduction is announced */
     uint64_t origin;       /* hash of the source of its initial values: equal for equal values */
     bool given;            /* the script set or loaded them before the first use */
+    ms_tensor *own_grad;   /* .grad of this rank while .grad shows a full one */
     msi_grad_sink sink;
 } msi_unit_param;
 
@@ -132,7 +133,8 @@ struct ms_fsdp_unit {
     msi_accumulator sums;
     msi_storage *micro_view; /* storage of views of the running micro-batch's gradient */
     msi_reduction reduction;
-    msi_storage *grad; /* reduced, orig_dtype; NULL if no .grad shows it */
+    msi_storage *grad;     /* reduced, orig_dtype; NULL if no .grad shows it */
+    bool shows_full_grads; /* summoned with its gradients */
 };
 
 /* Elements of the unsharded flat, with all padding. */
@@ -276,6 +278,18 @@ void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like);
 /* The whole flat parameter in the master's dtype, in new memory. Collective. `what` names the
  * script's call in messages: "hash of unit". */
 ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out);
+/* All ranks' `own` shards in a row into `full`, both in the master's dtype. Collective. */
+ms_status msi_unit_gather_shards(ms_fsdp_unit *u, const char *what, msi_storage *own,
+                                 msi_storage *full);
+
+/* -- summoned_grads.c -------------------------------------------------------------------------- */
+/* Show full gradients of a sharded unit. `has` (n_params): does any rank have one? Collective. On
+ * failure .grad is unchanged. */
+ms_status msi_unit_summon_gradients(ms_fsdp_unit *u, const uint64_t *has);
+/* Copy this rank's elements of them into its own gradients. */
+ms_status msi_unit_keep_gradients(ms_fsdp_unit *u);
+/* Show this rank's own gradients again. Needs neither memory nor peers. */
+void msi_unit_restore_gradients(ms_fsdp_unit *u);
 
 /* -- notes.c ----------------------------------------------------------------------------------- */
 /* Compare a note (note.h) over the ranks of the unit's group; for msi_param_ops. */

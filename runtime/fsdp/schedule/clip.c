@@ -39,7 +39,7 @@ static ms_status exchange(ms_fsdp_tree *tree, const msi_param_list *o, const cha
 }
 
 /* From all ranks' messages. */
-static ms_status norm_of_all(ms_fsdp_tree *tree, const msi_param_list *o, bool largest,
+static ms_status norm_of_all(ms_fsdp_tree *tree, const msi_param_list *o, double order,
                              double *total)
 {
     int64_t room, kept;
@@ -55,11 +55,11 @@ static ms_status norm_of_all(ms_fsdp_tree *tree, const msi_param_list *o, bool l
     msi_norm_message *messages = of_ranks->data;
     char *own = mine->data;
 
-    MS_TRY_GOTO(msi_norm_know(tree, o, largest, room, kept, own), done);
+    MS_TRY_GOTO(msi_norm_know(tree, o, order, room, kept, own), done);
     MS_TRY_GOTO(exchange(tree, o, own, room, all->data, messages), done);
     status =
-        msi_norm_fold_all(tree, o, largest, messages, (const double *)(void *)(own + room), total);
-    *total = msi_plain_nan(msi_norm_finish(*total, largest));
+        msi_norm_fold_all(tree, o, order, messages, (const double *)(void *)(own + room), total);
+    *total = msi_plain_nan(msi_norm_finish(*total, order));
 done:
     msi_release(of_ranks);
     msi_release(mine);
@@ -90,36 +90,74 @@ static bool any_is_sent(const ms_fsdp_tree *tree, const msi_param_list *o)
     return any;
 }
 
+/* dtype of a parameter's gradient, on whatever rank; MS_DTYPE_NONE without one. */
+static int32_t grad_dtype(const msi_listed_param *at)
+{
+    if (at->tensor->grad != NULL) {
+        return at->tensor->grad->v.dtype;
+    }
+    return at->unit != NULL && at->unit->params[at->index].reduced ? at->unit->orig_dtype
+                                                                   : MS_DTYPE_NONE;
+}
+
 /* The caller releases `norm`, in any case. */
 static ms_status total_norm(ms_fsdp_tree *tree, const msi_param_list *o, double max_norm,
-                            bool largest, msi_norm *norm)
+                            double order, msi_norm *norm)
 {
     const bool sent = any_is_sent(tree, o);
     int64_t n_blocks = 0;
+    int32_t dtype = MS_DTYPE_NONE;
     double value;
 
+    for (int32_t i = 0; i < o->n; i++) {
+        dtype = msi_norm_dtype(dtype, grad_dtype(&o->places[i]));
+    }
     for (int32_t i = 0; i < o->n && !sent; i++) {
         n_blocks += msi_norm_kept_blocks(tree, &o->places[i]);
     }
-    MS_TRY(msi_norm_open(norm, tree->ctx, n_blocks, largest));
+    MS_TRY(msi_norm_open(norm, tree->ctx, n_blocks, order, dtype));
     if (!sent) {
         return norm_of_own(o, max_norm, norm);
     }
-    MS_TRY(norm_of_all(tree, o, largest, &value));
+    MS_TRY(norm_of_all(tree, o, order, &value));
     return msi_norm_set(norm, max_norm, value);
 }
 
-static ms_status check_reduced(const ms_fsdp_tree *tree)
+/* Errors of one unit whose gradients are not all reduced. */
+static ms_status check_unit(ms_fsdp_unit *u)
 {
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        const ms_fsdp_unit *u = tree->units[i];
+    MS_TRY(msi_unit_check_gradient(u, "clip_grad_norm_"));
+    if (u->shows_full_grads) {
+        return msi_masters_check(u->run, "clip_grad_norm_");
+    }
+    if (msi_accumulator_holds(&u->sums)) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "clip_grad_norm: gradients of unit '%s' were accumulated inside no_sync "
+                       "and are not reduced yet; run the last backward outside no_sync",
+                       u->name);
+    }
+    return MS_OK;
+}
 
-        if (msi_accumulator_holds(&u->sums)) {
-            return MS_FAIL(MS_RUNTIME_ERROR,
-                           "clip_grad_norm: gradients of unit '%s' were accumulated inside no_sync "
-                           "and are not reduced yet; run the last backward outside no_sync",
-                           u->name);
+/* The listed parameters may be of several trees over one group of ranks. */
+static ms_status check_units(const ms_fsdp_tree *tree, const msi_param_list *o)
+{
+    const ms_fsdp_unit *checked = NULL;
+
+    for (int32_t i = 0; i < o->n; i++) {
+        ms_fsdp_unit *u = o->places[i].unit;
+
+        if (u == NULL || u == checked) {
+            continue;
         }
+        if (msi_tree_of(u) == NULL || u->comm != tree->comm) {
+            return MS_FAIL(MS_VALUE_ERROR,
+                           "clip_grad_norm: parameter '%s' is sharded over another group of ranks",
+                           msi_tensor_label(o->places[i].tensor));
+        }
+        MS_TRY(ms_fsdp_tree_init(msi_tree_of(u)));
+        MS_TRY(check_unit(u));
+        checked = u;
     }
     return MS_OK;
 }
@@ -138,35 +176,39 @@ static ms_status clip_by(const msi_norm *norm, const msi_param_list *o)
 }
 
 static ms_status clip(ms_tensor **total, ms_fsdp_tree *tree, const msi_param_list *o,
-                      double max_norm, double norm_type, bool largest)
+                      double max_norm, double order, bool error_if_nonfinite)
 {
     msi_norm norm = {0};
-    ms_status status = total_norm(tree, o, max_norm, largest, &norm);
+    ms_status status = total_norm(tree, o, max_norm, order, &norm);
 
+    if (status == MS_OK && error_if_nonfinite) {
+        status = msi_norm_check_finite(&norm);
+    }
     if (status == MS_OK) {
         status = clip_by(&norm, o);
     }
-    *total = status == MS_OK ? msi_norm_take(&norm) : NULL;
+    if (status == MS_OK) {
+        status = msi_norm_take(&norm, total);
+    }
     msi_norm_release(&norm);
     return status;
 }
 
 ms_status ms_fsdp_tree_clip_grad_norm(ms_tensor **total, ms_fsdp_tree *tree,
                                       ms_tensor *const *params, int32_t n_params, double max_norm,
-                                      double norm_type)
+                                      double norm_type, bool error_if_nonfinite)
 {
-    bool largest;
     msi_param_list o;
 
-    MS_TRY(msi_clip_check(max_norm, norm_type, &largest));
+    *total = NULL;
+    MS_TRY(msi_clip_check(max_norm, norm_type));
     MS_TRY(ms_fsdp_tree_init(tree));
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        MS_TRY(msi_unit_check_gradient(tree->units[i], "clip_grad_norm_"));
-    }
-    MS_TRY(check_reduced(tree));
-    MS_TRY(msi_param_list_new(tree, params, n_params, &o));
-    ms_status status = clip(total, tree, &o, max_norm, norm_type, largest);
+    MS_TRY(msi_param_list_new(tree, params, n_params, false, &o));
+    ms_status status = check_units(tree, &o);
 
+    if (status == MS_OK) {
+        status = clip(total, tree, &o, max_norm, norm_type, error_if_nonfinite);
+    }
     msi_release(o.block);
     return status;
 }

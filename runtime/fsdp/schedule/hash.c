@@ -80,7 +80,7 @@ ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_
 
     MS_TRY(ms_fsdp_tree_init(tree));
     MS_TRY(msi_masters_check(&tree->run, "hash"));
-    MS_TRY(msi_param_list_new(tree, params, n_params, &order));
+    MS_TRY(msi_param_list_new(tree, params, n_params, true, &order));
     const msi_listed_param *places = order.places;
     const int32_t n = order.n;
 

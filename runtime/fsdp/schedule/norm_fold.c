@@ -3,7 +3,7 @@
 #include <string.h>
 
 /* Fold one parameter's blocks from all ranks' messages. */
-static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, bool largest,
+static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, double order,
                             msi_norm_message *messages, double *total)
 {
     double cut[MSI_NORM_BLOCK]; /* elements of a cut block, in the unit's dtype */
@@ -20,7 +20,7 @@ static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, bool largest,
 
             at += s.n;
             if (s.whole) {
-                *total = msi_norm_fold(*total, messages[q].blocks++, 1, largest);
+                *total = msi_norm_fold(*total, messages[q].blocks++, 1, order);
                 continue;
             }
             memcpy((char *)cut + in_block * size, messages[q].fragments, (size_t)(s.n * size));
@@ -30,10 +30,10 @@ static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, bool largest,
                                       .block = MSI_NORM_BLOCK,
                                       .x = cut,
                                       .out = &result,
-                                      .largest = largest};
+                                      .order = order};
 
                 MS_TRY(msi_dispatch_host("norm", MSI_K_norm, u->orig_dtype, &args));
-                *total = msi_norm_fold(*total, &result, 1, largest);
+                *total = msi_norm_fold(*total, &result, 1, order);
             }
         }
     }
@@ -41,7 +41,7 @@ static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, bool largest,
 }
 
 /* The value of a block for which every rank sent a result. */
-static double agreed_block(const ms_fsdp_tree *tree, msi_norm_message *messages, bool largest)
+static double agreed_block(const ms_fsdp_tree *tree, msi_norm_message *messages, double order)
 {
     double first = *messages[0].blocks, total = 0;
     bool equal = true;
@@ -50,32 +50,42 @@ static double agreed_block(const ms_fsdp_tree *tree, msi_norm_message *messages,
         double result = *messages[q].blocks++;
 
         equal = equal && memcmp(&result, &first, sizeof(first)) == 0;
-        total = msi_norm_fold(total, &result, 1, largest);
+        total = msi_norm_fold(total, &result, 1, order);
     }
-    return equal ? first : largest ? total : total / tree->world;
+    return equal ? first : order == HUGE_VAL ? total : total / tree->world;
 }
 
-ms_status msi_norm_fold_all(const ms_fsdp_tree *tree, const msi_param_list *o, bool largest,
+/* Fold one parameter's blocks. */
+static ms_status fold_listed(const ms_fsdp_tree *tree, const msi_listed_param *at, double order,
+                             msi_norm_message *messages, const double **kept, double *total)
+{
+    if (msi_norm_is_cut(at)) {
+        return fold_param(at->unit, at->index, order, messages, total);
+    }
+    if (msi_norm_is_sent(tree, at)) {
+        for (int64_t n = msi_norm_plain_blocks(at); n > 0; n--) {
+            double result = agreed_block(tree, messages, order);
+
+            *total = msi_norm_fold(*total, &result, 1, order);
+        }
+    } else {
+        const int64_t n = msi_norm_kept_blocks(tree, at);
+
+        *total = msi_norm_fold(*total, *kept, n, order);
+        *kept += n;
+    }
+    return MS_OK;
+}
+
+ms_status msi_norm_fold_all(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
                             msi_norm_message *messages, const double *kept, double *total)
 {
     *total = 0;
     for (int32_t i = 0; i < o->n; i++) {
-        const msi_listed_param *at = &o->places[i];
+        double one = 0; /* order 0 counts tensors, not blocks */
 
-        if (msi_norm_is_cut(at)) {
-            MS_TRY(fold_param(at->unit, at->index, largest, messages, total));
-        } else if (msi_norm_is_sent(tree, at)) {
-            for (int64_t n = msi_norm_plain_blocks(at); n > 0; n--) {
-                double result = agreed_block(tree, messages, largest);
-
-                *total = msi_norm_fold(*total, &result, 1, largest);
-            }
-        } else {
-            const int64_t n = msi_norm_kept_blocks(tree, at);
-
-            *total = msi_norm_fold(*total, kept, n, largest);
-            kept += n;
-        }
+        MS_TRY(fold_listed(tree, &o->places[i], order, messages, &kept, order == 0 ? &one : total));
+        *total = order == 0 ? *total + (one != 0) : *total;
     }
     return MS_OK;
 }

@@ -17,15 +17,15 @@ static msi_view grad_view(const ms_fsdp_unit *u, const msi_unit_param *p, int64_
 }
 
 /* Write the gradient's n blocks, or 0, at `*to`. */
-static ms_status write_blocks(const ms_tensor *grad, int64_t n, bool largest, double **to)
+static ms_status write_blocks(const ms_tensor *grad, int64_t n, double order, double **to)
 {
     double *out = *to;
 
     *to += n;
-    return grad != NULL ? msi_norm_blocks(&grad->v, largest, out) : MS_OK;
+    return grad != NULL ? msi_norm_blocks(&grad->v, order, out) : MS_OK;
 }
 
-static ms_status write_param(const ms_fsdp_unit *u, const msi_unit_param *p, bool largest,
+static ms_status write_param(const ms_fsdp_unit *u, const msi_unit_param *p, double order,
                              msi_norm_message *m)
 {
     int64_t end = p->piece.start + p->piece.numel;
@@ -39,7 +39,7 @@ static ms_status write_param(const ms_fsdp_unit *u, const msi_unit_param *p, boo
             if (p->tensor->grad != NULL) {
                 msi_view v = grad_view(u, p, at, stop - at);
 
-                MS_TRY(msi_norm_blocks(&v, largest, m->blocks));
+                MS_TRY(msi_norm_blocks(&v, order, m->blocks));
             }
             m->blocks += msi_norm_n_blocks(stop - at);
             at = stop;
@@ -57,7 +57,7 @@ static ms_status write_param(const ms_fsdp_unit *u, const msi_unit_param *p, boo
     return MS_OK;
 }
 
-static ms_status write_all(const ms_fsdp_tree *tree, const msi_param_list *o, bool largest,
+static ms_status write_all(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
                            knowledge own)
 {
     for (int32_t i = 0; i < o->n; i++) {
@@ -65,18 +65,18 @@ static ms_status write_all(const ms_fsdp_tree *tree, const msi_param_list *o, bo
         const ms_tensor *grad = at->tensor->grad;
 
         if (msi_norm_is_cut(at)) {
-            MS_TRY(write_param(at->unit, &at->unit->params[at->index], largest, &own.sent));
+            MS_TRY(write_param(at->unit, &at->unit->params[at->index], order, &own.sent));
         } else if (msi_norm_is_sent(tree, at)) {
-            MS_TRY(write_blocks(grad, msi_norm_plain_blocks(at), largest, &own.sent.blocks));
+            MS_TRY(write_blocks(grad, msi_norm_plain_blocks(at), order, &own.sent.blocks));
         } else {
-            MS_TRY(write_blocks(grad, msi_norm_kept_blocks(tree, at), largest, &own.kept));
+            MS_TRY(write_blocks(grad, msi_norm_kept_blocks(tree, at), order, &own.kept));
         }
     }
     return MS_OK;
 }
 
 /* Compute this rank's message, `room` bytes, then its kept blocks, by kernels, at `to`. */
-static ms_status make_message(const ms_fsdp_tree *tree, const msi_param_list *o, bool largest,
+static ms_status make_message(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
                               int64_t room, int64_t kept, char *to)
 {
     int64_t blocks, fragments;
@@ -85,20 +85,20 @@ static ms_status make_message(const ms_fsdp_tree *tree, const msi_param_list *o,
     const knowledge own = {{(double *)(void *)to, to + blocks}, (double *)(void *)(to + room)};
 
     MS_TRY(msi_mem_set(tree->ctx, to, 0, room + kept));
-    return write_all(tree, o, largest, own);
+    return write_all(tree, o, order, own);
 }
 
-ms_status msi_norm_know(const ms_fsdp_tree *tree, const msi_param_list *o, bool largest,
+ms_status msi_norm_know(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
                         int64_t room, int64_t kept, char *to)
 {
     msi_mem_block *made;
     ms_status status;
 
     if (tree->ctx->device == NULL) {
-        return make_message(tree, o, largest, room, kept, to);
+        return make_message(tree, o, order, room, kept, to);
     }
     MS_TRY(msi_alloc(tree->ctx, room + kept, MS_MEM_SCRATCH, &made));
-    MS_TRY_GOTO(make_message(tree, o, largest, room, kept, made->data), done);
+    MS_TRY_GOTO(make_message(tree, o, order, room, kept, made->data), done);
     MS_TRY_GOTO(msi_mem_copy(tree->ctx, to, made->data, room + kept), done);
     status = msi_settle(tree->ctx);
 done:

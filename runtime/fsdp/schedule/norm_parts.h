@@ -45,12 +45,12 @@ ms_status msi_norm_measure(const ms_fsdp_tree *tree, const msi_param_list *o, in
 /* -- norm_message.c: this rank's message ------------------------------------------------------- */
 /* Write this rank's message, `room` bytes, then `kept` bytes of blocks that are not sent, to host
  * memory at `to`. Waits for the device. */
-ms_status msi_norm_know(const ms_fsdp_tree *tree, const msi_param_list *o, bool largest,
+ms_status msi_norm_know(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
                         int64_t room, int64_t kept, char *to);
 
 /* -- norm_fold.c: the total -------------------------------------------------------------------- */
 /* Fold all blocks of `messages` (W), consuming them, and `kept`. */
-ms_status msi_norm_fold_all(const ms_fsdp_tree *tree, const msi_param_list *o, bool largest,
+ms_status msi_norm_fold_all(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
                             msi_norm_message *messages, const double *kept, double *total);
 
 #endif

@@ -22,8 +22,9 @@ static int compare_places(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Check that every parameter of the tree is listed once. Sorts `sorted`. */
-static ms_status check_list(msi_listed_param *sorted, int32_t n, int32_t n_held)
+/* Check that no parameter is listed twice; `whole`: that every parameter of the tree is listed.
+ * Sorts `sorted`. */
+static ms_status check_list(msi_listed_param *sorted, int32_t n, int32_t n_held, bool whole)
 {
     qsort(sorted, (size_t)n, sizeof(*sorted), compare_places);
     for (int32_t i = 0; i < n; i++) {
@@ -33,9 +34,10 @@ static ms_status check_list(msi_listed_param *sorted, int32_t n, int32_t n_held)
                            msi_tensor_label(sorted[i].tensor));
         }
     }
-    return n_held == 0 ? MS_OK
-                       : MS_FAIL(MS_VALUE_ERROR, "%d parameters of the tree's units are not listed",
-                                 (int)n_held);
+    return n_held == 0 || !whole
+               ? MS_OK
+               : MS_FAIL(MS_VALUE_ERROR, "%d parameters of the tree's units are not listed",
+                         (int)n_held);
 }
 
 /* From the heap, so that a steady step allocates nothing from the system. */
@@ -46,7 +48,7 @@ static ms_status places_new(const ms_fsdp_tree *tree, int32_t n, msi_mem_block *
 }
 
 static ms_status list_params(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n,
-                             int32_t n_held, msi_listed_param *places)
+                             int32_t n_held, bool whole, msi_listed_param *places)
 {
     msi_mem_block *copy;
 
@@ -57,7 +59,7 @@ static ms_status list_params(const ms_fsdp_tree *tree, ms_tensor *const *params,
         const msi_param *param = params[i]->param;
         ms_fsdp_unit *u = param != NULL ? param->unit : NULL;
 
-        if (u != NULL && msi_tree_of(u) != tree) {
+        if (whole && u != NULL && msi_tree_of(u) != tree) {
             msi_release(copy);
             return MS_FAIL(MS_VALUE_ERROR, "parameter '%s' belongs to another sharded model",
                            msi_tensor_label(params[i]));
@@ -65,14 +67,14 @@ static ms_status list_params(const ms_fsdp_tree *tree, ms_tensor *const *params,
         places[i] = sorted[i] =
             (msi_listed_param){params[i], u, u != NULL ? param->unit_index : -1};
     }
-    ms_status status = check_list(sorted, n, n_held);
+    ms_status status = check_list(sorted, n, n_held, whole);
 
     msi_release(copy);
     return status;
 }
 
 ms_status msi_param_list_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
-                             msi_param_list *out)
+                             bool whole, msi_param_list *out)
 {
     int32_t n_held = 0;
     ms_status status = MS_OK;
@@ -88,7 +90,7 @@ ms_status msi_param_list_new(const ms_fsdp_tree *tree, ms_tensor *const *params,
     if (params == NULL) {
         list_units(tree, block->data);
     } else {
-        status = list_params(tree, params, n, n_held, block->data);
+        status = list_params(tree, params, n, n_held, whole, block->data);
     }
     if (status != MS_OK) {
         msi_release(block);

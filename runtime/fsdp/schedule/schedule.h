@@ -141,9 +141,10 @@ typedef struct msi_param_list {
 } msi_param_list;
 
 /* Look up `params` (n), the model's parameters with plain ones; NULL: the units', one unit after
- * another. MS_VALUE_ERROR unless each parameter of a unit is listed once. */
+ * another. MS_VALUE_ERROR if a parameter is listed twice; with `whole` also unless all parameters
+ * of units are listed and none of another tree. */
 ms_status msi_param_list_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
-                             msi_param_list *out);
+                             bool whole, msi_param_list *out);
 
 /* -- agree.c ----------------------------------------------------------------------------------- */
 /* Compare the ranks' plans; the error gives the first unit or parameter that differs. */

@@ -26,7 +26,43 @@ static ms_status words_new(ms_fsdp_tree *tree)
                : MS_FAIL(MS_OUT_OF_MEMORY, "no memory to summon %lld parameters", (long long)n);
 }
 
-ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
+/* Union over the ranks of the n words at tree->words. */
+static ms_status gather_union(ms_fsdp_tree *tree, const char *what, int64_t n, uint64_t *any)
+{
+    uint64_t *all = tree->words + n;
+
+    MS_TRY(msi_tree_gather(tree, what, tree->words, n * (int64_t)sizeof(*all), all));
+    memset(any, 0, (size_t)n * sizeof(*any));
+    for (int64_t i = 0; i < n * tree->world; i++) {
+        any[i % n] |= all[i];
+    }
+    return MS_OK;
+}
+
+static ms_status summon_gradients(ms_fsdp_tree *tree)
+{
+    const int64_t n = count_params(tree);
+    uint64_t *own = tree->words, *any = own + n * (tree->world + 1);
+    int64_t at = 0;
+
+    if (n == 0) {
+        return MS_OK;
+    }
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
+            own[at++] = tree->units[i]->params[p].tensor->grad != NULL;
+        }
+    }
+    MS_TRY(gather_union(tree, "summon_full_params (which gradients exist)", n, any));
+    at = 0;
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        MS_TRY(msi_unit_summon_gradients(tree->units[i], any + at));
+        at += tree->units[i]->n_params;
+    }
+    return MS_OK;
+}
+
+ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree, bool with_grads)
 {
     ms_status status = MS_OK;
 
@@ -50,6 +86,9 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree)
                                   "copy; write into the parameter itself";
             msi_unit_show(u);
         }
+    }
+    if (status == MS_OK && with_grads) {
+        status = summon_gradients(tree);
     }
     tree->run.summoned = true;
     if (status != MS_OK) {
@@ -97,21 +136,14 @@ static ms_status keep_piece(ms_fsdp_unit *u, const msi_unit_param *p)
 /* Which parameters changed on any rank. */
 static ms_status gather_changes(ms_fsdp_tree *tree, int64_t n, uint64_t *changed)
 {
-    uint64_t *own = tree->words, *all = own + n;
     int64_t at = 0;
 
     for (int32_t i = 0; i < tree->n_units; i++) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
-            MS_TRY(compare_own(tree->units[i], &tree->units[i]->params[p], &own[at++]));
+            MS_TRY(compare_own(tree->units[i], &tree->units[i]->params[p], &tree->words[at++]));
         }
     }
-    MS_TRY(msi_tree_gather(tree, "the end of summon_full_params", own, n * (int64_t)sizeof(*own),
-                           all));
-    memset(changed, 0, (size_t)n * sizeof(*changed));
-    for (int64_t i = 0; i < n * tree->world; i++) {
-        changed[i % n] |= all[i];
-    }
-    return MS_OK;
+    return gather_union(tree, "the end of summon_full_params", n, changed);
 }
 
 /* A parameter counts as written on all ranks when any rank's extents of it changed. What nobody
@@ -137,6 +169,14 @@ static ms_status write_back(ms_fsdp_tree *tree)
     return MS_OK;
 }
 
+static ms_status keep_gradients(ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        MS_TRY(msi_unit_keep_gradients(tree->units[i]));
+    }
+    return MS_OK;
+}
+
 ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback)
 {
     ms_status status = MS_OK;
@@ -146,6 +186,7 @@ ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback)
     }
     if (writeback) {
         status = write_back(tree);
+        status = status == MS_OK ? keep_gradients(tree) : status;
     }
     msi_tree_unsummon(tree);
     return status;

@@ -227,8 +227,10 @@ MS_API ms_status ms_fsdp_unit_reshard(ms_fsdp_unit *unit);
  * `writeback` each rank then stores its own extents that changed; MS_RUNTIME_ERROR on all ranks,
  * with nothing stored, if ranks have different values. An unchanged parameter counts as unwritten:
  * its backward stays possible. Meanwhile any access to the shards is MS_ASSERTION_ERROR: forward,
- * backward, step, load, gather, hash, ms_param_local(). Collective. */
-MS_API ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree);
+ * backward, step, load, gather, hash, ms_param_local(). Collective.
+ * @param with_grads  .grad shows full gradients, too: zeros for elements of ranks without one; none
+ *                    if no rank has one. `writeback` stores each rank's own elements of them */
+MS_API ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree, bool with_grads);
 MS_API ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback);
 /** True between the two. */
 MS_API bool ms_fsdp_tree_summoned(const ms_fsdp_tree *tree);
@@ -248,19 +250,25 @@ MS_API ms_status ms_fsdp_unit_load(ms_fsdp_unit *unit, int32_t index, const ms_t
 
 /**
  * Scale all gradients by min(1, max_norm / (total + 1e-6)), the same on every rank. Collective.
- * Total: f64 sums over blocks of 4,096 elements of each parameter, folded in the order of `params`,
- * so equal for every strategy, wrapping and world size. A plain parameter's gradient counts once if
- * ranks have equal ones, else with the mean of its squares over ranks (HUGE_VAL: the maximum). If a
- * device fails midway some gradients are scaled: drop all of them.
- * @param params     (n) every parameter of the model once, plain ones too, in the same order on all
- *                   ranks; NULL: those of the units, unit by unit
- * @param norm_type  2, or HUGE_VAL (largest element)
- * @param total      (), f64, norm before scaling; the caller owns it. On a device it may be
+ * Total: f64 sums of powers over blocks of 4,096 elements of each parameter, folded in the order of
+ * `params`, so equal for every strategy, wrapping and world size. A plain parameter's gradient
+ * counts once if ranks have equal ones, else with the mean of its powers over ranks (HUGE_VAL: the
+ * maximum). If a device fails midway some gradients are scaled: drop all of them.
+ * @param params     (n) distinct parameters in the same order on all ranks: of this model, of
+ *                   other models over the same group, plain ones; NULL: those of the units, unit
+ *                   by unit
+ * @param norm_type  0 (number of gradients that are not all zeros) or more, HUGE_VAL: largest
+ *                   element; other MS_VALUE_ERROR
+ * @param error_if_nonfinite  MS_RUNTIME_ERROR on all ranks, before anything is scaled, if the norm
+ *                   is not finite; waits for the device
+ * @param total      (), norm before scaling, computed in f64 and rounded to the promoted dtype of
+ *                   the gradients (f32 without any); the caller owns it. On a device it may be
  *                   pending, unless ranks exchange parts of it
  */
 MS_API ms_status ms_fsdp_tree_clip_grad_norm(ms_tensor **total, ms_fsdp_tree *tree,
                                              ms_tensor *const *params, int32_t n_params,
-                                             double max_norm, double norm_type);
+                                             double max_norm, double norm_type,
+                                             bool error_if_nonfinite);
 /** Hash of all full parameters in the order of `params` (n), as above. Equal on all ranks, for all
  * strategies and wrappings, and to ms_params_hash() of the unsharded model. A plain parameter
  * counts once if ranks have equal values, else once per rank. Collective. */

@@ -78,9 +78,9 @@ MS_API ms_status ms_optim_momentum_set(ms_optim *optim, int32_t i, bool exists);
 /** Scale the gradients of plain (unsharded) parameters to a total norm, as
  * ms_fsdp_tree_clip_grad_norm() does for one rank. If a device fails midway some are scaled: drop
  * all gradients.
- * @param total  (), f64, norm before scaling; the caller owns it. May be pending on a device */
+ * @param total  (), norm before scaling in the gradients' dtype; the caller owns it. May be pending on a device */
 MS_API ms_status ms_clip_grad_norm(ms_tensor **total, ms_tensor *const *params, int32_t n_params,
-                                   double max_norm, double norm_type);
+                                   double max_norm, double norm_type, bool error_if_nonfinite);
 
 #ifdef __cplusplus
 }
