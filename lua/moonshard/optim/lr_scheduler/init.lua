@@ -18,6 +18,7 @@ local lr_scheduler = {
   CosineAnnealingLR = rules.CosineAnnealingLR,
   LambdaLR = require 'moonshard.optim.lr_scheduler.lambda_lr',
   OneCycleLR = require 'moonshard.optim.lr_scheduler.one_cycle_lr',
+  ReduceLROnPlateau = require 'moonshard.optim.lr_scheduler.reduce_lr_on_plateau',
   SequentialLR = require 'moonshard.optim.lr_scheduler.sequential_lr',
 }
 
