@@ -8,11 +8,14 @@ local C, calls = B.C, B.calls
 local optim = {}
 
 local OPTIONS_BYTES = B.sizeof 'ms_optim_options'
-local KINDS = { SGD = 0, Adam = 1, AdamW = 2 }
+local KINDS = { SGD = 0, Adam = 1, AdamW = 2, RMSprop = 3, Adagrad = 4, Lion = 5 }
 
 -- Names of options in scripts, and in the runtime's struct.
-local NUMBERS = { 'lr', 'momentum', 'dampening', 'weight_decay', 'eps' }
-local FLAGS = { 'nesterov', 'maximize' }
+local NUMBERS = {
+  'lr', 'momentum', 'dampening', 'weight_decay', 'eps', 'alpha', 'lr_decay',
+  'initial_accumulator_value',
+}
+local FLAGS = { 'nesterov', 'maximize', 'amsgrad', 'centered' }
 
 --- All of them.
 optim.names = { 'betas', unpack(NUMBERS) }
@@ -20,7 +23,7 @@ for _, name in ipairs(FLAGS) do
   table.insert(optim.names, name)
 end
 
----@param kind 'SGD'|'Adam'|'AdamW'
+---@param kind 'SGD'|'Adam'|'AdamW'|'RMSprop'|'Adagrad'|'Lion'
 function optim.new(kind)
   local out = B.new('ms_optim *[1]')
   B.check(C.ms_optim_new(out, KINDS[kind]))
@@ -148,10 +151,10 @@ function optim.set_steps(handle, i, n)
   B.check(C.ms_optim_steps_set(handle, i - 1, n))
 end
 
---- Give parameter i of SGD a momentum buffer, or none.
+--- Give parameter i its optional state s (both from 1), or remove it.
 ---@param exists boolean
-function optim.set_momentum(handle, i, exists)
-  B.check(C.ms_optim_momentum_set(handle, i - 1, exists))
+function optim.set_state(handle, i, s, exists)
+  B.check(C.ms_optim_state_set(handle, i - 1, s - 1, exists))
 end
 
 --- Scale plain gradients to a total norm. @return the norm before: a tensor, (), f64

@@ -4,15 +4,16 @@
  *   (without a decay p is left out, for an infinite one times 0 is none)
  *   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g g   (from the left, as PyTorch: g g
  *   alone would overflow, or vanish, sooner)
+ *   with a maximum: most = max(most, v), in place of v below
  *   p = p - lr / correction1 * m / (sqrt(v) / sqrt(correction2) + eps) */
 
 typedef struct LOCAL(rule) {
     REAL sign, keep, decay, beta1, fresh1, beta2, fresh2, root, eps, step;
 } LOCAL(rule);
 
-/* n <= WIDTH elements. */
+/* n <= WIDTH elements; most may be NULL. */
 LANES_INLINE void LOCAL(step)(const LOCAL(rule) * r, T *param, const T *grad, T *first, T *second,
-                              int64_t n)
+                              T *most, int64_t n)
 {
     V p = LOAD_N(param, n);
     V g = LOAD_N(grad, n) * r->sign;
@@ -25,6 +26,10 @@ LANES_INLINE void LOCAL(step)(const LOCAL(rule) * r, T *param, const T *grad, T 
 
     STORE_N(first, m, n);
     STORE_N(second, v, n);
+    if (most != NULL) {
+        v = OF(max)(LOAD_N(most, n), v);
+        STORE_N(most, v, n);
+    }
     STORE_N(param, p * r->keep - m / (OF(sqrt)(v) / r->root + r->eps) * r->step, n);
 }
 
@@ -42,13 +47,13 @@ void MSI_NAME(LOCAL(adam))(const void *args)
                            .eps = (REAL)a->eps,
                            .step = (REAL)(a->lr / a->correction1)};
     const T *g = a->g;
-    T *p = a->p, *m = a->m, *v = a->v;
+    T *p = a->p, *m = a->m, *v = a->v, *most = a->most;
     int64_t i = 0;
 
     for (; i + WIDTH <= a->n; i += WIDTH) {
-        LOCAL(step)(&r, p + i, g + i, m + i, v + i, WIDTH);
+        LOCAL(step)(&r, p + i, g + i, m + i, v + i, most != NULL ? most + i : NULL, WIDTH);
     }
     if (i < a->n) {
-        LOCAL(step)(&r, p + i, g + i, m + i, v + i, a->n - i);
+        LOCAL(step)(&r, p + i, g + i, m + i, v + i, most != NULL ? most + i : NULL, a->n - i);
     }
 }

@@ -243,8 +243,8 @@ local function add_load_of_optimizer(load, part_of, meta)
   fits.groups(meta.groups, optimizer:_group_options(function(i) return present[i].name end))
   after[#after + 1] = function() optimizer:_set_group_options(meta.groups) end
   local steps = type(meta.steps) == 'table' and meta.steps
-  optimizer:_await_later_state(function(name) -- one of old has zeros before the first step, too
-    return keys[state_key(part_of, optimizer.later_state, name)] and (steps and steps[name]) ~= 0
+  optimizer:_await_later_states(function(state_name, name) -- old ones have zeros before step 1
+    return keys[state_key(part_of, state_name, name)] and (steps and steps[name]) ~= 0
   end, after, load.undo)
   local entries, states = optimizer:_entries()
   local expected = {}
@@ -253,7 +253,7 @@ local function add_load_of_optimizer(load, part_of, meta)
     for _, state_name in ipairs(states) do
       local key = state_key(part_of, state_name, entry.name)
       expected[key] = true
-      if state_name ~= optimizer.later_state or keys[key] then
+      if keys[key] or not optimizer:_is_later(state_name) then
         runtime.load_add(load.loader, key, extent, entry.state[state_name])
       end
     end

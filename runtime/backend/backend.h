@@ -74,6 +74,9 @@
     X(init, msi_init_args)                                                                         \
     X(sgd, msi_sgd_args)                                                                           \
     X(adam, msi_adam_args)                                                                         \
+    X(rmsprop, msi_rmsprop_args)                                                                   \
+    X(adagrad, msi_adagrad_args)                                                                   \
+    X(lion, msi_lion_args)                                                                         \
     X(norm, msi_norm_args)                                                                         \
     X(norm_fold, msi_norm_fold_args)                                                               \
     X(tree, msi_tree_args)                                                                         \

@@ -194,7 +194,39 @@ typedef struct msi_adam_args {
     double lr, beta1, beta2, eps, weight_decay;
     double correction1, correction2; /**< 1 - beta^step */
     bool decoupled, maximize;
+    void *most; /**< amsgrad: largest v so far, or NULL */
 } msi_adam_args;
+
+/** RMSprop over n elements. Looked up by the dtype of p. */
+typedef struct msi_rmsprop_args {
+    int64_t n;
+    void *p;
+    const void *g;
+    void *v;          /**< average of squares */
+    void *mean, *buf; /**< centered: average of gradients, or NULL; momentum buffer, or NULL */
+    double lr, alpha, eps, weight_decay, momentum;
+    bool maximize;
+} msi_rmsprop_args;
+
+/** Adagrad over n elements. Looked up by the dtype of p. */
+typedef struct msi_adagrad_args {
+    int64_t n;
+    void *p;
+    const void *g;
+    void *sum;
+    double lr, eps, weight_decay; /**< lr after its decay */
+    bool maximize;
+} msi_adagrad_args;
+
+/** Lion over n elements. Looked up by the dtype of p. */
+typedef struct msi_lion_args {
+    int64_t n;
+    void *p;
+    const void *g;
+    void *m;
+    double lr, beta1, beta2, weight_decay;
+    bool maximize;
+} msi_lion_args;
 
 /** Per block of `block` elements (the last shorter): the sum in f64 of |x|^order (0: of elements
  * that are not 0), or for HUGE_VAL the largest magnitude. Looked up by the dtype of x. NaN

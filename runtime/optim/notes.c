@@ -2,33 +2,34 @@
  */
 #include "optim.h"
 
-#define ADAM_SETTINGS                                                                              \
+static const msi_note GROUP = {.text = {.text = "group number names#"}, .n_numbers = 3};
+
+#define SETTINGS(names)                                                                            \
     {                                                                                              \
-        .text = "group lr betas[1] betas[2] eps weight_decay maximize"                             \
+        .text = "group lr weight_decay maximize " names                                            \
     }
 
-static const msi_note GROUPS[] = {
+static const struct {
+    msi_label group, step, names;
+} TEXTS[] = {
     [MS_OPTIM_SGD] = {{.text = "parameters of SGD"},
-                      {.text = "group number names#"},
-                      {0},
-                      .n_numbers = 3},
+                      {.text = "step of SGD"},
+                      SETTINGS("momentum dampening nesterov")},
     [MS_OPTIM_ADAM] = {{.text = "parameters of Adam"},
-                       {.text = "group number names#"},
-                       {0},
-                       .n_numbers = 3},
+                       {.text = "step of Adam"},
+                       SETTINGS("betas[1] betas[2] eps amsgrad")},
     [MS_OPTIM_ADAMW] = {{.text = "parameters of AdamW"},
-                        {.text = "group number names#"},
-                        {0},
-                        .n_numbers = 3},
-};
-
-static const msi_note STEPS[] = {
-    [MS_OPTIM_SGD] = {{.text = "step of SGD"},
-                      {.text = "group lr momentum dampening weight_decay nesterov maximize"},
-                      {0},
-                      .n_numbers = 7},
-    [MS_OPTIM_ADAM] = {{.text = "step of Adam"}, ADAM_SETTINGS, {0}, .n_numbers = 7},
-    [MS_OPTIM_ADAMW] = {{.text = "step of AdamW"}, ADAM_SETTINGS, {0}, .n_numbers = 7},
+                        {.text = "step of AdamW"},
+                        SETTINGS("betas[1] betas[2] eps amsgrad")},
+    [MS_OPTIM_RMSPROP] = {{.text = "parameters of RMSprop"},
+                          {.text = "step of RMSprop"},
+                          SETTINGS("momentum alpha eps centered")},
+    [MS_OPTIM_ADAGRAD] = {{.text = "parameters of Adagrad"},
+                          {.text = "step of Adagrad"},
+                          SETTINGS("lr_decay eps initial_accumulator_value")},
+    [MS_OPTIM_LION] = {{.text = "parameters of Lion"},
+                       {.text = "step of Lion"},
+                       SETTINGS("betas[1] betas[2]")},
 };
 
 static bool is_shared(const msi_param *p)
@@ -53,7 +54,7 @@ static const msi_param *shared_param(const ms_optim *optim)
  * rank. */
 static void note_group(const ms_optim *optim, const msi_param *through, int32_t group)
 {
-    msi_note note = GROUPS[optim->kind];
+    msi_note note = GROUP;
     uint64_t names = 0;
     int32_t n = 0;
 
@@ -63,6 +64,7 @@ static void note_group(const ms_optim *optim, const msi_param *through, int32_t 
             n++;
         }
     }
+    note.label = TEXTS[optim->kind].group;
     note.number[0] = group + 1;
     note.number[1] = n;
     note.number[2] = msi_note_hash(names);
@@ -72,23 +74,39 @@ static void note_group(const ms_optim *optim, const msi_param *through, int32_t 
 static void note_settings(const ms_optim *optim, const msi_param *through, int32_t group)
 {
     const ms_optim_options *o = &optim->groups[group];
-    msi_note note = STEPS[optim->kind];
+    msi_note note = {.label = TEXTS[optim->kind].step, .text = TEXTS[optim->kind].names};
     double *number = note.number;
 
     *number++ = group + 1;
     *number++ = o->lr;
-    if (optim->kind == MS_OPTIM_SGD) {
+    *number++ = o->weight_decay;
+    *number++ = o->maximize;
+    switch (optim->kind) {
+    case MS_OPTIM_SGD:
         *number++ = o->momentum;
         *number++ = o->dampening;
-        *number++ = o->weight_decay;
         *number++ = o->nesterov;
-    } else {
+        break;
+    case MS_OPTIM_RMSPROP:
+        *number++ = o->momentum;
+        *number++ = o->alpha;
+        *number++ = o->eps;
+        *number++ = o->centered;
+        break;
+    case MS_OPTIM_ADAGRAD:
+        *number++ = o->lr_decay;
+        *number++ = o->eps;
+        *number++ = o->initial_accumulator_value;
+        break;
+    default:
         *number++ = o->beta1;
         *number++ = o->beta2;
-        *number++ = o->eps;
-        *number++ = o->weight_decay;
+        if (optim->kind != MS_OPTIM_LION) {
+            *number++ = o->eps;
+            *number++ = o->amsgrad;
+        }
     }
-    *number = o->maximize;
+    note.n_numbers = (int32_t)(number - note.number);
     through->ops->note(through->unit, &note);
 }
 

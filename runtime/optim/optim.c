@@ -5,12 +5,6 @@
 
 #include <stdlib.h>
 
-static const char *const STATE_NAMES[][MSI_OPTIM_MAX_STATES] = {
-    [MS_OPTIM_SGD] = {"momentum_buffer"},
-    [MS_OPTIM_ADAM] = {"exp_avg", "exp_avg_sq"},
-    [MS_OPTIM_ADAMW] = {"exp_avg", "exp_avg_sq"},
-};
-
 ms_status msi_optim_alive(const ms_optim *optim)
 {
     if (optim->witness->generation != optim->witness_generation) {
@@ -212,12 +206,13 @@ int32_t ms_optim_n_params(const ms_optim *optim)
 
 int32_t ms_optim_n_states(const ms_optim *optim)
 {
-    return optim->kind == MS_OPTIM_SGD ? 1 : 2;
+    return msi_optim_kind_states(optim->kind);
 }
 
 const char *ms_optim_state_name(const ms_optim *optim, int32_t state)
 {
-    return state >= 0 && state < ms_optim_n_states(optim) ? STATE_NAMES[optim->kind][state] : "";
+    return state >= 0 && state < ms_optim_n_states(optim) ? msi_optim_kind_state(optim->kind, state)
+                                                          : "";
 }
 
 static ms_status check_index(const ms_optim *optim, int32_t i)
@@ -275,19 +270,40 @@ ms_status msi_optim_ensure_state(ms_optim *optim, msi_optim_param *p, int32_t st
             return MS_FAIL(MS_RUNTIME_ERROR,
                            "%s of %s has %lld elements of %s, the parameter now has %lld of %s; "
                            "make the optimizer after the model is sharded or cast",
-                           STATE_NAMES[optim->kind][state], msi_tensor_label(p->tensor),
+                           msi_optim_kind_state(optim->kind, state), msi_tensor_label(p->tensor),
                            (long long)msi_view_numel(view), ms_dtype_name(view->dtype),
                            (long long)msi_view_numel(local), ms_dtype_name(local->dtype));
         }
         return MS_OK;
     }
     MS_TRY(msi_view_like(view, optim->ctx, local, local->dtype, MS_MEM_OPTIMIZER, false));
-    status = msi_fill(view, 0);
+    status = msi_fill(view, optim->kind == MS_OPTIM_ADAGRAD
+                                ? optim->groups[p->group].initial_accumulator_value
+                                : 0);
     if (status != MS_OK) {
         msi_storage_release(view->storage);
         view->storage = NULL;
     }
     return status;
+}
+
+static ms_status check_state(const ms_optim *optim, int32_t state)
+{
+    if (state < 0 || state >= ms_optim_n_states(optim)) {
+        return MS_FAIL(MS_INDEX_ERROR, "state %d of an optimizer with %d per parameter", state,
+                       ms_optim_n_states(optim));
+    }
+    return MS_OK;
+}
+
+/* SGD's buffer begins with its first step; other states are zeros before. */
+static bool has_state(const ms_optim *optim, const msi_optim_param *p, int32_t state)
+{
+    if (optim->kind == MS_OPTIM_SGD) {
+        return p->primed > 0;
+    }
+    return p->state[state].storage != NULL ||
+           msi_optim_uses_state(optim->kind, &optim->groups[p->group], state);
 }
 
 ms_status ms_optim_state(ms_tensor **out, ms_optim *optim, int32_t i, int32_t state)
@@ -296,11 +312,8 @@ ms_status ms_optim_state(ms_tensor **out, ms_optim *optim, int32_t i, int32_t st
 
     *out = NULL;
     MS_TRY(check_settled(optim, i));
-    if (state < 0 || state >= ms_optim_n_states(optim)) {
-        return MS_FAIL(MS_INDEX_ERROR, "state %d of an optimizer with %d per parameter", state,
-                       ms_optim_n_states(optim));
-    }
-    if (optim->kind == MS_OPTIM_SGD && optim->params[i].primed == 0) {
+    MS_TRY(check_state(optim, state));
+    if (!has_state(optim, &optim->params[i], state)) {
         return MS_OK;
     }
     MS_TRY(msi_optim_local(optim->params[i].tensor, &local));
@@ -327,27 +340,30 @@ ms_status ms_optim_steps_set(ms_optim *optim, int32_t i, int64_t steps)
     return MS_OK;
 }
 
-ms_status ms_optim_momentum_set(ms_optim *optim, int32_t i, bool exists)
+ms_status ms_optim_state_set(ms_optim *optim, int32_t i, int32_t state, bool exists)
 {
     msi_optim_param *p;
     msi_view local;
 
     MS_TRY(check_settled(optim, i));
-    if (optim->kind != MS_OPTIM_SGD) {
-        return MS_FAIL(MS_VALUE_ERROR, "only SGD has momentum buffers, got optimizer kind %d",
-                       optim->kind);
+    MS_TRY(check_state(optim, state));
+    if (!msi_optim_state_is_optional(optim->kind, state)) {
+        return MS_FAIL(MS_VALUE_ERROR, "%s always has the state '%s'",
+                       msi_optim_kind_name(optim->kind), ms_optim_state_name(optim, state));
     }
     p = &optim->params[i];
-    if ((p->primed > 0) == exists) {
+    if (optim->kind == MS_OPTIM_SGD && (p->primed > 0) == exists) {
         return MS_OK;
     }
-    msi_storage_release(p->state[0].storage); /* also if made by a step that failed */
-    p->state[0].storage = NULL;
-    p->primed = 0;
+    if (optim->kind == MS_OPTIM_SGD || !exists) {
+        msi_storage_release(p->state[state].storage); /* also if made by a step that failed */
+        p->state[state].storage = NULL;
+        p->primed = 0;
+    }
     if (exists) {
         MS_TRY(msi_optim_local(p->tensor, &local));
-        MS_TRY(msi_optim_ensure_state(optim, p, 0, &local));
-        p->primed = 1;
+        MS_TRY(msi_optim_ensure_state(optim, p, state, &local));
+        p->primed = optim->kind == MS_OPTIM_SGD;
     }
     return MS_OK;
 }

@@ -9,7 +9,7 @@
 #include "moonshard/optim.h"
 #include "tensor.h"
 
-enum { MSI_OPTIM_MAX_STATES = 2 };
+enum { MSI_OPTIM_MAX_STATES = 3 };
 
 typedef struct msi_optim_param {
     ms_tensor *tensor; /* retained */
@@ -39,7 +39,7 @@ struct ms_optim {
 ms_status msi_optim_alive(const ms_optim *optim);
 /* This rank's elements of a parameter, 1-D; allocates a declared one. If empty, without storage. */
 ms_status msi_optim_local(ms_tensor *t, msi_view *local);
-/* Make state buffer `state` of `p` (zeros) if missing; it must match `local`. */
+/* Make state buffer `state` of `p`, with its first value, if missing; it must match `local`. */
 ms_status msi_optim_ensure_state(ms_optim *optim, msi_optim_param *p, int32_t state,
                                  const msi_view *local);
 /* notes.c: compare kind, groups and settings with other ranks, at the first step and after a group

@@ -2,28 +2,83 @@
  * (torch.optim accepts infinite ones, which lead to NaN.) */
 #include "options.h"
 
+#include "optim.h"
+
 #include <math.h>
 #include <string.h>
 
+/* By kind. States from `first_optional` on depend on options. */
+static const struct {
+    const char *name;
+    double lr, beta2, eps, weight_decay;
+    int32_t n_states, first_optional;
+    const char *state[MSI_OPTIM_MAX_STATES];
+} KINDS[] = {
+    [MS_OPTIM_SGD] = {"SGD", 1e-3, 0.999, 1e-8, 0, 1, 0, {"momentum_buffer"}},
+    [MS_OPTIM_ADAM] =
+        {"Adam", 1e-3, 0.999, 1e-8, 0, 3, 2, {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}},
+    [MS_OPTIM_ADAMW] =
+        {"AdamW", 1e-3, 0.999, 1e-8, 1e-2, 3, 2, {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}},
+    [MS_OPTIM_RMSPROP] =
+        {"RMSprop", 1e-2, 0.999, 1e-8, 0, 3, 1, {"square_avg", "momentum_buffer", "grad_avg"}},
+    [MS_OPTIM_ADAGRAD] = {"Adagrad", 1e-2, 0.999, 1e-10, 0, 1, 1, {"sum"}},
+    [MS_OPTIM_LION] = {"Lion", 1e-4, 0.99, 1e-8, 0, 1, 1, {"exp_avg"}},
+};
+
 ms_optim_options msi_optim_defaults(int32_t kind)
 {
+    const bool known = kind >= 0 && kind < (int32_t)MSI_COUNT(KINDS);
+    const int32_t row = known ? kind : MS_OPTIM_SGD;
+
     return (ms_optim_options){
         .struct_size = sizeof(ms_optim_options),
-        .lr = 1e-3,
-        .weight_decay = kind == MS_OPTIM_ADAMW ? 1e-2 : 0,
+        .lr = KINDS[row].lr,
+        .weight_decay = KINDS[row].weight_decay,
         .beta1 = 0.9,
-        .beta2 = 0.999,
-        .eps = 1e-8,
+        .beta2 = KINDS[row].beta2,
+        .eps = KINDS[row].eps,
+        .alpha = 0.99,
     };
 }
 
 ms_status msi_optim_check_kind(int32_t kind)
 {
-    if (kind < MS_OPTIM_SGD || kind > MS_OPTIM_ADAMW) {
+    if (kind < 0 || kind >= (int32_t)MSI_COUNT(KINDS)) {
         return MS_FAIL(MS_VALUE_ERROR, "optimizer kind %d is none, expected 0 to %d", kind,
-                       MS_OPTIM_ADAMW);
+                       (int)MSI_COUNT(KINDS) - 1);
     }
     return MS_OK;
+}
+
+const char *msi_optim_kind_name(int32_t kind)
+{
+    return KINDS[kind].name;
+}
+
+int32_t msi_optim_kind_states(int32_t kind)
+{
+    return KINDS[kind].n_states;
+}
+
+const char *msi_optim_kind_state(int32_t kind, int32_t state)
+{
+    return KINDS[kind].state[state];
+}
+
+bool msi_optim_state_is_optional(int32_t kind, int32_t state)
+{
+    return state >= KINDS[kind].first_optional;
+}
+
+bool msi_optim_uses_state(int32_t kind, const ms_optim_options *o, int32_t state)
+{
+    if (!msi_optim_state_is_optional(kind, state)) {
+        return true;
+    }
+    if (kind == MS_OPTIM_ADAM || kind == MS_OPTIM_ADAMW) {
+        return o->amsgrad;
+    }
+    return kind == MS_OPTIM_RMSPROP && state == 2 ? o->centered : o->momentum != 0;
 }
 
 ms_status ms_optim_options_init(ms_optim_options *o, uint32_t struct_size, int32_t kind)
@@ -57,6 +112,9 @@ static ms_status check_values(const ms_optim_options *o)
     MS_TRY(check_beta(0, o->beta1));
     MS_TRY(check_beta(1, o->beta2));
     MS_TRY(check_not_negative("weight_decay value", o->weight_decay));
+    MS_TRY(check_not_negative("alpha value", o->alpha));
+    MS_TRY(check_not_negative("lr_decay value", o->lr_decay));
+    MS_TRY(check_not_negative("initial_accumulator_value value", o->initial_accumulator_value));
     if (!isfinite(o->dampening)) {
         return MS_FAIL(MS_VALUE_ERROR, "Invalid dampening value: %g", o->dampening);
     }
@@ -67,11 +125,21 @@ static ms_status check_values(const ms_optim_options *o)
 }
 
 static const msi_field option_fields[] = {
-    MSI_FIELD(ms_optim_options, struct_size),  MSI_FIELD(ms_optim_options, lr),
-    MSI_FIELD(ms_optim_options, momentum),     MSI_FIELD(ms_optim_options, dampening),
-    MSI_FIELD(ms_optim_options, weight_decay), MSI_FIELD(ms_optim_options, beta1),
-    MSI_FIELD(ms_optim_options, beta2),        MSI_FIELD(ms_optim_options, eps),
-    MSI_FIELD(ms_optim_options, nesterov),     MSI_FIELD(ms_optim_options, maximize),
+    MSI_FIELD(ms_optim_options, struct_size),
+    MSI_FIELD(ms_optim_options, lr),
+    MSI_FIELD(ms_optim_options, momentum),
+    MSI_FIELD(ms_optim_options, dampening),
+    MSI_FIELD(ms_optim_options, weight_decay),
+    MSI_FIELD(ms_optim_options, beta1),
+    MSI_FIELD(ms_optim_options, beta2),
+    MSI_FIELD(ms_optim_options, eps),
+    MSI_FIELD(ms_optim_options, nesterov),
+    MSI_FIELD(ms_optim_options, maximize),
+    MSI_FIELD(ms_optim_options, amsgrad),
+    MSI_FIELD(ms_optim_options, centered),
+    MSI_FIELD(ms_optim_options, alpha),
+    MSI_FIELD(ms_optim_options, lr_decay),
+    MSI_FIELD(ms_optim_options, initial_accumulator_value),
 };
 
 ms_status msi_optim_options_take(ms_optim_options *options, const ms_optim_options *o)

@@ -3,6 +3,7 @@
  * First allocates everything (state buffers, cast gradients), then updates, so running out of
  * memory changes no parameter. A device may still fail midway; such a step cannot be repeated. */
 #include "optim.h"
+#include "options.h"
 
 #include <math.h>
 
@@ -35,11 +36,6 @@ static bool counts_along(const ms_tensor *t, const msi_view *local)
 static bool casts(const update *u)
 {
     return u->grad->v.dtype != u->local.dtype || !msi_view_contiguous(&u->grad->v);
-}
-
-static int32_t n_states_of(const ms_optim *optim, const ms_optim_options *o)
-{
-    return optim->kind == MS_OPTIM_SGD && o->momentum == 0 ? 0 : ms_optim_n_states(optim);
 }
 
 /* Find gradient, elements and state of parameter `p`. */
@@ -79,8 +75,10 @@ static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
     MS_TRY(msi_view_data(&u->grad->v, &data));
     u->numel = numel;
     u->fresh = p->primed == 0;
-    for (int32_t s = 0; s < n_states_of(optim, &optim->groups[p->group]); s++) {
-        MS_TRY(msi_optim_ensure_state(optim, p, s, &u->local));
+    for (int32_t s = 0; s < ms_optim_n_states(optim); s++) {
+        if (msi_optim_uses_state(optim->kind, &optim->groups[p->group], s)) {
+            MS_TRY(msi_optim_ensure_state(optim, p, s, &u->local));
+        }
     }
     return MS_OK;
 }
@@ -160,9 +158,66 @@ static ms_status run_adam(const ms_optim_options *o, const msi_optim_param *p, c
         .correction2 = c->of_v,
         .decoupled = decoupled,
         .maximize = o->maximize,
+        .most = o->amsgrad ? state_data(p, 2) : NULL,
     };
 
     return msi_dispatch("adam", MSI_K_adam, u->local.dtype, &args);
+}
+
+static ms_status run_rmsprop(const ms_optim_options *o, const msi_optim_param *p, const update *u,
+                             void *values, const void *grad)
+{
+    msi_rmsprop_args args = {
+        .n = u->numel,
+        .p = values,
+        .g = grad,
+        .v = state_data(p, 0),
+        .buf = o->momentum != 0 ? state_data(p, 1) : NULL,
+        .mean = o->centered ? state_data(p, 2) : NULL,
+        .lr = o->lr,
+        .alpha = o->alpha,
+        .eps = o->eps,
+        .weight_decay = o->weight_decay,
+        .momentum = o->momentum,
+        .maximize = o->maximize,
+    };
+
+    return msi_dispatch("rmsprop", MSI_K_rmsprop, u->local.dtype, &args);
+}
+
+static ms_status run_adagrad(const ms_optim_options *o, const msi_optim_param *p, const update *u,
+                             void *values, const void *grad)
+{
+    msi_adagrad_args args = {
+        .n = u->numel,
+        .p = values,
+        .g = grad,
+        .sum = state_data(p, 0),
+        .lr = o->lr / (1 + (double)p->steps * o->lr_decay),
+        .eps = o->eps,
+        .weight_decay = o->weight_decay,
+        .maximize = o->maximize,
+    };
+
+    return msi_dispatch("adagrad", MSI_K_adagrad, u->local.dtype, &args);
+}
+
+static ms_status run_lion(const ms_optim_options *o, const msi_optim_param *p, const update *u,
+                          void *values, const void *grad)
+{
+    msi_lion_args args = {
+        .n = u->numel,
+        .p = values,
+        .g = grad,
+        .m = state_data(p, 0),
+        .lr = o->lr,
+        .beta1 = o->beta1,
+        .beta2 = o->beta2,
+        .weight_decay = o->weight_decay,
+        .maximize = o->maximize,
+    };
+
+    return msi_dispatch("lion", MSI_K_lion, u->local.dtype, &args);
 }
 
 static ms_status apply(ms_optim *optim, msi_optim_param *p, const update *u, corrections *c,
@@ -174,12 +229,18 @@ static ms_status apply(ms_optim *optim, msi_optim_param *p, const update *u, cor
 
     MS_TRY(msi_view_data(&u->local, &values));
     MS_TRY(gradient_data(u, scratch, &grad));
-    if (optim->kind == MS_OPTIM_SGD) {
-        MS_TRY(run_sgd(o, p, u, values, grad));
-    } else {
-        MS_TRY(run_adam(o, p, u, optim->kind == MS_OPTIM_ADAMW, c, values, grad));
+    switch (optim->kind) {
+    case MS_OPTIM_SGD:
+        return run_sgd(o, p, u, values, grad);
+    case MS_OPTIM_RMSPROP:
+        return run_rmsprop(o, p, u, values, grad);
+    case MS_OPTIM_ADAGRAD:
+        return run_adagrad(o, p, u, values, grad);
+    case MS_OPTIM_LION:
+        return run_lion(o, p, u, values, grad);
+    default:
+        return run_adam(o, p, u, optim->kind == MS_OPTIM_ADAMW, c, values, grad);
     }
-    return MS_OK;
 }
 
 static ms_status check_whole(const ms_optim *optim)

@@ -115,7 +115,7 @@ describe('optim', function()
       local opt = optim.AdamW({ leaf(1) }, { lr = 0.5 })
       local text = table.concat({
         'group 1 (1 parameters)', '  lr: 0.5', '  betas: (0.9, 0.999)', '  eps: 1e-08',
-        '  weight_decay: 0.01', '  maximize: false',
+        '  weight_decay: 0.01', '  amsgrad: false', '  maximize: false',
       }, '\n')
       assert.equal(text, tostring(opt.param_groups[1]))
       assert.equal('AdamW(\n  ' .. text:gsub('\n', '\n  ') .. '\n)', tostring(opt))
@@ -169,7 +169,7 @@ describe('optim', function()
     step(opt, p)
     local sd = opt:state_dict()
     checks.raises('ValueError', "param_groups[1] of the state dict loaded into optim.SGD: unknown "
-      .. "option 'betas'", opt.load_state_dict, opt, optim.Adam({ p }):state_dict())
+      .. "option 'amsgrad'", opt.load_state_dict, opt, optim.Adam({ p }):state_dict())
     checks.raises('TypeError', "'sd.state[1].steps' is nil", opt.load_state_dict, opt,
       { param_groups = sd.param_groups, state = { {} } })
     checks.raises('TypeError', "'sd.state[1]' is a number", opt.load_state_dict, opt,

@@ -3,15 +3,15 @@
 
 static void check(int32_t dtype, int64_t n, int64_t start, uint32_t options)
 {
-    typed t[4], old[4]; /* p, g, m, v */
+    typed t[5], old[5]; /* p, g, m, v, most */
     const int64_t bytes = start * dtype_bytes(dtype), step = 1 + options % 5;
     const double lr = 0.01, beta1 = 0.9, beta2 = 0.95, eps = 1e-3;
     const double decay = options & 4 ? 0.125 : 0;
     const double c1 = 1 - pow(beta1, (double)step), c2 = 1 - pow(beta2, (double)step);
 
-    for (int32_t k = 0; k < 4; k++) {
+    for (int32_t k = 0; k < 5; k++) {
         t[k] = typed_filled(dtype, start + n, (uint64_t)k + 1);
-        for (int64_t i = 0; i < start + n && k == 3; i++) {
+        for (int64_t i = 0; i < start + n && k >= 3; i++) {
             typed_set(&t[k], i, fabs(typed_get(&t[k], i)));
         }
         old[k] = typed_copy(&t[k]);
@@ -29,17 +29,20 @@ static void check(int32_t dtype, int64_t n, int64_t start, uint32_t options)
                           .correction1 = c1,
                           .correction2 = c2,
                           .decoupled = options & 1,
-                          .maximize = options & 2};
+                          .maximize = options & 2,
+                          .most = options & 8 ? (char *)t[4].data + bytes : NULL};
 
     run_on_all_isas(&(kernel_call){MSI_K_adam,
                                    dtype,
                                    &args,
-                                   {t[0].data, t[2].data, t[3].data},
-                                   {typed_nbytes(&t[0]), typed_nbytes(&t[2]), typed_nbytes(&t[3])}},
+                                   {t[0].data, t[2].data, t[3].data, t[4].data},
+                                   {typed_nbytes(&t[0]), typed_nbytes(&t[2]), typed_nbytes(&t[3]),
+                                    typed_nbytes(&t[4])}},
                     "adam");
     for (int64_t i = 0; i < start + n; i++) {
         double p = typed_get(&old[0], i), g = typed_get(&old[1], i);
         double m = typed_get(&old[2], i), v = typed_get(&old[3], i), move = 0;
+        double most = typed_get(&old[4], i), root = v;
 
         if (i >= start) {
             g = options & 2 ? -g : g;
@@ -50,18 +53,21 @@ static void check(int32_t dtype, int64_t n, int64_t start, uint32_t options)
             }
             m = beta1 * m + (1 - beta1) * g;
             v = beta2 * v + (1 - beta2) * g * g;
-            move = lr / c1 * m / (sqrt(v) / sqrt(c2) + eps);
+            most = options & 8 ? fmax(most, v) : most;
+            root = options & 8 ? most : v;
+            move = lr / c1 * m / (sqrt(root) / sqrt(c2) + eps);
             p -= move;
         }
         double tiny = 8 * compute_epsilon(dtype), ulp = typed_epsilon(dtype);
 
         check_element("p", i, typed_get(&t[0], i), p,
-                      tiny * (1 + lr / c1 / (sqrt(v) + eps)) + 16 * tiny * fabs(move) +
+                      tiny * (1 + lr / c1 / (sqrt(root) + eps)) + 16 * tiny * fabs(move) +
                           ulp * fabs(p));
         check_element("m", i, typed_get(&t[2], i), m, tiny + ulp * fabs(m));
         check_element("v", i, typed_get(&t[3], i), v, tiny + ulp * fabs(v));
+        check_element("most", i, typed_get(&t[4], i), most, tiny + ulp * fabs(most));
     }
-    for (int32_t k = 0; k < 4; k++) {
+    for (int32_t k = 0; k < 5; k++) {
         typed_free(&t[k]);
         typed_free(&old[k]);
     }

@@ -133,7 +133,8 @@ static ms_status compare(void *user, int32_t rank)
     MS_TRY_GOTO(expect(s, "gradients", plan.gradients, stats.peak[MS_MEM_GRADIENT]), done);
     MS_TRY_GOTO(expect(s, "gradients in the end", 0, stats.live[MS_MEM_GRADIENT]), done);
     MS_TRY_GOTO(expect(s, "masters", plan.masters, stats.live[MS_MEM_PARAMETER]), done);
-    MS_TRY_GOTO(expect(s, "optimizer", ms_optim_n_states(optim) * plan.per_state,
+    MS_TRY_GOTO(expect(s, "optimizer",
+                       (s->config.optimizer == MS_OPTIM_ADAMW ? 2 : 1) * plan.per_state,
                        stats.live[MS_MEM_OPTIMIZER]),
                 done);
     MS_TRY_GOTO(expect(s, "arena", plan.arena, stats.live[MS_MEM_ARENA]), done);

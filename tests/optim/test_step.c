@@ -379,10 +379,10 @@ static void test_optim_step__has_a_momentum_buffer_from_the_first_step_with_mome
         assert_memory_equal(grad, seen, (size_t)n * sizeof(*seen));
         ms_tensor_free(buffer);
 
-        assert_ok(ms_optim_momentum_set(optim, 0, false));
+        assert_ok(ms_optim_state_set(optim, 0, 0, false));
         assert_ok(ms_optim_state(&buffer, optim, 0, 0));
         assert_null(buffer);
-        assert_ok(ms_optim_momentum_set(optim, 0, true));
+        assert_ok(ms_optim_state_set(optim, 0, 0, true));
         assert_ok(ms_optim_state(&buffer, optim, 0, 0));
         assert_int_equal(n, msi_view_numel(&buffer->v));
         assert_ok(ms_tensor_to_doubles(buffer, seen, n));
@@ -395,17 +395,25 @@ static void test_optim_step__has_a_momentum_buffer_from_the_first_step_with_mome
     }
 }
 
-static void test_optim_step__only_sgd_has_momentum(void **state)
+static void test_optim_step__optional_states_are_made_and_removed(void **state)
 {
-    ms_tensor *t = leaf(MS_DTYPE_F32, 4, 13);
+    ms_tensor *t = leaf(MS_DTYPE_F32, 4, 13), *most;
     ms_optim *optim;
 
     assert_ok(ms_optim_new(&optim, MS_OPTIM_ADAM));
     assert_ok(ms_optim_add_group(optim, &t, 1, NULL, NULL));
-    assert_fails(MS_VALUE_ERROR, "only SGD has momentum buffers, got optimizer kind 1",
-                 ms_optim_momentum_set(optim, 0, false));
+    assert_fails(MS_VALUE_ERROR, "Adam always has the state 'exp_avg_sq'",
+                 ms_optim_state_set(optim, 0, 1, false));
     assert_fails(MS_INDEX_ERROR, "parameter 1 of an optimizer with 1",
-                 ms_optim_momentum_set(optim, 1, true));
+                 ms_optim_state_set(optim, 1, 2, true));
+    assert_fails(MS_INDEX_ERROR, "state 3 of an optimizer with 3",
+                 ms_optim_state_set(optim, 0, 3, true));
+    for (int exists = 0; exists < 3; exists++) { /* absent, made, removed */
+        assert_ok(ms_optim_state(&most, optim, 0, 2));
+        assert_true((most != NULL) == (exists == 1));
+        ms_tensor_free(most);
+        assert_ok(ms_optim_state_set(optim, 0, 2, exists == 0));
+    }
     ms_optim_free(optim);
     ms_tensor_free(t);
 }
@@ -484,7 +492,7 @@ int main(void)
         cmocka_unit_test(test_optim_step__updates_the_local_shard_and_tells_its_unit),
         cmocka_unit_test(test_optim_step__counts_along_where_a_rank_holds_nothing),
         cmocka_unit_test(test_optim_step__has_a_momentum_buffer_from_the_first_step_with_momentum),
-        cmocka_unit_test(test_optim_step__only_sgd_has_momentum),
+        cmocka_unit_test(test_optim_step__optional_states_are_made_and_removed),
         cmocka_unit_test(test_optim_step__casts_gradients_of_another_dtype),
         cmocka_unit_test(test_optim_step__changes_nothing_when_memory_runs_out),
     };

@@ -48,7 +48,9 @@ end
 function fits.options(groups, names)
   for g, group in ipairs(groups) do
     for _, name in ipairs(names) do
-      if group[name] == nil then
+      if name == 'amsgrad' and group[name] == nil then -- checkpoints made before the option
+        group[name] = false
+      elseif group[name] == nil then
         errors.raise('FormatError', "group %d of the optimizer in the checkpoint has no '%s'", g,
           name)
       end

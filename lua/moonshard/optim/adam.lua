@@ -12,9 +12,11 @@ local Adam = class('optim.Adam', Optimizer)
 ---@field betas? number[]  default { 0.9, 0.999 }
 ---@field eps? number  default 1e-8
 ---@field weight_decay? number  L2, default 0
+---@field amsgrad? boolean  divide by the largest average of squares so far (arXiv:1904.09237)
 ---@field maximize? boolean
 
 Adam.kind = 'Adam'
-Adam.options = { 'lr', 'betas', 'eps', 'weight_decay', 'maximize' }
+Adam.options = { 'lr', 'betas', 'eps', 'weight_decay', 'amsgrad', 'maximize' }
+Adam.later_states = { 'max_exp_avg_sq' }
 
 return Adam

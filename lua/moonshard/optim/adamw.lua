@@ -12,9 +12,11 @@ local AdamW = class('optim.AdamW', Optimizer)
 ---@field betas? number[]  default { 0.9, 0.999 }
 ---@field eps? number  default 1e-8
 ---@field weight_decay? number  decoupled, default 1e-2
+---@field amsgrad? boolean  divide by the largest average of squares so far (arXiv:1904.09237)
 ---@field maximize? boolean
 
 AdamW.kind = 'AdamW'
-AdamW.options = { 'lr', 'betas', 'eps', 'weight_decay', 'maximize' }
+AdamW.options = { 'lr', 'betas', 'eps', 'weight_decay', 'amsgrad', 'maximize' }
+AdamW.later_states = { 'max_exp_avg_sq' }
 
 return AdamW

@@ -8,6 +8,9 @@ local lazy = {
   SGD = 'moonshard.optim.sgd',
   Adam = 'moonshard.optim.adam',
   AdamW = 'moonshard.optim.adamw',
+  RMSprop = 'moonshard.optim.rmsprop',
+  Adagrad = 'moonshard.optim.adagrad',
+  Lion = 'moonshard.optim.lion',
   lr_scheduler = 'moonshard.optim.lr_scheduler',
 }
 
@@ -16,6 +19,9 @@ local lazy = {
 ---@field SGD ms.optim.SGD
 ---@field Adam ms.optim.Adam
 ---@field AdamW ms.optim.AdamW
+---@field RMSprop ms.optim.RMSprop
+---@field Adagrad ms.optim.Adagrad
+---@field Lion ms.optim.Lion
 ---@field lr_scheduler ms.optim.lr_scheduler
 local optim = {}
 

@@ -23,10 +23,10 @@ Optimizer._is_optimizer = true
 --- Kind of the runtime's update rule, and the options it knows; subclasses say.
 Optimizer.kind = ''
 Optimizer.options = {}
---- Name of the state that a parameter may be without: SGD's begins with its first step with
---- momentum, and stays.
----@type string|false
-Optimizer.later_state = false
+--- Names of the states that a parameter may be without: SGD's begins with its first step with
+--- momentum, others with the options that need them. They stay.
+---@type string[]
+Optimizer.later_states = {}
 
 -- -- groups --------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ end
 ---@param opts table?
 function Optimizer:init(params, opts)
   if self.kind == '' then
-    errors.raise('NotImplementedError', '%s has no update rule; use optim.SGD, Adam or AdamW',
+    errors.raise('NotImplementedError', '%s has no update rule; use optim.AdamW or another one',
       self._name)
   end
   local options = type(opts) == 'table' and without_loops(self._name, opts) or opts
@@ -273,23 +273,32 @@ function Optimizer:_set_steps(i, steps)
   runtime.set_steps(self._handle, i, steps)
 end
 
---- Let parameter i have its `later_state`, to be loaded into, or be without it.
----@param exists boolean
-function Optimizer:_set_later_state(i, exists)
-  runtime.set_momentum(self._handle, i, exists)
+--- May a parameter be without this state?
+---@return boolean
+function Optimizer:_is_later(state)
+  for _, name in ipairs(self.later_states) do
+    if name == state then
+      return true
+    end
+  end
+  return false
 end
 
---- The same for all parameters in two halves, for a load that may still fail: memory now, which
---- `undo` takes back, and what loses state in `after`.
----@param exists fun(name: string, i: integer): boolean  of a parameter
-function Optimizer:_await_later_state(exists, after, undo)
-  for i, entry in ipairs(self.later_state and self:_entries() or {}) do
-    local set = function(on) self:_set_later_state(i, on) end
-    if not exists(entry.name, i) then
-      after[#after + 1] = function() set(false) end
-    elseif not entry.state[self.later_state] then
-      undo[#undo + 1] = function() set(false) end
-      set(true)
+--- Let all parameters have those of their later states that exist, to be loaded into, and no
+--- others. In two halves, for a load that may still fail: memory now, which `undo` takes back, and
+--- what loses state in `after`.
+---@param exists fun(state: string, name: string, i: integer): boolean  of a parameter
+function Optimizer:_await_later_states(exists, after, undo)
+  local entries, states = self:_entries()
+  for s, state in ipairs(states) do
+    for i, entry in ipairs(self:_is_later(state) and entries or {}) do
+      local set = function(on) runtime.set_state(self._handle, i, s, on) end
+      if not exists(state, entry.name, i) then
+        after[#after + 1] = function() set(false) end
+      elseif not entry.state[state] then
+        undo[#undo + 1] = function() set(false) end
+        set(true)
+      end
     end
   end
 end
@@ -330,7 +339,7 @@ local function check_state(self, i, state)
     local given = state[name]
     local shape = given ~= nil and arguments.tensor(what, place .. '.' .. name, given):shape()
     if shape and (#shape ~= 1 or shape[1] ~= numel)
-      or not shape and numel > 0 and name ~= self.later_state then
+      or not shape and numel > 0 and not self:_is_later(name) then
       local label = parameter.name(param)
       errors.raise('ValueError', "loaded state dict: %s of parameter %s has %s, expected shape (%d)"
         .. ' for its shape (%s)', name, label ~= '' and ("'%s'"):format(label) or tostring(i),
@@ -359,8 +368,8 @@ end
 -- Everything of a load that can fail: memory for state, which `undo` takes back. Gives the rest.
 local function prepare_load(self, sd, undo)
   local after = {}
-  self:_await_later_state(function(_, i)
-    return sd.state[i][self.later_state] ~= nil
+  self:_await_later_states(function(state, _, i)
+    return sd.state[i][state] ~= nil
   end, after, undo)
   local entries, names = self:_entries()
   for i, entry in ipairs(entries) do

@@ -16,7 +16,7 @@ local SGD = class('optim.SGD', Optimizer)
 ---@field maximize? boolean
 
 SGD.kind = 'SGD'
-SGD.later_state = 'momentum_buffer'
+SGD.later_states = { 'momentum_buffer' }
 SGD.options = { 'lr', 'momentum', 'dampening', 'weight_decay', 'nesterov', 'maximize' }
 
 return SGD

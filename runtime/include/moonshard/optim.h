@@ -10,23 +10,36 @@ extern "C" {
 
 typedef struct ms_optim ms_optim;
 
-enum { MS_OPTIM_SGD = 0, MS_OPTIM_ADAM = 1, MS_OPTIM_ADAMW = 2 };
+enum {
+    MS_OPTIM_SGD = 0,
+    MS_OPTIM_ADAM = 1,
+    MS_OPTIM_ADAMW = 2,
+    MS_OPTIM_RMSPROP = 3,
+    MS_OPTIM_ADAGRAD = 4,
+    MS_OPTIM_LION = 5
+};
 
 /** Options of one parameter group. Names and defaults are torch.optim's. */
 typedef struct ms_optim_options {
     uint32_t struct_size;
     double lr;
-    double momentum;     /**< SGD */
+    double momentum;     /**< SGD, RMSprop */
     double dampening;    /**< SGD */
-    double weight_decay; /**< L2 for SGD and Adam, decoupled for AdamW (arXiv:1711.05101) */
-    double beta1;        /**< Adam (arXiv:1412.6980) */
+    double weight_decay; /**< L2, but decoupled for AdamW (arXiv:1711.05101) and Lion */
+    double beta1;        /**< Adam (arXiv:1412.6980), Lion (arXiv:2302.06675) */
     double beta2;
     double eps;
     bool nesterov; /**< SGD; needs momentum and no dampening */
     bool maximize;
+    bool amsgrad;                     /**< Adam, AdamW (arXiv:1904.09237) */
+    bool centered;                    /**< RMSprop: divide by an estimate of the variance */
+    double alpha;                     /**< RMSprop: smoothing of squares */
+    double lr_decay;                  /**< Adagrad: lr / (1 + (steps - 1) lr_decay) */
+    double initial_accumulator_value; /**< Adagrad: first value of `sum` */
 } ms_optim_options;
 
-/** Set defaults of `kind`: SGD lr 1e-3; Adam lr 1e-3, betas 0.9 0.999, eps 1e-8; AdamW decay 1e-2.
+/** Set defaults of `kind`: SGD lr 1e-3; Adam lr 1e-3, betas 0.9 0.999, eps 1e-8; AdamW decay 1e-2;
+ * RMSprop lr 1e-2, alpha 0.99, eps 1e-8; Adagrad lr 1e-2, eps 1e-10; Lion lr 1e-4, betas 0.9 0.99.
  * @param struct_size  sizeof(*o): bounds what is written; stored in `o->struct_size`
  * @return MS_VALUE_ERROR for an unknown kind, and nothing is written */
 MS_API ms_status ms_optim_options_init(ms_optim_options *o, uint32_t struct_size, int32_t kind);
@@ -54,17 +67,19 @@ MS_API ms_status ms_optim_options_set(ms_optim *optim, int32_t group, const ms_o
 MS_API ms_status ms_optim_step(ms_optim *optim);
 /** Drop all gradients. */
 MS_API ms_status ms_optim_zero_grad(ms_optim *optim);
-/** Number of parameters in all groups, and of state buffers per parameter. */
+/** Number of parameters in all groups, and of state buffers per parameter, optional ones too. */
 MS_API int32_t ms_optim_n_params(const ms_optim *optim);
 MS_API int32_t ms_optim_n_states(const ms_optim *optim);
-/** "momentum_buffer", or "exp_avg" and "exp_avg_sq". Static. */
+/** torch.optim's, as "exp_avg". Static. */
 MS_API const char *ms_optim_state_name(const ms_optim *optim, int32_t state);
 /** Handle of parameter `i` in order of addition. The caller owns `*out`. */
 MS_API ms_status ms_optim_param(ms_tensor **out, const ms_optim *optim, int32_t i);
 /** State buffer of parameter `i`, 1-D over the local shard (empty if this rank has no elements).
- * Adam's are created as zeros if missing. `*out` is NULL for SGD before a step with momentum; later
- * it remains even with momentum 0, on all ranks that share the parameter. The caller owns `*out`.
- */
+ * It is created with its first value if missing. `*out` is NULL for an optional state that the
+ * group's options do not need and no step has made, and for SGD's "momentum_buffer" before a step
+ * with momentum. A state remains when the options no longer need it, on all ranks that share the
+ * parameter. Optional: "momentum_buffer", "max_exp_avg_sq" (amsgrad), "grad_avg" (centered). The
+ * caller owns `*out`. */
 MS_API ms_status ms_optim_state(MS_NULLABLE ms_tensor **out, ms_optim *optim, int32_t i,
                                 int32_t state);
 /** Steps of parameter `i` (for bias correction). Ranks without elements of it count too. Waits for
@@ -72,13 +87,15 @@ MS_API ms_status ms_optim_state(MS_NULLABLE ms_tensor **out, ms_optim *optim, in
 MS_API ms_status ms_optim_steps(const ms_optim *optim, int32_t i, int64_t *steps);
 /** Set the step count, as loading does; clears the error of a step that failed midway. */
 MS_API ms_status ms_optim_steps_set(ms_optim *optim, int32_t i, int64_t steps);
-/** Create (zeros) or remove the momentum buffer of SGD parameter `i`; without one the next step
- * with momentum initialises it. MS_VALUE_ERROR for other optimizers. */
-MS_API ms_status ms_optim_momentum_set(ms_optim *optim, int32_t i, bool exists);
+/** Create (zeros) or remove an optional state of parameter `i`, see ms_optim_state();
+ * MS_VALUE_ERROR for another state. Without SGD's momentum buffer the next step with momentum
+ * initialises it. */
+MS_API ms_status ms_optim_state_set(ms_optim *optim, int32_t i, int32_t state, bool exists);
 /** Scale the gradients of plain (unsharded) parameters to a total norm, as
  * ms_fsdp_tree_clip_grad_norm() does for one rank. If a device fails midway some are scaled: drop
  * all gradients.
- * @param total  (), norm before scaling in the gradients' dtype; the caller owns it. May be pending on a device */
+ * @param total  (), norm before scaling in the gradients' dtype; the caller owns it. May be pending
+ * on a device */
 MS_API ms_status ms_clip_grad_norm(ms_tensor **total, ms_tensor *const *params, int32_t n_params,
                                    double max_norm, double norm_type, bool error_if_nonfinite);
 
