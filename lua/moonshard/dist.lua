@@ -15,12 +15,14 @@ local validate = require 'moonshard.dist.validate'
 local mesh = require 'moonshard.dist.mesh'
 local naming = require 'moonshard.internal.naming'
 local notes = require 'moonshard_ffi.notes'
+local objects = require 'moonshard.dist.objects'
 local ops = require 'moonshard.ops'
+local parts = require 'moonshard.dist.parts'
 local autograd = require 'moonshard.autograd'
 local process_groups = require 'moonshard.dist.process_groups'
 local uncaught = require 'moonshard.internal.uncaught'
 local variables = require 'moonshard.internal.variables'
-local writable = require 'moonshard.internal.writable'
+local work = require 'moonshard.dist.work'
 
 local C, calls = B.C, B.calls
 
@@ -379,24 +381,23 @@ function dist.fake(opts)
   return comm_out[0]
 end
 
--- What a collective writes into, which is not recorded either.
-local function target(what, name, t)
-  writable(arguments.tensor(what, name, t), what)
-  return t
-end
+local target = validate.target
 
---- Reduce in place, with equal bits on every rank. Every collective takes an optional group as its
---- last argument (default: all ranks); optional arguments before it may be left out, as in
---- all_reduce(t, group). RuntimeError for a tensor that requires grad, except inside ms.no_grad.
+--- Reduce in place, with equal bits on every rank. Every collective takes an optional group
+--- (default: all ranks) and options behind its other arguments; optional arguments may be left out,
+--- as in all_reduce(t, group). With `async_op = true` it returns a handle, see ms.dist.Work.
+--- RuntimeError for a tensor that requires grad, except inside ms.no_grad.
 ---@param t ms.Tensor
 ---@param reduction? ms.dist.Reduction  default 'sum'
 ---@param group? ms.dist.Group
+---@param opts? { async_op?: boolean }
 ---@return ms.Tensor t
-function dist.all_reduce(t, reduction, group)
-  reduction, group = validate.and_group('all_reduce', reduction, group)
+function dist.all_reduce(t, reduction, group, opts)
+  reduction, group, opts = validate.tail('all_reduce', reduction, group, opts)
+  local async = work.is_async('all_reduce', opts)
   calls.comm_all_reduce(group, target('all_reduce', 't', t),
     validate.reduction('all_reduce', reduction))
-  return t
+  return work.of(async, t)
 end
 
 --- Every rank's tensor on every rank: all_gather(t) gives them in a list by rank;
@@ -404,16 +405,18 @@ end
 ---@param a ms.Tensor
 ---@param b? ms.Tensor
 ---@param group? ms.dist.Group
+---@param opts? { async_op?: boolean }
 ---@return ms.Tensor[]|ms.Tensor
-function dist.all_gather(a, b, group)
-  b, group = validate.and_group('all_gather', b, group)
+function dist.all_gather(a, b, group, opts)
+  b, group, opts = validate.tail('all_gather', b, group, opts)
+  local async = work.is_async('all_gather', opts)
   if b ~= nil then
     calls.comm_all_gather(group, target('all_gather', 'out', a),
       arguments.tensor('all_gather', 't', b))
-    return a
+    return work.of(async, a)
   end
   arguments.tensor('all_gather', 't', a)
-  return autograd.no_grad(function()
+  return work.of(async, autograd.no_grad(function()
     local shape, n, w = a:shape(), a:numel(), C.ms_comm_size(group)
     local all = create.empty({ w * n }, { dtype = a:dtype() })
     calls.comm_all_gather(group, all, a)
@@ -422,7 +425,7 @@ function dist.all_gather(a, b, group)
       list[r] = ops.narrow(all, 1, (r - 1) * n + 1, n):reshape(shape)
     end
     return list
-  end)
+  end))
 end
 
 --- Each rank's part of the reduction: `input` (W * n) on every rank, `out` (n).
@@ -430,13 +433,15 @@ end
 ---@param input ms.Tensor
 ---@param reduction? ms.dist.Reduction  default 'sum'
 ---@param group? ms.dist.Group
+---@param opts? { async_op?: boolean }
 ---@return ms.Tensor out
-function dist.reduce_scatter(out, input, reduction, group)
-  reduction, group = validate.and_group('reduce_scatter', reduction, group)
+function dist.reduce_scatter(out, input, reduction, group, opts)
+  reduction, group, opts = validate.tail('reduce_scatter', reduction, group, opts)
+  local async = work.is_async('reduce_scatter', opts)
   calls.comm_reduce_scatter(group,
     target('reduce_scatter', 'out', out), arguments.tensor('reduce_scatter', 'input', input),
     validate.reduction('reduce_scatter', reduction))
-  return out
+  return work.of(async, out)
 end
 
 --- Rank `root`'s values everywhere, in place: its place in the group (PyTorch's `group_src`, not
@@ -444,18 +449,25 @@ end
 ---@param t ms.Tensor
 ---@param root? integer  default 0
 ---@param group? ms.dist.Group
+---@param opts? { async_op?: boolean }
 ---@return ms.Tensor t
-function dist.broadcast(t, root, group)
-  root, group = validate.and_group('broadcast', root, group)
+function dist.broadcast(t, root, group, opts)
+  root, group, opts = validate.tail('broadcast', root, group, opts)
+  local async = work.is_async('broadcast', opts)
   calls.comm_broadcast(group, target('broadcast', 't', t),
     arguments.whole('broadcast', 'root', root, 0, 0))
-  return t
+  return work.of(async, t)
 end
 
 --- Wait until every rank is here.
 ---@param group? ms.dist.Group
-function dist.barrier(group)
-  B.check(C.ms_comm_barrier(validate.group('barrier', group)))
+---@param opts? { async_op?: boolean }
+function dist.barrier(group, opts)
+  local _
+  _, group, opts = validate.tail('barrier', nil, group, opts)
+  local async = work.is_async('barrier', opts)
+  B.check(C.ms_comm_barrier(group))
+  return work.of(async)
 end
 
 --- Say something that every rank should say here. Nothing is sent: the next collective is a
@@ -508,8 +520,10 @@ function dist.wait_seconds(group)
 end
 
 dist.init_device_mesh = mesh.init_device_mesh
-for name, fn in next, process_groups do
-  dist[name] = fn
+for _, room in ipairs { process_groups, parts, objects } do
+  for name, fn in next, room do
+    dist[name] = fn
+  end
 end
 
 return naming.space('dist', dist, { functional = 'moonshard.dist.functional' })

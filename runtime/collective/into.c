@@ -1,6 +1,8 @@
 /* Collectives into existing tensors: by the rows, not recorded. */
 #include "collective.h"
 
+#include <string.h>
+
 static ms_status check_operand(const char *op, const char *name, const ms_tensor *t)
 {
     if (t == NULL) {
@@ -93,6 +95,73 @@ ms_status ms_comm_broadcast(ms_comm *c, ms_tensor *t, int32_t root)
     const msi_collective attrs = {.comm = c, .root = root};
 
     MS_TRY(check_operand("broadcast", "t", t));
-    MS_TRY(msi_check_root(c, root));
+    MS_TRY(msi_check_root(c, "broadcast", root));
     return run(&msi_op_broadcast, &attrs, t, t);
+}
+
+static ms_status check_apart(const char *what, const ms_tensor *out, const ms_tensor *in)
+{
+    return msi_view_shares(&out->v, &in->v)
+               ? MS_FAIL(MS_RUNTIME_ERROR, "%s: 'in' and 'out' overlap; clone 'in' first", what)
+               : MS_OK;
+}
+
+ms_status ms_comm_scatter(ms_comm *c, ms_tensor *out, ms_tensor *in, int32_t root)
+{
+    const msi_collective attrs = {.comm = c, .root = root};
+
+    MS_TRY(msi_check_root(c, "scatter", root));
+    if (ms_comm_rank(c) != root) {
+        MS_TRY(check_operand("scatter", "out", out));
+        return run(&msi_op_dist_scatter, &attrs, out, out);
+    }
+    MS_TRY(check_pair("scatter", out, in));
+    MS_TRY(check_numel("scatter", "in", in, msi_view_numel(&out->v) * ms_comm_size(c)));
+    MS_TRY(check_apart("scatter", out, in));
+    return run(&msi_op_dist_scatter, &attrs, out, in);
+}
+
+ms_status ms_comm_gather(ms_comm *c, ms_tensor *out, ms_tensor *in, int32_t root)
+{
+    const msi_collective attrs = {.comm = c, .root = root};
+
+    MS_TRY(msi_check_root(c, "gather", root));
+    if (ms_comm_rank(c) != root) {
+        MS_TRY(check_operand("gather", "in", in));
+        return msi_op_run_into(in->ctx, &msi_op_dist_gather, &attrs, &in, 1, &in, 1);
+    }
+    MS_TRY(check_pair("gather", out, in));
+    MS_TRY(check_numel("gather", "out", out, msi_view_numel(&in->v) * ms_comm_size(c)));
+    MS_TRY(check_apart("gather", out, in));
+    return run(&msi_op_dist_gather, &attrs, out, in);
+}
+
+ms_status ms_comm_reduce(ms_comm *c, ms_tensor *t, int32_t root, int32_t reduce)
+{
+    const msi_collective attrs = {.comm = c, .reduce = reduce, .to = root};
+
+    MS_TRY(check_operand("reduce", "t", t));
+    MS_TRY(msi_check_root(c, "reduce", root));
+    MS_TRY(msi_check_reduction("reduce", t->v.dtype, reduce));
+    return run(&msi_op_dist_reduce, &attrs, t, t);
+}
+
+ms_status ms_comm_all_to_all(ms_comm *c, ms_tensor *out, ms_tensor *in, const int64_t *out_rows,
+                             const int64_t *in_rows)
+{
+    msi_all_to_all attrs = {.base = {.comm = c}};
+
+    MS_TRY(check_pair("all_to_all", out, in));
+    if (out->v.ndim == 0 || out->v.ndim != in->v.ndim ||
+        memcmp(out->v.shape + 1, in->v.shape + 1, sizeof(int64_t) * (size_t)(in->v.ndim - 1)) !=
+            0) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "all_to_all: shapes are %s in and %s out, expected equal ones but for the "
+                       "first size",
+                       msi_shape_text(in->v.ndim, in->v.shape),
+                       msi_shape_text(out->v.ndim, out->v.shape));
+    }
+    MS_TRY(msi_check_rows(&attrs, out->v.shape[0], in->v.shape[0], out_rows, in_rows));
+    MS_TRY(check_apart("all_to_all", out, in));
+    return run(&msi_op_all_to_all, &attrs.base, out, in);
 }

@@ -2,7 +2,7 @@
  * graph in reverse program order, so ranks of one program call them in the same order. */
 #include "collective.h"
 
-#include "autograd.h"
+#include "gradients.h"
 #include "ops/operand.h"
 
 /* -- checks ------------------------------------------------------------------------------------ */
@@ -26,11 +26,11 @@ ms_status msi_check_reduction(const char *op, int32_t dtype, int32_t reduce)
     return MS_OK;
 }
 
-ms_status msi_check_root(const ms_comm *comm, int32_t root)
+ms_status msi_check_root(const ms_comm *comm, const char *op, int32_t root)
 {
     return root >= 0 && root < ms_comm_size(comm)
                ? MS_OK
-               : MS_FAIL(MS_VALUE_ERROR, "broadcast: root is %d, expected 0 to %d", (int)root,
+               : MS_FAIL(MS_VALUE_ERROR, "%s: root is %d, expected 0 to %d", op, (int)root,
                          (int)ms_comm_size(comm) - 1);
 }
 
@@ -45,8 +45,7 @@ static ms_status take_operand(const msi_op_call *c)
     return c->in[0] == c->out[0] ? MS_OK : msi_copy(&c->out[0]->v, &c->in[0]->v, false);
 }
 
-/* With the serial that identifies the group. */
-static msi_collective collective(ms_comm *comm, int32_t how)
+msi_collective msi_collective_of(ms_comm *comm, int32_t how)
 {
     return (msi_collective){.comm = comm,
                             .serial = ms_comm_serial(comm),
@@ -54,17 +53,17 @@ static msi_collective collective(ms_comm *comm, int32_t how)
                             .reduce = how};
 }
 
-/* Run a collective of backward, observed as others. A graph may outlive its group. */
-static ms_status run_in_backward(msi_bwd *b, const msi_op *op, int32_t reduce, const msi_view *in,
-                                 const msi_view *out)
+/* A graph may outlive its group. */
+ms_status msi_run_in_backward(msi_bwd *b, const msi_op *op, msi_collective *attrs,
+                              const msi_view *in, const msi_view *out)
 {
     const msi_collective *forward = msi_bwd_attrs(b);
-    const msi_collective attrs = {
-        .comm = forward->comm, .forward = forward->sequence, .reduce = reduce};
     ms_context *ctx = msi_bwd_context(b);
     ms_tensor *from, *to = NULL;
 
-    if (ms_comm_serial(attrs.comm) != forward->serial) {
+    attrs->comm = forward->comm;
+    attrs->forward = forward->sequence;
+    if (ms_comm_serial(attrs->comm) != forward->serial) {
         return MS_FAIL(MS_RUNTIME_ERROR, "%s: its group was freed; keep it until backward has run",
                        msi_bwd_name(b));
     }
@@ -72,11 +71,19 @@ static ms_status run_in_backward(msi_bwd *b, const msi_op *op, int32_t reduce, c
     ms_status status = msi_tensor_new_internal(&to, ctx, out);
 
     if (status == MS_OK) {
-        status = msi_op_run_into(ctx, op, &attrs, &from, 1, &to, 1);
+        status = msi_op_run_into(ctx, op, attrs, &from, 1, &to, 1);
     }
     ms_tensor_free(to);
     ms_tensor_free(from);
     return status;
+}
+
+static ms_status run_in_backward(msi_bwd *b, const msi_op *op, int32_t reduce, const msi_view *in,
+                                 const msi_view *out)
+{
+    msi_collective attrs = {.reduce = reduce};
+
+    return msi_run_in_backward(b, op, &attrs, in, out);
 }
 
 /* -- all_reduce -------------------------------------------------------------------------------- */
@@ -124,7 +131,7 @@ const msi_op msi_op_all_reduce_extreme = {
 
 ms_status ms_op_all_reduce(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_t reduce)
 {
-    const msi_collective attrs = collective(comm, reduce);
+    const msi_collective attrs = msi_collective_of(comm, reduce);
     const msi_op *op = is_extreme(reduce) ? &msi_op_all_reduce_extreme : &msi_op_all_reduce;
 
     return msi_op_run(op, &attrs, &x, 1, out, 1);
@@ -182,7 +189,7 @@ const msi_op msi_op_all_gather = {.name = "all_gather",
 
 ms_status ms_op_all_gather(ms_tensor **out, ms_comm *comm, ms_tensor *x)
 {
-    const msi_collective attrs = collective(comm, 0);
+    const msi_collective attrs = msi_collective_of(comm, 0);
 
     return msi_op_run(&msi_op_all_gather, &attrs, &x, 1, out, 1);
 }
@@ -244,7 +251,7 @@ const msi_op msi_op_reduce_scatter_extreme = {
 
 ms_status ms_op_reduce_scatter(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_t reduce)
 {
-    const msi_collective attrs = collective(comm, reduce);
+    const msi_collective attrs = msi_collective_of(comm, reduce);
     const msi_op *op = is_extreme(reduce) ? &msi_op_reduce_scatter_extreme : &msi_op_reduce_scatter;
 
     return msi_op_run(op, &attrs, &x, 1, out, 1);
@@ -257,7 +264,7 @@ static ms_status broadcast_meta(const msi_meta *m)
     const msi_collective *attrs = m->attrs;
     const msi_view *x = m->in[0];
 
-    MS_TRY(msi_check_root(attrs->comm, attrs->root));
+    MS_TRY(msi_check_root(attrs->comm, "broadcast", attrs->root));
     return msi_result(m->out, x->dtype, x->ndim, x->shape);
 }
 
@@ -291,7 +298,7 @@ const msi_op msi_op_broadcast = {.name = "broadcast",
 
 ms_status ms_op_broadcast(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_t root)
 {
-    const msi_collective attrs = collective(comm, root);
+    const msi_collective attrs = msi_collective_of(comm, root);
 
     return msi_op_run(&msi_op_broadcast, &attrs, &x, 1, out, 1);
 }

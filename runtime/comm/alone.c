@@ -62,6 +62,21 @@ static ms_status broadcast(ms_comm *c, uint64_t seq, int32_t root, char *data, i
     return MS_OK;
 }
 
+static ms_status reduce(ms_comm *c, uint64_t seq, int32_t root, int32_t dtype, int32_t how,
+                        int64_t n, char *data)
+{
+    return c->rank == root ? all_reduce(c, seq, dtype, how, n, data) : MS_OK;
+}
+
+static ms_status exchange(ms_comm *c, uint64_t seq, const msi_exchange *e)
+{
+    (void)seq;
+    for (int32_t q = 0; q < c->size; q++) {
+        msi_exchange_own(e, c->rank, q);
+    }
+    return MS_OK;
+}
+
 static ms_status map(msi_segment *s, uint64_t seq)
 {
     msi_bound why = msi_memory_left("");
@@ -88,6 +103,8 @@ const msi_transport msi_transport_alone = {.barrier = barrier,
                                            .all_gather = all_gather,
                                            .reduce_scatter = reduce_scatter,
                                            .all_reduce = all_reduce,
+                                           .reduce = reduce,
                                            .broadcast = broadcast,
+                                           .exchange = exchange,
                                            .map = map,
                                            .map_on_device = msi_device_segment_take};

@@ -21,7 +21,8 @@ typedef struct msi_fingerprint {
     int64_t count; /* elements, or bytes without a dtype */
     int32_t slot;  /* -1: none */
     union {
-        int32_t root;  /* broadcast: root in the job; reductions: MS_REDUCE_* */
+        int32_t root;  /* broadcast, scatter, gather: root in the job; reductions: MS_REDUCE_*;
+                          reduce: both, see msi_reduce_root() */
         int32_t model; /* others: see msi_comm_count_model() */
     };
     union {
@@ -47,8 +48,18 @@ enum {
     MSI_COLL_REDUCE_FULL, /* slot protocol of NO_SHARD, counted as all-reduce */
     MSI_COLL_SEGMENT,     /* making a shared segment */
     MSI_COLL_RESET,       /* no data: a rank drops what it committed */
+    MSI_COLL_SCATTER,
+    MSI_COLL_GATHER,
+    MSI_COLL_REDUCE,
+    MSI_COLL_ALL_TO_ALL,
     MSI_COLL_KINDS
 };
+
+/* Root and reduction in one number. */
+static inline int32_t msi_reduce_root(int32_t root, int32_t reduce)
+{
+    return root * 4 + reduce;
+}
 
 enum { MSI_OWNER_ALL = -1 };
 
@@ -126,6 +137,20 @@ ms_status msi_comm_reduce_scatter(ms_comm *comm, const msi_view *out, const msi_
                                   int32_t reduce, uint64_t forward);
 ms_status msi_comm_all_reduce(ms_comm *comm, const msi_view *v, int32_t reduce, uint64_t forward);
 ms_status msi_comm_broadcast(ms_comm *comm, const msi_view *v, int32_t root);
+/* `in` (size, n), used on `root` alone, elsewhere any view -> `out` (n) on each. */
+ms_status msi_comm_scatter(ms_comm *comm, const msi_view *out, const msi_view *in, int32_t root,
+                           uint64_t forward);
+/* `in` (n) of each -> `out` (size, n), written on `root` alone, elsewhere any view. */
+ms_status msi_comm_gather(ms_comm *comm, const msi_view *out, const msi_view *in, int32_t root,
+                          uint64_t forward);
+/* In place on `root`, with the bits of an all-reduce; unchanged elsewhere. */
+ms_status msi_comm_reduce(ms_comm *comm, const msi_view *v, int32_t root, int32_t reduce,
+                          uint64_t forward);
+/* in[q] of `in` to member q, out[q] of `out` from it, one after another. Numbers of rows of `row`
+ * elements; NULL: equal. MS_COMM_ERROR on all ranks if what is sent is not what is expected. */
+ms_status msi_comm_all_to_all(ms_comm *comm, const msi_view *out, const msi_view *in,
+                              const int64_t *out_rows, const int64_t *in_rows, int64_t row,
+                              uint64_t forward);
 /* All-gather of small host data, through the control block's staging area.
  * @param what  the script's operation, for errors: "clip_grad_norm_" */
 ms_status msi_comm_gather_bytes(ms_comm *comm, const char *what, const void *in, int64_t nbytes,

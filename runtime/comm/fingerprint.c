@@ -38,7 +38,8 @@ static const char *kind_name(uint32_t kind)
 {
     static const char *const names[] = {"none",      "all_gather", "reduce_scatter", "all_reduce",
                                         "broadcast", "barrier",    "unshard",        "reduce",
-                                        "reduce",    "segment",    "reset"};
+                                        "reduce",    "segment",    "reset",          "scatter",
+                                        "gather",    "reduce",     "all_to_all"};
 
     return kind < MSI_COLL_KINDS ? names[kind] : "unknown";
 }
@@ -100,8 +101,11 @@ const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t
         return buffer;
     }
     data_text(fp, data, sizeof(data));
-    if (fp->kind == MSI_COLL_BROADCAST) {
+    if (fp->kind == MSI_COLL_BROADCAST || fp->kind == MSI_COLL_SCATTER ||
+        fp->kind == MSI_COLL_GATHER) {
         snprintf(root, sizeof(root), ", root %d", (int)fp->root);
+    } else if (fp->kind == MSI_COLL_REDUCE) {
+        snprintf(root, sizeof(root), ", root %d, %s", (int)fp->root / 4, reduce_name(fp->root % 4));
     } else if (fp->kind == MSI_COLL_ALL_REDUCE || fp->kind == MSI_COLL_REDUCE_SCATTER) {
         snprintf(root, sizeof(root), ", %s", reduce_name(fp->root));
     }

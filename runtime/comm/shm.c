@@ -111,6 +111,69 @@ static ms_status all_reduce(ms_comm *c, uint64_t seq, int32_t dtype, int32_t red
     return MS_OK;
 }
 
+static ms_status reduce(ms_comm *c, uint64_t seq, int32_t root, int32_t dtype, int32_t how,
+                        int64_t n, char *data)
+{
+    const int64_t size = ms_dtype_size(dtype), most = MSI_CHUNK / size;
+
+    for (int64_t at = 0; at == 0 || at < n; at += most) {
+        int64_t count = n - at < most ? n - at : most;
+        char *chunk = data + at * size;
+
+        if (c->rank != root) {
+            memcpy(msi_stage_own(c), chunk, (size_t)(count * size));
+        }
+        MS_TRY(msi_stage_step(c, seq));
+        if (c->rank == root) {
+            MS_TRY(reduce_members(c, dtype, how, count, chunk, 0, chunk));
+        }
+    }
+    return MS_OK;
+}
+
+/* Bytes [at, at + part) of each part. */
+static void stage_parts(ms_comm *c, const msi_exchange *e, int64_t at, int64_t part)
+{
+    const char *in = e->in;
+
+    for (int32_t q = 0; q < c->size; q++) {
+        const int64_t n = msi_exchange_sends(e, c->rank, q);
+
+        if (q != c->rank && n > at) {
+            memcpy(msi_stage_own(c) + q * part, in + at, (size_t)(n - at < part ? n - at : part));
+        }
+        in += n;
+    }
+}
+
+static void take_parts(ms_comm *c, const msi_exchange *e, int64_t at, int64_t part)
+{
+    char *out = e->out;
+
+    for (int32_t q = 0; q < c->size; q++) {
+        const int64_t n = msi_exchange_receives(e, c->rank, q);
+
+        if (q != c->rank && n > at) {
+            memcpy(out + at, msi_stage_of(c, q) + c->rank * part,
+                   (size_t)(n - at < part ? n - at : part));
+        }
+        out += n;
+    }
+}
+
+static ms_status exchange(ms_comm *c, uint64_t seq, const msi_exchange *e)
+{
+    const int64_t part = MSI_CHUNK / c->size / 64 * 64; /* bytes for each member in a chunk */
+
+    msi_exchange_own(e, c->rank, c->rank);
+    for (int64_t at = 0; at == 0 || at < e->most; at += part) {
+        stage_parts(c, e, at, part);
+        MS_TRY(msi_stage_step(c, seq));
+        take_parts(c, e, at, part);
+    }
+    return MS_OK;
+}
+
 static ms_status broadcast(ms_comm *c, uint64_t seq, int32_t root, char *data, int64_t nbytes)
 {
     for (int64_t at = 0; at == 0 || at < nbytes; at += MSI_CHUNK) {
@@ -131,6 +194,8 @@ const msi_transport msi_transport_shm = {.barrier = msi_stage_step,
                                          .all_gather = msi_stage_exchange,
                                          .reduce_scatter = reduce_scatter,
                                          .all_reduce = all_reduce,
+                                         .reduce = reduce,
                                          .broadcast = broadcast,
+                                         .exchange = exchange,
                                          .map = msi_shm_map,
                                          .map_on_device = msi_device_segment_map};

@@ -5,6 +5,36 @@
 
 #include "comm.h"
 
+/* Parts that go from each member to each, one after another by member in `in` and `out`, which do
+ * not overlap. */
+typedef struct msi_exchange {
+    uint32_t
+        kind; /* MSI_COLL_SCATTER: root alone sends; _GATHER: root alone receives; _ALL_TO_ALL */
+    int32_t root;
+    const char *in;
+    char *out;
+    int64_t each; /* bytes of a part, unless lists give those of an all-to-all */
+    const int64_t *in_bytes, *out_bytes;
+    int64_t most; /* bytes of the largest part of any member */
+} msi_exchange;
+
+/* Bytes from member `rank` to q, and to it from q. */
+static inline int64_t msi_exchange_sends(const msi_exchange *e, int32_t rank, int32_t q)
+{
+    return e->in_bytes != NULL                              ? e->in_bytes[q]
+           : e->kind == MSI_COLL_SCATTER && rank != e->root ? 0
+           : e->kind == MSI_COLL_GATHER && q != e->root     ? 0
+                                                            : e->each;
+}
+static inline int64_t msi_exchange_receives(const msi_exchange *e, int32_t rank, int32_t q)
+{
+    return e->out_bytes != NULL ? e->out_bytes[q] : msi_exchange_sends(e, q, rank);
+}
+
+/* Copy what `rank` sends to itself to what it receives from q: itself, or in a fake group a member
+ * that has its data. */
+void msi_exchange_own(const msi_exchange *e, int32_t rank, int32_t q);
+
 /* Operations. Each moves what all members have just published under `seq`, with equal arguments.
  * Memory is contiguous host memory; reductions use CPU kernels. MS_COMM_ERROR if a peer fails; part
  * of the data may have moved. */
@@ -20,8 +50,12 @@ typedef struct msi_transport {
     /* `data` (n) in place, with equal bits on every member. */
     ms_status (*all_reduce)(ms_comm *c, uint64_t seq, int32_t dtype, int32_t reduce, int64_t n,
                             char *data);
+    /* The same for member `root` alone; elsewhere `data` is unchanged. */
+    ms_status (*reduce)(ms_comm *c, uint64_t seq, int32_t root, int32_t dtype, int32_t reduce,
+                        int64_t n, char *data);
     /* `data` of member `root` to all. */
     ms_status (*broadcast)(ms_comm *c, uint64_t seq, int32_t root, char *data, int64_t nbytes);
+    ms_status (*exchange)(ms_comm *c, uint64_t seq, const msi_exchange *e);
     /* Map `s->nbytes` for all members, zeroed, pages reserved. msi_segment_free() releases `s`,
      * even after an error or without the group. */
     ms_status (*map)(msi_segment *s, uint64_t seq);

@@ -39,6 +39,28 @@ describe('dist.functional', function()
     end)
   end)
 
+  it('has a root, or a part for each rank', function()
+    of_two(function(x, try, rank)
+      local root = rank == 1
+      try({ rank == 0 and 2 or 20 }, functional.scatter(x, 1), { { 3 }, { 5 } },
+        { { 0, 0 }, { 3, 5 } })
+      try(root and { 1, 10, 2, 20 } or { 0, 0, 0, 0 }, functional.gather(x, 1),
+        { { 9, 9, 9, 9 }, { 1, 2, 3, 4 } }, { { 1, 2 }, { 3, 4 } })
+      try(root and { 3, 30 } or { 0, 0 }, functional.reduce(x, 1), { { 9, 9 }, { 3, 5 } },
+        { { 3, 5 }, { 3, 5 } })
+      try(root and { 1.5, 15 } or { 0, 0 }, functional.reduce(x, 1, 'avg'), { { 9, 9 }, { 4, 6 } },
+        { { 2, 3 }, { 2, 3 } })
+      try(rank == 0 and { 1, 2 } or { 10, 20 }, functional.all_to_all_single(x),
+        { { 1, 2 }, { 3, 4 } }, { { 1, 3 }, { 2, 4 } })
+      try(rank == 0 and { 1, 10, 2 } or { 20 }, functional.all_to_all_single(x,
+        rank == 0 and { 2, 1 } or { 0, 1 }, rank == 0 and { 2, 0 } or { 1, 1 }),
+        { { 1, 2, 3 }, { 4 } }, { { 1, 2 }, { 3, 4 } })
+      local parts = functional.all_to_all { x:narrow(1, 1, 1), x }
+      try(rank == 0 and { 1, 2 } or { 1, 10, 2, 20 }, ms.cat(parts, 1),
+        { { 1, 2 }, { 3, 4, 5, 6 } }, { { 1 + 3, 4 }, { 2 + 5, 6 } })
+    end)
+  end)
+
   it('refuses max and min where x requires grad', function()
     of_two(function(x, _, rank)
       for reduction, expected in pairs { max = { 2, 20 }, min = { 1, 10 } } do

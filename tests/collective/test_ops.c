@@ -25,6 +25,29 @@ static ms_status strided(ms_tensor **out, int32_t dtype, int64_t rows, int64_t c
     return MS_OK;
 }
 
+/* The same with a root, or with a part for each rank; zeros where nothing is written. */
+static ms_status parts_in_place(ms_tensor **out, ms_comm *c, const collective *k, ms_tensor *x)
+{
+    const int32_t w = ms_comm_size(c), root = last_or(c, k->run == reduce_to_1 ? 1 : k->a);
+    const bool is_root = ms_comm_rank(c) == root;
+    int64_t shape[2] = {x->v.shape[0], x->v.shape[1]}, from[MS_MAX_RANKS], to[MS_MAX_RANKS];
+
+    shape[0] = k->run == scatter ? shape[0] / w : k->run == gather_to ? shape[0] * w : shape[0];
+    MS_TRY(ms_tensor_full(out, x->v.dtype, 2, shape, 0));
+    if (k->run == scatter) {
+        return ms_comm_scatter(c, *out, is_root ? x : NULL, root);
+    }
+    if (k->run == gather_to) {
+        return ms_comm_gather(c, is_root ? *out : NULL, x, root);
+    }
+    if (k->run == all_to_all) {
+        rows_of(c, x, from, to);
+        return ms_comm_all_to_all(c, *out, x, k->a ? from : NULL, k->a ? to : NULL);
+    }
+    MS_TRY(ms_comm_reduce(c, x, root, k->a));
+    return is_root ? msi_copy(&(*out)->v, &x->v, false) : MS_OK;
+}
+
 /* What the function that works in place makes of a copy of x. */
 static ms_status in_place(ms_tensor **out, ms_comm *c, const collective *k, ms_tensor *x)
 {
@@ -34,6 +57,11 @@ static ms_status in_place(ms_tensor **out, ms_comm *c, const collective *k, ms_t
     ms_tensor *copy;
 
     MS_TRY(ms_op_clone(&copy, x));
+    if (k->run == scatter || k->run == gather_to || k->run == reduce_to_1 || k->run == all_to_all) {
+        MS_TRY(parts_in_place(out, c, k, copy));
+        ms_tensor_free(copy);
+        return MS_OK;
+    }
     if (!gathers && !scatters) {
         *out = copy;
         return k->run == broadcast ? ms_comm_broadcast(c, copy, k->a < w ? k->a : (int32_t)w - 1)

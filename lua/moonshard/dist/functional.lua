@@ -13,8 +13,9 @@ local autograd = require 'moonshard.autograd'
 local errors = require 'moonshard.internal.errors'
 local validate = require 'moonshard.dist.validate'
 local naming = require 'moonshard.internal.naming'
+local ops = require 'moonshard.ops'
 
-local calls = B.calls
+local C, calls = B.C, B.calls
 
 ---@class ms.dist.functional
 local functional = {}
@@ -70,6 +71,96 @@ end
 function functional.broadcast(x, root, group)
   root, group = validate.and_group('broadcast', root, group)
   return calls.broadcast(group, x, arguments.whole('broadcast', 'root', root, 0, 0))
+end
+
+--- This rank's part of rank `root`'s tensor; the others' give its shape and dtype. The gradient on
+--- `root` is all ranks' gradients one behind the other, and zero elsewhere.
+---@param x ms.Tensor  (W * n, ...)
+---@param root? integer  its place in the group, default 0
+---@param group? ms.dist.Group  default: all ranks
+---@return ms.Tensor  (n, ...)
+function functional.scatter(x, root, group)
+  root, group = validate.and_group('scatter', root, group)
+  return calls.dist_scatter(group, x, arguments.whole('scatter', 'root', root, 0, 0))
+end
+
+--- The ranks' tensors one behind the other on rank `root`, zeros elsewhere. The gradient is this
+--- rank's part of `root`'s gradient.
+---@param x ms.Tensor  (n, ...), or () as one of (1)
+---@param root? integer  its place in the group, default 0
+---@param group? ms.dist.Group  default: all ranks
+---@return ms.Tensor  (W * n, ...)
+function functional.gather(x, root, group)
+  root, group = validate.and_group('gather', root, group)
+  return calls.dist_gather(group, x, arguments.whole('gather', 'root', root, 0, 0))
+end
+
+--- The reduction over ranks on rank `root`, zeros elsewhere. The gradient of a sum is `root`'s
+--- gradient, of an average that divided by W; a maximum and a minimum have none.
+---@param x ms.Tensor
+---@param root? integer  its place in the group, default 0
+---@param reduction? ms.dist.Reduction  default 'sum'
+---@param group? ms.dist.Group  default: all ranks
+---@return ms.Tensor
+function functional.reduce(x, root, reduction, group)
+  reduction, group = validate.and_group('reduce', reduction, group)
+  check_differentiable('reduce', x, reduction)
+  return calls.dist_reduce(group, x, arguments.whole('reduce', 'root', root, 0, 0),
+    validate.reduction('reduce', reduction))
+end
+
+--- Rows (dimension 1) to each rank, and rows from each, in rank order: in equal parts, or with the
+--- sizes of both sides. The gradient goes back the same way.
+---@param x ms.Tensor  (rows, ...)
+---@param output_split_sizes? integer[]  by rank
+---@param input_split_sizes? integer[]  by rank
+---@param group? ms.dist.Group  default: all ranks
+---@return ms.Tensor  (rows from all ranks, ...)
+function functional.all_to_all_single(x, output_split_sizes, input_split_sizes, group)
+  local what = 'all_to_all_single'
+  if group == nil and arguments.is_group(output_split_sizes) then
+    output_split_sizes, group = nil, output_split_sizes
+  end
+  group = validate.group(what, group)
+  local size = C.ms_comm_size(group)
+  return calls.all_to_all(group, x,
+    validate.splits(what, 'output_split_sizes', output_split_sizes, size),
+    validate.splits(what, 'input_split_sizes', input_split_sizes, size))
+end
+
+-- How many rows each rank sends this one.
+local function rows_from(group, rows)
+  local w, rank = C.ms_comm_size(group), C.ms_comm_rank(group)
+  local own, all, out = B.new('double[?]', w, rows), B.new('double[?]', w * w), {}
+  B.check(C.ms_comm_exchange(group, 'all_to_all', own, w, all))
+  for r = 1, w do
+    out[r] = tonumber(all[(r - 1) * w + rank])
+  end
+  return out
+end
+
+--- Tensor i to rank i - 1: gives the tensors for this rank, by rank. First sizes may differ, the
+--- others may not. The gradients go back the same way.
+---@param list ms.Tensor[]  one for each rank
+---@param group? ms.dist.Group  default: all ranks
+---@return ms.Tensor[]
+function functional.all_to_all(list, group)
+  local what = 'all_to_all'
+  group = validate.group(what, group)
+  if #arguments.array(what, 'list', list) ~= C.ms_comm_size(group) then
+    errors.raise('ValueError', '%s: the list has %d tensors, expected one for each of %d ranks',
+      what, #list, C.ms_comm_size(group))
+  end
+  local rows, out, at = {}, {}, 1
+  for i, t in ipairs(list) do
+    rows[i] = arguments.tensor(what, ('list[%d]'):format(i), t):size(1)
+  end
+  local from = rows_from(group, rows)
+  local all = functional.all_to_all_single(ops.cat(list, 1), from, rows, group)
+  for r, n in ipairs(from) do
+    out[r], at = ops.narrow(all, 1, at, n), at + n
+  end
+  return out
 end
 
 return naming.space('dist.functional', functional)

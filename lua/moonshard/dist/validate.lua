@@ -3,6 +3,7 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.internal.errors'
+local writable = require 'moonshard.internal.writable'
 
 require 'moonshard.dist.group' -- the methods of what comes in and goes out here
 
@@ -49,6 +50,47 @@ function validate.and_group(what, value, group)
     value, group = nil, value
   end
   return value, validate.group(what, group)
+end
+
+local function is_options(value)
+  return type(value) == 'table'
+end
+
+--- The same with a table of options behind the group, which stands last, whatever was left out.
+---@generic T
+---@return T?, ms.dist.Group, table?
+function validate.tail(what, value, group, opts)
+  if opts == nil and is_options(group) then
+    group, opts = nil, group
+  elseif opts == nil and group == nil and is_options(value) then
+    value, opts = nil, value
+  end
+  value, group = validate.and_group(what, value, group)
+  return value, group, opts
+end
+
+--- What a collective writes into, which is not recorded.
+---@return ms.Tensor
+function validate.target(what, name, t)
+  writable(arguments.tensor(what, name, t), what)
+  return t
+end
+
+--- Rows by rank as the runtime takes them; nil for none.
+---@param list? integer[]
+---@return ffi.cdata*?
+function validate.splits(what, name, list, size)
+  if list == nil then
+    return nil
+  elseif #arguments.array(what, name, list) ~= size then
+    errors.raise('ValueError', '%s: %s has %d numbers, expected one for each of %d ranks', what,
+      name, #list, size)
+  end
+  local out = B.new('int64_t[?]', size)
+  for i, n in ipairs(list) do
+    out[i - 1] = arguments.whole(what, ('%s[%d]'):format(name, i), n, nil, 0)
+  end
+  return out
 end
 
 return validate

@@ -98,6 +98,23 @@ MS_API ms_status ms_comm_all_reduce(ms_comm *comm, ms_tensor *t, int32_t reduce)
 /** In place: rank `root`'s values on every rank. */
 MS_API ms_status ms_comm_broadcast(ms_comm *comm, ms_tensor *t, int32_t root);
 
+/** in (W * n) on rank `root` -> out (n): rank r's part on rank r. `in` is not used elsewhere. */
+MS_API ms_status ms_comm_scatter(ms_comm *comm, ms_tensor *out, MS_NULLABLE ms_tensor *in,
+                                 int32_t root);
+/** in (n) on every rank -> out (W * n) on rank `root`. `out` is not used elsewhere. */
+MS_API ms_status ms_comm_gather(ms_comm *comm, MS_NULLABLE ms_tensor *out, ms_tensor *in,
+                                int32_t root);
+/** In place on rank `root`, with the bits of ms_comm_all_reduce(); unchanged elsewhere. */
+MS_API ms_status ms_comm_reduce(ms_comm *comm, ms_tensor *t, int32_t root, int32_t reduce);
+/**
+ * Rows (first dimension) of `in` to every rank, rows of `out` from every rank, in rank order.
+ * MS_COMM_ERROR on all ranks, which may go on, if a rank sends another number than is expected.
+ * @param out_rows  (W) from each rank, @param in_rows (W) to each; both NULL: equal parts
+ */
+MS_API ms_status ms_comm_all_to_all(ms_comm *comm, ms_tensor *out, ms_tensor *in,
+                                    MS_NULLABLE const int64_t *out_rows,
+                                    MS_NULLABLE const int64_t *in_rows);
+
 /* The same as operators: x may have any strides, the result is new and owned by the caller. The
  * gradient is a collective in backward: x must require grad on all ranks or on none, every rank
  * must differentiate the result, and the group must still exist (MS_RUNTIME_ERROR). */
@@ -115,6 +132,22 @@ MS_API ms_status ms_op_reduce_scatter(ms_tensor **out, ms_comm *comm, ms_tensor 
 /** Rank `root`'s x on every rank; other ranks' x gives shape and dtype. The gradient is the sum
  * over ranks on `root`, zero elsewhere. */
 MS_API ms_status ms_op_broadcast(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_t root);
+
+/** Rank `root`'s x (W * n, ...) -> (n, ...), rank r's part; other ranks' x gives shape and dtype.
+ * The gradient on `root` is the ranks' gradients in rank order, zero elsewhere. */
+MS_API ms_status ms_op_dist_scatter(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_t root);
+/** x (n, ...) -> (W * n, ...) on rank `root`, zeros elsewhere; () -> (W). The gradient is this
+ * rank's part of `root`'s gradient. */
+MS_API ms_status ms_op_dist_gather(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_t root);
+/** The reduction on rank `root`, zeros elsewhere. The gradient is `root`'s gradient, divided
+ * by W for an average; maximum and minimum have none. */
+MS_API ms_status ms_op_dist_reduce(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_t root,
+                                   int32_t reduce);
+/** x (rows, ...) -> (rows from all ranks, ...), as ms_comm_all_to_all(). The gradient goes back the
+ * same way. */
+MS_API ms_status ms_op_all_to_all(ms_tensor **out, ms_comm *comm, ms_tensor *x,
+                                  MS_NULLABLE const int64_t *out_rows,
+                                  MS_NULLABLE const int64_t *in_rows);
 
 /** Returns when every rank has called it. */
 MS_API ms_status ms_comm_barrier(ms_comm *comm);

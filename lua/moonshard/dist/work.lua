@@ -1,0 +1,63 @@
+--- Handles of operations with `async_op = true`: torch.distributed's Work.
+---
+--- A collective is finished when the call returns: the ranks that take part wait for each other in
+--- it. A message between two ranks goes on in wait(), in is_completed(), and whenever this rank
+--- waits for others.
+
+local class = require 'moonshard.internal.class'
+local naming = require 'moonshard.internal.naming'
+local errors = require 'moonshard.internal.errors'
+
+---@class ms.dist.Work
+local Work = class 'dist.Work'
+
+---@param result any  of the call without async_op
+---@param message? { wait: fun(), is_completed: fun(): boolean }
+function Work:init(result, message)
+  self._result, self._message = result, message
+end
+
+--- Return when the operation is finished; CommError where a peer failed.
+---@return boolean true
+function Work:wait()
+  if self._message then
+    self._message.wait()
+  end
+  return true
+end
+
+--- Is it finished? Never waits.
+---@return boolean
+function Work:is_completed()
+  return self._message == nil or self._message.is_completed()
+end
+
+--- What the call returns without async_op, once finished.
+---@return any
+function Work:result()
+  self:wait()
+  return self._result
+end
+
+local work = {}
+
+--- Options of a collective.
+---@param what string
+---@param opts? { async_op?: boolean }
+---@return boolean async_op
+function work.is_async(what, opts)
+  return errors.options(what, opts, { async_op = 'flag' }).async_op or false
+end
+
+--- What a collective returns.
+---@param async boolean
+function work.of(async, result, message)
+  if async then
+    return Work(result, message)
+  end
+  return result
+end
+
+naming.methods(Work)
+
+return work
