@@ -13,6 +13,7 @@ local errors = require 'moonshard.internal.errors'
 local figures = require 'moonshard.internal.figures'
 local validate = require 'moonshard.dist.validate'
 local mesh = require 'moonshard.dist.mesh'
+local messages = require 'moonshard.dist.messages'
 local naming = require 'moonshard.internal.naming'
 local notes = require 'moonshard_ffi.notes'
 local objects = require 'moonshard.dist.objects'
@@ -520,7 +521,7 @@ function dist.wait_seconds(group)
 end
 
 dist.init_device_mesh = mesh.init_device_mesh
-for _, room in ipairs { process_groups, parts, objects } do
+for _, room in ipairs { process_groups, parts, objects, messages } do
   for name, fn in next, room do
     dist[name] = fn
   end

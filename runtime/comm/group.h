@@ -12,6 +12,7 @@ enum {
     MSI_RING = 64,          /* fingerprints kept per member */
     MSI_NOTES = 256,        /* notes kept per member */
     MSI_CHUNK = 256 * 1024, /* bytes staged at a time: two chunks stay in a core's L2 */
+    MSI_MAIL = 256 * 1024,  /* bytes of a member's messages on their way, for all others together */
     MSI_CALL_TEXT = 384,    /* text of a fingerprint */
     MSI_OPERATION_TEXT = 256,
     MSI_RANKS_TEXT = 128,
@@ -53,6 +54,12 @@ typedef struct msi_member {
     _Atomic uint64_t failure[MSI_TEXT / 8]; /* its reason */
 } msi_member;
 
+/* Messages from one member to another: a ring of chunks. */
+typedef struct msi_mail {
+    _Alignas(64) _Atomic uint64_t sent;  /* chunks that the sender has written */
+    _Alignas(64) _Atomic uint64_t taken; /* and the receiver has read */
+} msi_mail;
+
 struct ms_comm {
     uint32_t magic;
     msi_job *job;
@@ -67,6 +74,8 @@ struct ms_comm {
     msi_member *members;    /* (n_members) */
     msi_note_record *notes; /* (n_members, MSI_NOTES); NULL without peers */
     char *staging;          /* (n_members, 2, MSI_CHUNK); or NULL */
+    msi_mail *mail;         /* (n_members, n_members): from, to; or NULL */
+    char *mail_bytes;       /* (n_members, MSI_MAIL), shared by those to whom a member sends */
     uint64_t seq, hash, step;
     uint64_t n_notes;   /* of this rank */
     uint64_t id;        /* in its job, equal on all members; 0: world */
@@ -176,6 +185,23 @@ const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, u
 void msi_positions_text(const ms_comm *c, char *buffer, size_t nbytes);
 /* Warn that this rank has waited long for `seq`, unless it is too early or another rank warned. */
 void msi_announce(const ms_comm *c, uint64_t seq, int64_t waited_ns);
+
+/* -- wait.c --------------------------------------------------------------------------------------
+ */
+/* msi_comm_wait() in `operation`, for a text: NULL: that of `seq`. */
+ms_status msi_comm_wait_in(ms_comm *c, uint64_t seq, const char *operation,
+                           bool (*ready)(void *user), void *user);
+/* Has member q left the job or freed the group? */
+bool msi_member_left(const ms_comm *c, int32_t q);
+/* Member q has left without what `operation` needs: end the job. MS_COMM_ERROR. */
+ms_status msi_member_left_error(ms_comm *c, int32_t q, const char *operation);
+
+/* -- mail.c -----------------------------------------------------------------------------------
+ */
+/* Move pending messages of this rank on, in all groups, as far as they go without waiting. */
+void msi_messages_progress(void);
+/* Give up those of a group that goes; NULL: all. */
+void msi_messages_drop(const ms_comm *c);
 
 /* -- state.c: the groups of a context ---------------------------------------------------------- */
 typedef struct msi_groups {

@@ -51,6 +51,7 @@ void msi_groups_end(void)
 
 void msi_comm_discard(ms_comm *c)
 {
+    msi_messages_drop(c);
     leave(c, MSI_MEMBER_FREED);
     msi_segment_free(&c->memory);
     free(c);
@@ -60,6 +61,7 @@ static void groups_close(void *state)
 {
     msi_groups *g = state;
 
+    msi_messages_drop(NULL);
     msi_groups_leave();
     while (g->others != NULL) {
         ms_comm *c = g->others;

@@ -17,15 +17,19 @@ static void cpu_pause(void)
 
 /* -- state of the peers ------------------------------------------------------------------------ */
 
+bool msi_member_left(const ms_comm *c, int32_t q)
+{
+    const int32_t state = atomic_load(&c->job->block->rank[c->in_job[q]].state);
+
+    return state == MSI_RANK_LEFT || state == MSI_RANK_DEAD ||
+           atomic_load(&c->members[q].left) != MSI_MEMBER_THERE;
+}
+
 /* A member that left before it published `seq`, or -1. */
 static int32_t member_gone(ms_comm *c, uint64_t seq)
 {
     for (int32_t q = 0; q < c->n_members; q++) {
-        int32_t state = atomic_load(&c->job->block->rank[c->in_job[q]].state);
-        bool left = state == MSI_RANK_LEFT || state == MSI_RANK_DEAD ||
-                    atomic_load(&c->members[q].left) != MSI_MEMBER_THERE;
-
-        if (q != c->own && left &&
+        if (q != c->own && msi_member_left(c, q) &&
             atomic_load_explicit(&c->members[q].published, memory_order_acquire) < seq) {
             return q;
         }
@@ -117,6 +121,8 @@ enum { LOOK_READY, LOOK_FAILED, LOOK_WAIT };
 /* A ready word counts even if the job has failed since; the next operation reports that. */
 static int32_t look(ms_comm *c, bool (*ready)(void *user), void *user)
 {
+    msi_messages_progress();
+
     bool broken = msi_comm_broken(c), is_ready = ready(user);
 
     if (!msi_members_agree(c)) {
@@ -179,7 +185,21 @@ static int32_t sleep_until(ms_comm *c, uint64_t seq, bool (*ready)(void *user), 
     return seen;
 }
 
+ms_status msi_member_left_error(ms_comm *c, int32_t q, const char *operation)
+{
+    if (msi_members_agree(c)) {
+        report_fate(c, (fate){FATE_LEFT, q});
+    }
+    return msi_comm_fail(c, "waited in", operation);
+}
+
 ms_status msi_comm_wait(ms_comm *c, uint64_t seq, bool (*ready)(void *user), void *user)
+{
+    return msi_comm_wait_in(c, seq, NULL, ready, user);
+}
+
+ms_status msi_comm_wait_in(ms_comm *c, uint64_t seq, const char *operation,
+                           bool (*ready)(void *user), void *user)
 {
     if (MSI_UNLIKELY(c->dist->gone != MSI_GONE_NOT)) {
         return msi_gone_error(c->dist);
@@ -196,10 +216,11 @@ ms_status msi_comm_wait(ms_comm *c, uint64_t seq, bool (*ready)(void *user), voi
         c->wait_ns += msi_now_ns() - begin;
     }
     if (seen == LOOK_FAILED) {
-        char operation[MSI_OPERATION_TEXT];
+        char text[MSI_OPERATION_TEXT];
 
         return msi_comm_fail(c, "waited in",
-                             msi_operation_text(c, seq, operation, sizeof(operation)));
+                             operation != NULL ? operation
+                                               : msi_operation_text(c, seq, text, sizeof(text)));
     }
     return MS_OK;
 }

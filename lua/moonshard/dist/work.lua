@@ -12,7 +12,7 @@ local errors = require 'moonshard.internal.errors'
 local Work = class 'dist.Work'
 
 ---@param result any  of the call without async_op
----@param message? { wait: fun(), is_completed: fun(): boolean }
+---@param message? { wait: fun(), is_completed: (fun(): boolean), result: fun(): any }
 function Work:init(result, message)
   self._result, self._message = result, message
 end
@@ -36,6 +36,9 @@ end
 ---@return any
 function Work:result()
   self:wait()
+  if self._message then
+    return self._message.result()
+  end
   return self._result
 end
 

@@ -17,6 +17,8 @@ extern "C" {
 
 /** Ranks that call collectives together. */
 typedef struct ms_comm ms_comm;
+/** A tensor on its way between two ranks. */
+typedef struct ms_message ms_message;
 
 enum { MS_REDUCE_SUM = 0, MS_REDUCE_AVG = 1, MS_REDUCE_MAX = 2, MS_REDUCE_MIN = 3 };
 
@@ -32,8 +34,8 @@ MS_API ms_status ms_comm_self(ms_comm **out);
  * the job for all groups.
  *
  * Ranks:   collective over `parent`, for every color.
- * Memory:  shared, half a MiB of staging plus records per rank. The caller frees `*out` with
- * ms_comm_free(); otherwise its context does.
+ * Memory:  shared, three quarters of a MiB of staging and messages, plus records, per rank. The
+ * caller frees `*out` with ms_comm_free(); otherwise its context does.
  *
  * @param out    NULL for a color below 0: this rank joins none
  * @return MS_OUT_OF_MEMORY or MS_RUNTIME_ERROR on all ranks if one has no memory or descriptor;
@@ -114,6 +116,28 @@ MS_API ms_status ms_comm_reduce(ms_comm *comm, ms_tensor *t, int32_t root, int32
 MS_API ms_status ms_comm_all_to_all(ms_comm *comm, ms_tensor *out, ms_tensor *in,
                                     MS_NULLABLE const int64_t *out_rows,
                                     MS_NULLABLE const int64_t *in_rows);
+
+/* Messages between two ranks of a group, beside its collectives. Those of a pair arrive in the
+ * order of their calls. They move in these calls and whenever this rank waits for others; a rank
+ * that waits for one whose peer has left gets MS_COMM_ERROR, and the job ends. */
+
+/** Begin to send a contiguous tensor, which must not change until it is sent. The caller frees
+ * `*out`. In a fake group it is sent at once. MS_VALUE_ERROR for this rank itself. */
+MS_API ms_status ms_comm_send(ms_message **out, ms_comm *comm, ms_tensor *t, int32_t to,
+                              int32_t tag);
+/** Begin to receive into a contiguous tensor. dtype, number of elements and tag must be the
+ * sender's: MS_COMM_ERROR on all ranks otherwise. In a fake group nothing is written.
+ * @param from  -1: any rank, see ms_message_peer() */
+MS_API ms_status ms_comm_recv(ms_message **out, ms_comm *comm, ms_tensor *t, int32_t from,
+                              int32_t tag);
+/** Return when it is sent (its tensor may change) or received. */
+MS_API ms_status ms_message_wait(ms_message *message);
+/** Move it on, without waiting. */
+MS_API ms_status ms_message_test(ms_message *message, bool *done);
+/** The other rank's place in the group; -1: a message of any rank has not come yet. */
+MS_API int32_t ms_message_peer(const ms_message *message);
+/** Give up the handle. A message that is on its way still arrives. */
+MS_API void ms_message_free(ms_message *message);
 
 /* The same as operators: x may have any strides, the result is new and owned by the caller. The
  * gradient is a collective in backward: x must require grad on all ranks or on none, every rank
