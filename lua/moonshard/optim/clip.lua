@@ -8,14 +8,12 @@ local parameter = require 'moonshard_ffi.parameter'
 local clip = {}
 
 local function list_of(what, params)
-  if parameter.is_tensor(params) then
-    return { params }
-  end
+  params = parameter.is_tensor(params) and { params } or params
   arguments.array(what, 'params', params)
   for i, param in ipairs(params) do
     arguments.tensor(what, ('params[%d]'):format(i), param)
   end
-  return params
+  return parameter.originals(params)
 end
 
 -- The trees of sharded parameters, ready, and their group.
