@@ -57,7 +57,11 @@
     X(close, msi_ew_args)     /* |in[0] - in[1]| <= scalar[1] + scalar[0] |in[1]|, or equal */     \
     X(where, msi_ew_args)     /* in[1] where in[0] (bool) is true, else in[2] */                   \
     X(sum, msi_sum_args)                                                                           \
-    X(cumsum, msi_sum_args) /* along reduced, whose stride[0] is of out; any strides */            \
+    X(cumsum, msi_sum_args)        /* along reduced, whose stride[0] is of out; any strides */     \
+    X(extreme, msi_reduction_args) /* the largest or smallest of reduced; NaN is both */           \
+    X(extreme_grad, msi_reduction_args) /* g / n for the n elements equal to y, else 0 */          \
+    X(prod, msi_reduction_args)                                                                    \
+    X(prod_grad, msi_reduction_args) /* g times the product of the other elements */               \
     X(layer_norm, msi_layer_norm_args)                                                             \
     X(layer_norm_grad, msi_layer_norm_grad_args)                                                   \
     X(log_softmax, msi_softmax_args)                                                               \

@@ -63,6 +63,19 @@ typedef struct msi_sum_args {
     bool accumulate;
 } msi_sum_args;
 
+/** Reductions that are no sums: out[kept] = f(in over reduced). Looked up by the dtype of `in`. A
+ * gradient writes `out` (kept, reduced) from `in`, `y` and `g` (kept), all of one dtype. */
+typedef struct msi_reduction_args {
+    msi_loop kept;    /**< stride[0] of out and index, [1] of in, [2] of y, [3] of g */
+    msi_loop reduced; /**< stride[1] of in; gradient: [0] of out */
+    const void *in;
+    void *out;      /**< of the dtype of `in`; i64 for products of integers and bool */
+    int64_t *index; /**< extreme: positions in loop order, from 1, instead of `out`; or NULL */
+    bool largest;   /**< extreme: else the smallest */
+    const void *y, *g;
+    bool accumulate; /**< gradient */
+} msi_reduction_args;
+
 /** Row-wise layer norm of x (rows, cols), contiguous. Looked up by the dtype of x. mean and rstd
  * are f32 (f64 for f64), one per row; w and b may be NULL. */
 typedef struct msi_layer_norm_args {
@@ -124,6 +137,7 @@ typedef struct msi_embedding_args {
     msi_fault
         *fault; /**< forward records ids out of range; their rows are NaN and have no gradient */
 } msi_embedding_args;
+
 
 /** Scaled dot-product attention, element (b, h, t, d) at b*stride[0] + h*stride[1] + t*stride[2] +
  * d. Looked up by the dtype of q. max and rsum (B, H, T) are f32 (f64 for f64): a query's largest

@@ -162,6 +162,16 @@ MS_API ms_status ms_op_dropout(ms_tensor **out, ms_tensor *x, double p, uint64_t
 MS_API ms_status ms_op_sum(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
 /** MS_TYPE_ERROR for integers. */
 MS_API ms_status ms_op_mean(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
+/** The largest (smallest) element over `dims` as above; NaN if there is one. MS_INDEX_ERROR if a
+ * reduced size is 0. Equal elements share the gradient. */
+MS_API ms_status ms_op_amax(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
+MS_API ms_status ms_op_amin(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
+/** i64: where the first of these elements is along one dimension, or in row-major order if `dims`
+ * is 0. Index tensors hold positions from 1, here and in all functions below. */
+MS_API ms_status ms_op_argmax(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
+MS_API ms_status ms_op_argmin(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
+/** Product over `dims`, in f64 and rounded once; of integers and bool in i64, wrapping. */
+MS_API ms_status ms_op_prod(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
 /** Running sums along dimension `dim`: element j is x[0] + ... + x[j]. Integers and bool are summed
  * in i64, wrapping. MS_INDEX_ERROR if x has no dimension `dim`. */
 MS_API ms_status ms_op_cumsum(ms_tensor **out, ms_tensor *x, int32_t dim);

@@ -288,11 +288,11 @@ RUN(sum, ms_op_sum(out, in[0], (uint32_t)c->i[0], c->i[1]))
 
 RUN(mean, ms_op_mean(out, in[0], (uint32_t)c->i[0], c->i[1]))
 
-static void reduce(const call *c, const array *x, array *out, bool mean)
+/* The result's form. @return x's, with reduced sizes of 1 */
+static form reduced_form(const call *c, const array *x, array *out, int32_t dtype)
 {
     const uint32_t dims = c->i[0] != 0 ? (uint32_t)c->i[0] : ~0u;
     form kept = x->form, shown = {0};
-    real size[MAX_NUMEL] = {0};
 
     for (int32_t d = 0; d < kept.ndim; d++) {
         kept.shape[d] = dims >> d & 1 ? 1 : kept.shape[d];
@@ -300,7 +300,20 @@ static void reduce(const call *c, const array *x, array *out, bool mean)
             shown.shape[shown.ndim++] = kept.shape[d];
         }
     }
-    set_form(out, is_float(&x->form) ? x->form.dtype : MS_DTYPE_I64, shown.ndim, shown.shape);
+    set_form(out, dtype, shown.ndim, shown.shape);
+    return kept;
+}
+
+static int32_t sum_dtype(const array *x)
+{
+    return is_float(&x->form) ? x->form.dtype : MS_DTYPE_I64;
+}
+
+static void reduce(const call *c, const array *x, array *out, bool mean)
+{
+    const form kept = reduced_form(c, x, out, sum_dtype(x));
+    real size[MAX_NUMEL] = {0};
+
     for (int64_t i = 0; i < out->n; i++) {
         out->v[i] = 0;
     }
@@ -331,6 +344,117 @@ static void oracle_sum(const call *c, const array *const *in, array *out)
 static void oracle_mean(const call *c, const array *const *in, array *out)
 {
     reduce(c, in[0], out, true);
+}
+
+/* -- amax, amin, argmax, argmin, prod ---------------------------------------------------------- */
+
+static bool plan_amax(call *c)
+{
+    return plan_sum(c) && numel_of(&c->in[0]) > 0;
+}
+
+static bool plan_argmax(call *c)
+{
+    c->i[1] = below(c->rng, 2);
+    c->i[0] = below(c->rng, 3) == 0 || c->in[0].ndim == 0 ? 0 : 1 << below(c->rng, c->in[0].ndim);
+    c->n_in = 1;
+    return numel_of(&c->in[0]) > 0;
+}
+
+RUN(amax, ms_op_amax(out, in[0], (uint32_t)c->i[0], c->i[1]))
+RUN(amin, ms_op_amin(out, in[0], (uint32_t)c->i[0], c->i[1]))
+RUN(argmax, ms_op_argmax(out, in[0], (uint32_t)c->i[0], c->i[1]))
+RUN(argmin, ms_op_argmin(out, in[0], (uint32_t)c->i[0], c->i[1]))
+RUN(prod, ms_op_prod(out, in[0], (uint32_t)c->i[0], c->i[1]))
+
+/* The extreme elements and the number of elements before each along the reduced dimensions. */
+static void extremes(const call *c, const array *x, array *out, real sign, bool positions)
+{
+    static int64_t seen[MAX_NUMEL], where[MAX_NUMEL];
+    static real best[MAX_NUMEL];
+    const form kept = reduced_form(c, x, out, positions ? MS_DTYPE_I64 : x->form.dtype);
+
+    memset(seen, 0, sizeof(seen));
+    for (int64_t i = 0; i < x->n; i++) {
+        const int64_t at = broadcast_at(&kept, x->form.ndim, x->form.shape, i);
+        const real v = sign * x->v[i];
+
+        if (seen[at] == 0 || v > best[at] || (isnan(v) && !isnan(best[at]))) {
+            best[at] = v;
+            where[at] = seen[at];
+        }
+        seen[at]++;
+    }
+    for (int64_t i = 0; i < out->n; i++) {
+        out->v[i] = positions ? (real)(where[i] + 1) : sign * best[i];
+        out->slack[i] = out->v[i] == 0 ? 0x1p-1000L : 0; /* either zero */
+    }
+}
+
+#define EXTREMES(name, sign, positions)                                                            \
+    static void oracle_##name(const call *c, const array *const *in, array *out)                   \
+    {                                                                                              \
+        extremes(c, in[0], out, sign, positions);                                                  \
+    }
+EXTREMES(amax, 1, false)
+EXTREMES(amin, -1, false)
+EXTREMES(argmax, 1, true)
+EXTREMES(argmin, -1, true)
+
+/* Without elements that are nearly equal. */
+static bool smooth_amax(const call *c, const array *const *in)
+{
+    const array *x = in[0];
+
+    (void)c;
+    for (int64_t i = 0; i < x->n; i++) {
+        for (int64_t j = 0; j < i; j++) {
+            if (fabsl(x->v[i] - x->v[j]) < 0.01L) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static void oracle_prod(const call *c, const array *const *in, array *out)
+{
+    static real least[MAX_NUMEL], most[MAX_NUMEL], count[MAX_NUMEL];
+    static uint64_t whole[MAX_NUMEL];
+    const array *x = in[0];
+    const form kept = reduced_form(c, x, out, sum_dtype(x));
+
+    for (int64_t i = 0; i < out->n; i++) {
+        out->v[i] = least[i] = most[i] = 1;
+        whole[i] = 1;
+        count[i] = 0;
+    }
+    for (int64_t i = 0; i < x->n; i++) {
+        const int64_t at = broadcast_at(&kept, x->form.ndim, x->form.shape, i);
+
+        out->v[at] *= x->v[i];
+        whole[at] *= is_float(&x->form) ? 0 : (uint64_t)(int64_t)x->v[i];
+        least[at] = out->v[at] != 0 ? fminl(least[at], fabsl(out->v[at])) : least[at];
+        most[at] = isfinite(out->v[at]) ? fmaxl(most[at], fabsl(out->v[at])) : most[at];
+        count[at]++;
+    }
+    for (int64_t i = 0; i < out->n; i++) {
+        const bool fits = least[i] > 0x1p-1000L && most[i] < 0x1p1000L; /* also on the way */
+
+        out->v[i] = is_float(&x->form) ? out->v[i] : (real)(int64_t)whole[i];
+        out->slack[i] = fits ? 0x1p-52L * count[i] * fabsl(out->v[i]) : (real)INFINITY;
+        out->slack[i] = isnan(out->slack[i]) ? 0 : out->slack[i];
+        if (!is_float(&x->form)) {
+            out->slack[i] = 0;
+        }
+    }
+}
+
+/* Products of more numbers of up to 2 may overflow on the way. */
+static bool smooth_prod(const call *c, const array *const *in)
+{
+    (void)c;
+    return in[0]->n <= 400;
 }
 
 /* -- cumsum ------------------------------------------------------------------------------------ */
@@ -395,6 +519,11 @@ const op_row reduction_rows[] = {
     OP(dropout, plan_dropout),
     OP(sum, plan_sum),
     OP(mean, plan_mean),
+    OP(amax, plan_amax, .smooth = smooth_amax),
+    OP(amin, plan_amax, .smooth = smooth_amax),
+    OP(argmax, plan_argmax),
+    OP(argmin, plan_argmax),
+    OP(prod, plan_sum, .smooth = smooth_prod),
     OP(cumsum, plan_cumsum),
     {0},
 };
