@@ -72,6 +72,8 @@
     X(cross_entropy_grad, msi_cross_entropy_args)                                                  \
     X(embedding, msi_embedding_args)                                                               \
     X(embedding_grad, msi_embedding_args)                                                          \
+    X(gather, msi_gather_args)                                                                     \
+    X(scatter, msi_gather_args)                                                                    \
     X(attention, msi_attention_args)                                                               \
     X(attention_grad, msi_attention_args)                                                          \
     X(dropout, msi_dropout_args)                                                                   \

@@ -138,6 +138,20 @@ typedef struct msi_embedding_args {
         *fault; /**< forward records ids out of range; their rows are NaN and have no gradient */
 } msi_embedding_args;
 
+/** gather: out = in at positions along one dimension; scatter: out at positions = in, or += in.
+ * Positions count from 1. Looked up by the dtype of `in`. */
+typedef struct msi_gather_args {
+    msi_loop loop; /**< over the positions: stride[0] of out, [1] of index, [2] of in; 0 along the
+                      dimension for the operand that is indexed */
+    int64_t size, step; /**< of that dimension: size and stride of that operand */
+    const int64_t *index;
+    const void *in;
+    void *out;        /**< of the dtype of `in`; f32 if narrow elements are added */
+    bool add;         /**< scatter: += */
+    msi_fault *fault; /**< records positions out of range: gather gives NaN for them, scatter writes
+                         nothing. NULL: known to be in range */
+} msi_gather_args;
+
 
 /** Scaled dot-product attention, element (b, h, t, d) at b*stride[0] + h*stride[1] + t*stride[2] +
  * d. Looked up by the dtype of q. max and rsum (B, H, T) are f32 (f64 for f64): a query's largest

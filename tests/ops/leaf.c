@@ -85,6 +85,8 @@ static double draw_value(const form *f, int32_t values, uint64_t *rng)
     switch (f->draw) {
     case DRAW_IDS:
         return below(rng, (int32_t)f->limit);
+    case DRAW_POSITIONS:
+        return 1 + below(rng, (int32_t)f->limit);
     case DRAW_BOOL:
         return below(rng, 2);
     case DRAW_POSITIVE:

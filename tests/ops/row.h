@@ -23,7 +23,8 @@ enum {
     DRAW_SIGNED,   /* [-2, 2); integers in [-9, 9] */
     DRAW_POSITIVE, /* [0.5, 2.5) */
     DRAW_IDS,      /* i64 in [0, limit) */
-    DRAW_BOOL
+    DRAW_BOOL,
+    DRAW_POSITIONS /* i64 in [1, limit] */
 };
 
 typedef struct form {
@@ -96,7 +97,8 @@ typedef struct op_row {
     }
 
 /* One array of rows per family, ended by a row without a name. */
-extern const op_row elementwise_rows[], matrix_rows[], reduction_rows[], shape_rows[];
+extern const op_row elementwise_rows[], matrix_rows[], reduction_rows[], shape_rows[],
+    gather_rows[];
 
 /* All rows of all families. @return how many */
 int32_t collect_rows(const op_row *const **rows);

@@ -172,6 +172,17 @@ MS_API ms_status ms_op_argmax(ms_tensor **out, ms_tensor *x, uint32_t dims, bool
 MS_API ms_status ms_op_argmin(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
 /** Product over `dims`, in f64 and rounded once; of integers and bool in i64, wrapping. */
 MS_API ms_status ms_op_prod(ms_tensor **out, ms_tensor *x, uint32_t dims, bool keepdim);
+/** x at positions `index` (i64) along `dim`, in the shape of `index`: x[i, index[i, j]] for dim 1
+ * of two. Other sizes of `index` are at most those of x. MS_INDEX_ERROR for the first position
+ * outside [1, size], as for ms_op_embedding(). */
+MS_API ms_status ms_op_gather(ms_tensor **out, ms_tensor *x, int32_t dim, ms_tensor *index);
+/** A copy of x with `src` stored at these positions; sizes of `index` are at most those of `src`.
+ * Of equal positions the last one counts; each gets the gradient. */
+MS_API ms_status ms_op_scatter(ms_tensor **out, ms_tensor *x, int32_t dim, ms_tensor *index,
+                               ms_tensor *src);
+/** The same, added. Equal positions add in ascending order, narrow dtypes in f32. */
+MS_API ms_status ms_op_scatter_add(ms_tensor **out, ms_tensor *x, int32_t dim, ms_tensor *index,
+                                   ms_tensor *src);
 /** Running sums along dimension `dim`: element j is x[0] + ... + x[j]. Integers and bool are summed
  * in i64, wrapping. MS_INDEX_ERROR if x has no dimension `dim`. */
 MS_API ms_status ms_op_cumsum(ms_tensor **out, ms_tensor *x, int32_t dim);
