@@ -74,6 +74,7 @@
     X(embedding_grad, msi_embedding_args)                                                          \
     X(gather, msi_gather_args)                                                                     \
     X(scatter, msi_gather_args)                                                                    \
+    X(argsort, msi_argsort_args)                                                                   \
     X(attention, msi_attention_args)                                                               \
     X(attention_grad, msi_attention_args)                                                          \
     X(dropout, msi_dropout_args)                                                                   \

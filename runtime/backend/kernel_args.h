@@ -152,6 +152,16 @@ typedef struct msi_gather_args {
                          nothing. NULL: known to be in range */
 } msi_gather_args;
 
+/** Positions, from 1, of the first `take` elements in sorted order, for each line. Looked up by the
+ * dtype of `in`. */
+typedef struct msi_argsort_args {
+    msi_loop lines;                     /**< stride[0] of out, [1] of in */
+    int64_t n, take, in_step, out_step; /**< along a line */
+    const void *in;
+    int64_t *out;
+    void *work; /**< 32 n bytes */
+    bool descending;
+} msi_argsort_args;
 
 /** Scaled dot-product attention, element (b, h, t, d) at b*stride[0] + h*stride[1] + t*stride[2] +
  * d. Looked up by the dtype of q. max and rsum (B, H, T) are f32 (f64 for f64): a query's largest

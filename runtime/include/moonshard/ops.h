@@ -183,6 +183,10 @@ MS_API ms_status ms_op_scatter(ms_tensor **out, ms_tensor *x, int32_t dim, ms_te
 /** The same, added. Equal positions add in ascending order, narrow dtypes in f32. */
 MS_API ms_status ms_op_scatter_add(ms_tensor **out, ms_tensor *x, int32_t dim, ms_tensor *index,
                                    ms_tensor *src);
+/** i64: positions of x's elements along `dim` in ascending or descending order, the first `take`
+ * (-1: all). Equal elements keep their order; NaN is the largest, 0 and -0 are equal. */
+MS_API ms_status ms_op_argsort(ms_tensor **out, ms_tensor *x, int32_t dim, bool descending,
+                               int64_t take);
 /** Running sums along dimension `dim`: element j is x[0] + ... + x[j]. Integers and bool are summed
  * in i64, wrapping. MS_INDEX_ERROR if x has no dimension `dim`. */
 MS_API ms_status ms_op_cumsum(ms_tensor **out, ms_tensor *x, int32_t dim);

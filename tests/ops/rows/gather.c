@@ -1,4 +1,4 @@
-/* Rows of positions along a dimension: gather and scatter. */
+/* Rows of positions along a dimension: gather, scatter, argsort. */
 #include "row.h"
 
 /* i[0]: the dimension; in[1]: positions there, other sizes at most x's. */
@@ -122,9 +122,65 @@ static bool smooth_scatter(const call *c, const array *const *in)
     return true;
 }
 
+/* -- argsort ----------------------------------------------------------------------------------- */
+
+/* i: dimension, descending, how many. */
+static bool plan_argsort(call *c)
+{
+    c->n_in = 1;
+    if (c->in[0].ndim == 0) {
+        return false;
+    }
+    c->i[0] = below(c->rng, c->in[0].ndim);
+    c->i[1] = below(c->rng, 2);
+    c->i[2] = below(c->rng, (int32_t)c->in[0].shape[c->i[0]] + 2) - 1;
+    return true;
+}
+
+RUN(argsort, ms_op_argsort(out, in[0], (int32_t)c->i[0], c->i[1] != 0, c->i[2]))
+
+/* Is a before b? NaN is above all numbers. */
+static bool is_before(const call *c, real a, real b)
+{
+    if (isnan(a) || isnan(b)) {
+        return c->i[1] ? isnan(a) && !isnan(b) : !isnan(a) && isnan(b);
+    }
+    return c->i[1] ? a > b : a < b;
+}
+
+/* Each element's place is the number of those before it. */
+static void oracle_argsort(const call *c, const array *const *in, array *out)
+{
+    const form *x = &in[0]->form;
+    const int64_t n = x->shape[c->i[0]];
+    form y = *x;
+    int64_t inner = 1;
+
+    y.shape[c->i[0]] = c->i[2] >= 0 ? c->i[2] : n;
+    for (int32_t d = (int32_t)c->i[0] + 1; d < x->ndim; d++) {
+        inner *= x->shape[d];
+    }
+    set_form(out, MS_DTYPE_I64, y.ndim, y.shape);
+    for (int64_t i = 0; i < in[0]->n; i++) {
+        const int64_t outer = i / (n * inner), row = i / inner % n, column = i % inner;
+        int64_t rank = 0;
+
+        for (int64_t j = 0; j < n; j++) {
+            const real other = in[0]->v[(outer * n + j) * inner + column];
+
+            rank +=
+                is_before(c, other, in[0]->v[i]) || (j < row && !is_before(c, in[0]->v[i], other));
+        }
+        if (rank < y.shape[c->i[0]]) {
+            out->v[(outer * y.shape[c->i[0]] + rank) * inner + column] = (real)(row + 1);
+        }
+    }
+}
+
 const op_row gather_rows[] = {
     OP(gather, plan_gather),
     OP(scatter, plan_scatter, .smooth = smooth_scatter),
     OP(scatter_add, plan_scatter),
+    OP(argsort, plan_argsort),
     {0},
 };
