@@ -10,6 +10,7 @@ local dtype = require 'moonshard.internal.dtype'
 local errors = require 'moonshard.internal.errors'
 local masks = require 'moonshard.internal.masks'
 local products = require 'moonshard.internal.products'
+local reduced = require 'moonshard.internal.reductions'
 local samples = require 'moonshard.internal.samples'
 local shapes = require 'moonshard.internal.shapes'
 local sites = require 'moonshard.internal.sites'
@@ -362,17 +363,6 @@ end
 
 -- -- reductions and shapes -----------------------------------------------------------------------
 
-local keepdim_option = { keepdim = 'flag' }
-
-local function keeps(what, keepdim)
-  if keepdim == nil then
-    return false
-  elseif type(keepdim) == 'table' then
-    keepdim = errors.options(what, keepdim, keepdim_option).keepdim
-  end
-  return arguments.flag(what, 'keepdim', keepdim, false)
-end
-
 --- Sum over all dimensions, or over those given.
 ---@param x ms.Tensor
 ---@param over? integer|integer[]
@@ -380,7 +370,7 @@ end
 ---@return ms.Tensor
 function ops.sum(x, over, keepdim)
   return calls.sum(x, over ~= nil and dims.mask(over, ndim('sum', x), 'sum') or 0,
-    keeps('sum', keepdim))
+    dims.keepdim('sum', keepdim))
 end
 
 ---@param x ms.Tensor
@@ -389,29 +379,7 @@ end
 ---@return ms.Tensor
 function ops.mean(x, over, keepdim)
   return calls.mean(x, over ~= nil and dims.mask(over, ndim('mean', x), 'mean') or 0,
-    keeps('mean', keepdim))
-end
-
---- Norms over all dimensions, or over those given: (sum |x|^p)^(1/p). The gradient is 0 where the
---- norm is. (torch.linalg.vector_norm)
----@param x ms.Tensor  floating
----@param p? number  above 0 and finite (default 2)
----@param over? integer|integer[]
----@param keepdim? boolean|{ keepdim: boolean }
----@return ms.Tensor
-function ops.norm(x, p, over, keepdim)
-  p = arguments.number('norm', 'p', p, 2)
-  if not (p > 0 and p < math.huge) then
-    errors.raise('ValueError', "norm: 'p' is %g, expected a finite number above 0", p)
-  end
-  local size = ops.abs(x)
-  if p == 1 then
-    return ops.sum(size, over, keepdim)
-  end
-  local powers = ops.sum(p == 2 and ops.mul(x, x) or ops.pow(size, p), over, keepdim)
-  local none = powers:eq(0)
-  local root = ops.pow(ops.where(none, 1, powers), 1 / p) -- whose slope is finite
-  return ops.where(none, 0, root)
+    dims.keepdim('mean', keepdim))
 end
 
 --- Running sums along a dimension. Of integers and bool in i64.
@@ -521,7 +489,7 @@ ops.clone = calls.clone
 for name, fn in next, compare do
   ops[name] = fn
 end
-for _, functions in ipairs { shapes.functions, products, masks } do
+for _, functions in ipairs { shapes.functions, products, masks, reduced } do
   for name, fn in next, functions do
     ops[name] = fn
   end

@@ -38,8 +38,23 @@ local C, calls, core = B.C, B.calls, B.core
 ---@field le fun(self: ms.Tensor, other: ms.Tensor|number|boolean): ms.Tensor  bool
 ---@field gt fun(self: ms.Tensor, other: ms.Tensor|number|boolean): ms.Tensor  bool
 ---@field ge fun(self: ms.Tensor, other: ms.Tensor|number|boolean): ms.Tensor  bool
----@field all fun(self: ms.Tensor): boolean  of a bool tensor
----@field any fun(self: ms.Tensor): boolean  of a bool tensor
+---@field all fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table):
+---  boolean|ms.Tensor  a boolean without dimensions
+---@field any fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table):
+---  boolean|ms.Tensor  a boolean without dimensions
+---@field max fun(self: ms.Tensor, dim?: integer, keepdim?: boolean|table): ms.Tensor, ms.Tensor?
+---@field min fun(self: ms.Tensor, dim?: integer, keepdim?: boolean|table): ms.Tensor, ms.Tensor?
+---@field amax fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table): ms.Tensor
+---@field amin fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table): ms.Tensor
+---@field argmax fun(self: ms.Tensor, dim?: integer, keepdim?: boolean|table): ms.Tensor  from 1
+---@field argmin fun(self: ms.Tensor, dim?: integer, keepdim?: boolean|table): ms.Tensor  from 1
+---@field prod fun(self: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table): ms.Tensor
+---@field var fun(self: ms.Tensor, over?: integer|integer[], opts?: ms.ops.SpreadOptions): ms.Tensor
+---@field std fun(self: ms.Tensor, over?: integer|integer[], opts?: ms.ops.SpreadOptions): ms.Tensor
+---@field logsumexp fun(self: ms.Tensor, over: integer|integer[], keepdim?: boolean|table):
+---  ms.Tensor
+---@field norm fun(self: ms.Tensor, p?: number, over?: integer|integer[], keepdim?: boolean|table):
+---  ms.Tensor
 ---@field equal fun(self: ms.Tensor, other: ms.Tensor): boolean
 ---@field allclose fun(self: ms.Tensor, x: ms.Tensor, rtol?: number|table, atol?: number): boolean
 ---@field log_softmax fun(self: ms.Tensor, dim?: integer): ms.Tensor  default: the last

@@ -73,6 +73,21 @@ function dims.mask(list, n, what)
   return mask
 end
 
+local keepdim_option = { keepdim = 'flag' }
+
+--- The option `keepdim` of a reduction, alone or in a table; false by default.
+---@param what string
+---@param keepdim? boolean|{ keepdim: boolean }
+---@return boolean
+function dims.keepdim(what, keepdim)
+  if keepdim == nil then
+    return false
+  elseif type(keepdim) == 'table' then
+    keepdim = errors.options(what, keepdim, keepdim_option).keepdim
+  end
+  return arguments.flag(what, 'keepdim', keepdim, false)
+end
+
 local function bad_size(what, size, i)
   errors.raise('TypeError', '%s: size %s of dimension %d is not an integer', what,
     type(size) == 'number' and tostring(size) or size == nil and 'nil' or arguments.noun(size), i)
