@@ -55,6 +55,16 @@ local C, calls, core = B.C, B.calls, B.core
 ---  ms.Tensor
 ---@field norm fun(self: ms.Tensor, p?: number, over?: integer|integer[], keepdim?: boolean|table):
 ---  ms.Tensor
+---@field gather fun(self: ms.Tensor, dim: integer, index: ms.Tensor): ms.Tensor
+---@field index_select fun(self: ms.Tensor, dim: integer, index: ms.Tensor): ms.Tensor
+---@field scatter fun(self: ms.Tensor, dim: integer, index: ms.Tensor, src: ms.Tensor|number):
+---  ms.Tensor
+---@field scatter_add fun(self: ms.Tensor, dim: integer, index: ms.Tensor, src: ms.Tensor):
+---  ms.Tensor
+---@field sort fun(self: ms.Tensor, dim?: integer, opts?: boolean|table): ms.Tensor, ms.Tensor
+---@field argsort fun(self: ms.Tensor, dim?: integer, opts?: boolean|table): ms.Tensor
+---@field topk fun(self: ms.Tensor, k: integer, dim?: integer, opts?: table): ms.Tensor, ms.Tensor
+---@field nonzero fun(self: ms.Tensor): ms.Tensor  i64 (found, dimensions), from 1
 ---@field equal fun(self: ms.Tensor, other: ms.Tensor): boolean
 ---@field allclose fun(self: ms.Tensor, x: ms.Tensor, rtol?: number|table, atol?: number): boolean
 ---@field log_softmax fun(self: ms.Tensor, dim?: integer): ms.Tensor  default: the last
@@ -291,8 +301,9 @@ end
 -- Every operator is a method, but for those whose first operand is not what they act on.
 local functions_only = {
   affine = true, attention = true, attention_packed = true, cast = true, cat = true,
-  cross_entropy = true, dropout = true, embedding = true, layer_norm = true, linear = true,
-  linear_gelu = true, mse_loss = true, site = true, stack = true,
+  cross_entropy = true, dropout = true, embedding = true, layer_norm = true,
+  linear = true, linear_gelu = true, mse_loss = true, one_hot = true, site = true,
+  stack = true,
 }
 for name, operator in next, ops do
   if not functions_only[name] then

@@ -158,6 +158,9 @@ MS_API ms_status ms_tensor_allclose(const ms_tensor *a, const ms_tensor *b, doub
 MS_API ms_status ms_tensor_all(const ms_tensor *t, bool *all);
 /** True if an element of a bool tensor is true. MS_TYPE_ERROR for other dtypes. */
 MS_API ms_status ms_tensor_any(const ms_tensor *t, bool *any);
+/** i64 (found, ndim): positions, from 1, of the elements that are not 0, in row-major order. Waits
+ * for the device. */
+MS_API ms_status ms_tensor_nonzero(ms_tensor **out, const ms_tensor *t);
 /** New handle on the same storage, outside the graph. The caller owns `*out`. */
 MS_API ms_status ms_tensor_detach(ms_tensor **out, const ms_tensor *t);
 

@@ -1,0 +1,186 @@
+--- Elements at given positions along a dimension, and the positions of sorted elements. Positions
+--- are i64 tensors that count from 1.
+
+local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
+local dims = require 'moonshard.internal.dims'
+local errors = require 'moonshard.internal.errors'
+
+local C, calls = B.C, B.calls
+local type = type
+
+local positions = {}
+
+local info = B.new('ms_tensor_info')
+
+-- Dimension `dim` of x from 0. Leaves x in `info`.
+local function along(what, x, dim)
+  if type(x) ~= 'cdata' then
+    arguments.no_tensor(what, 'x', x)
+  end
+  calls.tensor_describe(x, info)
+  return dims.index(dim, info.ndim, what)
+end
+
+-- -- gather and scatter --------------------------------------------------------------------------
+
+--- x at positions along a dimension, in the shape of `index`, whose other sizes are at most those
+--- of x. IndexError for a position outside 1 .. size.
+---@param x ms.Tensor
+---@param dim integer
+---@param index ms.Tensor  i64, from 1
+---@return ms.Tensor
+function positions.gather(x, dim, index)
+  return calls.gather(x, along('gather', x, dim), index)
+end
+
+--- Whole slices of x at positions along a dimension. IndexError as for gather.
+---@param x ms.Tensor
+---@param dim integer
+---@param index ms.Tensor  i64 (n), from 1
+---@return ms.Tensor  x's shape with n in this dimension
+function positions.index_select(x, dim, index)
+  local d = along('index_select', x, dim)
+  local sizes, ones = {}, {}
+  for i = 1, info.ndim do
+    sizes[i], ones[i] = tonumber(info.shape[i - 1]), 1
+  end
+  arguments.tensor('index_select', 'index', index)
+  calls.tensor_describe(index, info)
+  if info.ndim > 1 then
+    errors.raise('ValueError', 'index_select: the index has %d dimensions, expected 1', info.ndim)
+  end
+  sizes[d + 1], ones[d + 1] = tonumber(info.numel), tonumber(info.numel)
+  local line = calls.reshape(index, dims.shape(ones, 'index_select', 0))
+  local wide = calls.expand(line, dims.shape(sizes, 'index_select', 0))
+  local out = calls.gather(x, d, wide)
+  C.ms_ref_release(line)
+  C.ms_ref_release(wide)
+  return out
+end
+
+--- A copy of x with `src` stored at positions along a dimension. Sizes of `index` are at most those
+--- of `src` and, in the other dimensions, of x. Of equal positions the last one counts.
+---@param x ms.Tensor
+---@param dim integer
+---@param index ms.Tensor  i64, from 1
+---@param src ms.Tensor|number
+---@return ms.Tensor
+function positions.scatter(x, dim, index, src)
+  local d = along('scatter', x, dim)
+  if type(src) ~= 'number' then
+    return calls.scatter(x, d, index, src)
+  end
+  local code = info.dtype
+  B.check(C.ms_dtype_check('scatter', code, src))
+  arguments.tensor('scatter', 'index', index)
+  calls.tensor_describe(index, info)
+  local number = calls.tensor_full(code, 0, nil, src)
+  local wide = calls.expand(number, info.ndim, info.shape)
+  local out = calls.scatter(x, d, index, wide)
+  C.ms_ref_release(number)
+  C.ms_ref_release(wide)
+  return out
+end
+
+--- The same, added to x. Equal positions add in ascending order.
+---@param x ms.Tensor
+---@param dim integer
+---@param index ms.Tensor  i64, from 1
+---@param src ms.Tensor
+---@return ms.Tensor
+function positions.scatter_add(x, dim, index, src)
+  return calls.scatter_add(x, along('scatter_add', x, dim), index, src)
+end
+
+-- -- sorting -------------------------------------------------------------------------------------
+
+local sort_options = { descending = 'flag', stable = 'flag' }
+
+-- (x, dim, descending), (x, dim, options) or (x, options).
+local function sort_arguments(what, x, dim, opts)
+  if type(dim) == 'table' and opts == nil then
+    dim, opts = nil, dim
+  end
+  local descending = opts
+  if type(opts) == 'table' then
+    descending = errors.options(what, opts, sort_options).descending
+  end
+  local d = along(what, x, dim == nil and -1 or dim)
+  return d, arguments.flag(what, 'descending', descending, false)
+end
+
+--- Elements in order along a dimension, and where each was (i64, from 1): two results. Equal
+--- elements keep their order. NaN is the largest.
+---@param x ms.Tensor
+---@param dim? integer  default: the last
+---@param opts? boolean|{ descending?: boolean, stable?: boolean }  a boolean: descending; sorting
+---  is always stable
+---@return ms.Tensor values, ms.Tensor indices
+function positions.sort(x, dim, opts)
+  local d, descending = sort_arguments('sort', x, dim, opts)
+  local indices = calls.argsort(x, d, descending, -1)
+  return calls.gather(x, d, indices), indices
+end
+
+--- The second result of sort.
+---@param x ms.Tensor
+---@param dim? integer  default: the last
+---@param opts? boolean|{ descending?: boolean, stable?: boolean }
+---@return ms.Tensor indices
+function positions.argsort(x, dim, opts)
+  local d, descending = sort_arguments('argsort', x, dim, opts)
+  return calls.argsort(x, d, descending, -1)
+end
+
+local topk_options = { largest = 'flag', sorted = 'flag' }
+
+--- The k largest elements along a dimension, from the largest on, and where each is (i64, from 1):
+--- two results. Of equal elements the first ones are taken.
+---@param x ms.Tensor
+---@param k integer
+---@param dim? integer  default: the last
+---@param opts? { largest?: boolean, sorted?: boolean }  largest = false: the smallest ones; results
+---  are always sorted
+---@return ms.Tensor values, ms.Tensor indices
+function positions.topk(x, k, dim, opts)
+  if type(dim) == 'table' and opts == nil then
+    dim, opts = nil, dim
+  end
+  opts = errors.options('topk', opts, topk_options)
+  local d = along('topk', x, dim == nil and -1 or dim)
+  local size = tonumber(info.shape[d])
+  if arguments.whole('topk', 'k', k, nil, 0) > size then
+    errors.raise('ValueError', "topk: 'k' is %d, expected at most the size of dimension %d, %d", k,
+      d + 1, size)
+  end
+  local indices = calls.argsort(x, d, opts.largest ~= false, k)
+  return calls.gather(x, d, indices), indices
+end
+
+-- -- other positions -----------------------------------------------------------------------------
+
+--- Positions of the elements that are not 0, in row-major order. Waits for the device.
+---@param x ms.Tensor
+---@return ms.Tensor  i64 (found, dimensions), from 1
+positions.nonzero = calls.tensor_nonzero
+
+--- 1 at each class, 0 elsewhere. IndexError for a class outside 0 .. num_classes - 1.
+---@param ids ms.Tensor  i64 (...), classes from 0
+---@param num_classes? integer  default: the largest class + 1, which waits for the device
+---@return ms.Tensor  i64 (..., num_classes)
+function positions.one_hot(ids, num_classes)
+  arguments.tensor('one_hot', 'ids', ids)
+  if num_classes == nil or num_classes == -1 then
+    num_classes = calls.amax(ids, 0, false):item() + 1
+  end
+  arguments.whole('one_hot', 'num_classes', num_classes, nil, 1)
+  local sizes = ids:shape()
+  sizes[#sizes + 1] = num_classes
+  local n, shape = dims.shape(sizes, 'one_hot', 0)
+  local zeros = calls.tensor_full(C.MS_DTYPE_I64, n, shape, 0)
+  local places = calls.with_number(ids:unsqueeze(-1), 1, C.MS_NUMBER_ADD)
+  return positions.scatter(zeros, -1, places, 1)
+end
+
+return positions

@@ -1,0 +1,90 @@
+-- lua/moonshard/internal/positions.lua: positions from 1, errors, gradients. Expected values are
+-- PyTorch's (tests/ops tests values of the operators below).
+local ms = require 'moonshard'
+local checks = require 'support.checks'
+
+local ops = ms.ops
+local nan, inf = 0 / 0, math.huge
+
+local function ids(values)
+  return ms.tensor(values, { dtype = 'i64' })
+end
+
+describe('positions', function()
+  teardown(function()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  it('gather and index_select read them, and their gradients add', function()
+    local x = ms.tensor({ { 1, 2, 3 }, { 4, 5, 6 } }, { requires_grad = true })
+    assert.same({ { 3, 3 }, { 4, 5 } }, x:gather(2, ids { { 3, 3 }, { 1, 2 } }):totable())
+    local y = x:index_select(2, ids { 3, 1, 3 })
+    assert.same({ { 3, 1, 3 }, { 6, 4, 6 } }, y:totable())
+    y:sum():backward()
+    assert.same({ { 1, 0, 2 }, { 1, 0, 2 } }, x:grad():totable())
+    assert.same({ { 4, 5, 6 } }, x:index_select(1, ids(2)):totable())
+    checks.raises('IndexError', 'gather: index 0, number 2 of 2, is outside [1, 3]', x.gather, x, 2,
+      ids { { 1, 0 } })
+    checks.raises('ValueError', 'gather: index has shape (3, 1), x has (2, 3)', x.gather, x, 2,
+      ms.ones(3, 1, { dtype = 'i64' }))
+    checks.raises('TypeError', 'gather: index is f32, expected i64', x.gather, x, 1, x)
+    checks.raises('ValueError', 'index_select: the index has 2 dimensions', x.index_select, x, 1,
+      ids { { 1 } })
+  end)
+
+  it('scatter and scatter_add write to them', function()
+    local x, src = ms.zeros(2, 3), ms.tensor({ { 1, 2, 4 } }, { requires_grad = true })
+    local y = x:scatter(1, ids { { 1, 2, 1 } }, src)
+    assert.same({ { 1, 0, 4 }, { 0, 2, 0 } }, y:totable())
+    local weighted = y * ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
+    weighted:sum():backward()
+    assert.same({ { 1, 5, 3 } }, src:grad():totable())
+    assert.same({ { 7, 0, 0 }, { 0, 0, 7 } }, x:scatter(2, ids { { 1 }, { 3 } }, 7):totable())
+    assert.same({ { 3, 0, 4 }, { 0, 0, 0 } },
+      x:scatter_add(2, ids { { 1, 1, 3 } }, src:detach()):totable())
+    x:scatter_add_(2, ids { { 1, 1, 3 } }, src:detach())
+    assert.same({ { 3, 0, 4 }, { 0, 0, 0 } }, x:totable())
+    checks.raises('IndexError', 'scatter: index 4, number 1 of 1, is outside [1, 3]', x.scatter, x,
+      2, ids { { 4 } }, 1)
+    checks.raises('ValueError', 'scatter: index has shape (1, 3), src has (1, 2)', x.scatter, x, 1,
+      ids { { 1, 1, 1 } }, ms.zeros(1, 2))
+  end)
+
+  it('sort is stable, with NaN as the largest number', function()
+    local x = ms.tensor { 3, nan, 1, 3, -inf, 0, -0.0 }
+    local values, indices = x:sort()
+    assert.same({ -inf, 0, 0, 1, 3, 3 }, values:narrow(1, 1, 6):totable())
+    assert.same({ 5, 6, 7, 3, 1, 4, 2 }, indices:totable())
+    assert.same({ 2, 1, 4, 3, 6, 7, 5 }, x:argsort(1, true):totable())
+    assert.same({ 2, 1, 4, 3, 6, 7, 5 }, x:argsort({ descending = true }):totable())
+    local y = ms.tensor({ { 3, 1 }, { 2, 5 } }, { requires_grad = true })
+    values, indices = y:sort(1)
+    assert.same({ { 2, 1 }, { 3, 5 } }, values:totable())
+    assert.same({ { 2, 1 }, { 1, 2 } }, indices:totable())
+    local weighted = values * ms.tensor { { 1, 2 }, { 3, 4 } }
+    weighted:sum():backward()
+    assert.same({ { 3, 2 }, { 1, 4 } }, y:grad():totable())
+  end)
+
+  it('topk takes the largest or the smallest', function()
+    local x = ms.tensor { { 1, 5, 3 }, { 4, 2, 6 } }
+    local values, indices = x:topk(2)
+    assert.same({ { 5, 3 }, { 6, 4 } }, values:totable())
+    assert.same({ { 2, 3 }, { 3, 1 } }, indices:totable())
+    assert.same({ { 1, 2, 3 } }, (x:topk(1, 1, { largest = false })):totable())
+    local long = ms.randn(5000)
+    assert.is_true((long:topk(70)):equal((long:sort({ descending = true })):narrow(1, 1, 70)))
+    checks.raises('ValueError', "topk: 'k' is 4, expected at most the size of dimension 2, 3",
+      x.topk, x, 4)
+  end)
+
+  it('nonzero and one_hot', function()
+    assert.same({ { 1, 2 }, { 2, 1 } }, ms.tensor({ { 0, 1 }, { nan, 0 } }):nonzero():totable())
+    assert.same({ 0, 2 }, ms.zeros(2, 3):nonzero():shape())
+    assert.same({ { 1, 0, 0 }, { 0, 0, 1 } }, ops.one_hot(ids { 0, 2 }):totable())
+    assert.same({ { { 0, 1, 0, 0 } } }, ops.one_hot(ids { { 1 } }, 4):totable())
+    checks.raises('IndexError', 'index 4, number 2 of 2, is outside [1, 3]', ops.one_hot,
+      ids { 0, 3 }, 3)
+  end)
+
+end)
