@@ -87,4 +87,25 @@ describe('positions', function()
       ids { 0, 3 }, 3)
   end)
 
+  it('pad takes pairs from the last dimension on', function()
+    local x = ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
+    assert.same({ { 9, 1, 2 }, { 9, 4, 5 }, { 9, 9, 9 } },
+      ops.pad(x, { 1, -1, 0, 1 }, { value = 9 }):totable())
+    assert.same({ { 3, 2, 1, 2, 3, 2 }, { 6, 5, 4, 5, 6, 5 } },
+      ops.pad(x, { 2, 1 }, { mode = 'reflect' }):totable())
+    assert.same({ { 1, 1, 2, 3, 3 }, { 4, 4, 5, 6, 6 }, { 4, 4, 5, 6, 6 } },
+      ops.pad(x, { 1, 1, 0, 1 }, { mode = 'replicate' }):totable())
+    assert.same({ { 3, 1, 2, 3, 1, 2 }, { 6, 4, 5, 6, 4, 5 } },
+      ops.pad(x, { 1, 2 }, { mode = 'circular' }):totable())
+    checks.raises('ValueError', "expected at most 2 in mode 'reflect'", ops.pad, x, { 3, 0 },
+      { mode = 'reflect' })
+    checks.raises('ValueError', 'pad: 3 numbers for 2 dimensions', ops.pad, x, { 1, 1, 1 })
+  end)
+
+  it('roll moves entries around the end', function()
+    local x = ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
+    assert.same({ { 6, 1, 2 }, { 3, 4, 5 } }, x:roll(1):totable())
+    assert.same({ { 2, 3, 1 }, { 5, 6, 4 } }, x:roll(-1, 2):totable())
+    assert.same({ { 6, 4, 5 }, { 3, 1, 2 } }, x:roll({ 1, 1 }, { 1, 2 }):totable())
+  end)
 end)

@@ -9,6 +9,7 @@ local dims = require 'moonshard.internal.dims'
 local dtype = require 'moonshard.internal.dtype'
 local errors = require 'moonshard.internal.errors'
 local masks = require 'moonshard.internal.masks'
+local padding = require 'moonshard.internal.padding'
 local positions = require 'moonshard.internal.positions'
 local products = require 'moonshard.internal.products'
 local reduced = require 'moonshard.internal.reductions'
@@ -490,7 +491,7 @@ ops.clone = calls.clone
 for name, fn in next, compare do
   ops[name] = fn
 end
-for _, functions in ipairs { shapes.functions, products, masks, reduced, positions } do
+for _, functions in ipairs { shapes.functions, products, masks, reduced, positions, padding } do
   for name, fn in next, functions do
     ops[name] = fn
   end
