@@ -7,6 +7,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local compare = require 'moonshard.internal.compare'
 local dims = require 'moonshard.internal.dims'
 local dtype = require 'moonshard.internal.dtype'
+local einsum = require 'moonshard.internal.einsum'
 local errors = require 'moonshard.internal.errors'
 local masks = require 'moonshard.internal.masks'
 local padding = require 'moonshard.internal.padding'
@@ -491,7 +492,9 @@ ops.clone = calls.clone
 for name, fn in next, compare do
   ops[name] = fn
 end
-for _, functions in ipairs { shapes.functions, products, masks, reduced, positions, padding } do
+for _, functions in ipairs {
+  shapes.functions, products, masks, reduced, positions, padding, einsum,
+} do
   for name, fn in next, functions do
     ops[name] = fn
   end

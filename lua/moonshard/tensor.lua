@@ -66,6 +66,7 @@ local C, calls, core = B.C, B.calls, B.core
 ---@field topk fun(self: ms.Tensor, k: integer, dim?: integer, opts?: table): ms.Tensor, ms.Tensor
 ---@field nonzero fun(self: ms.Tensor): ms.Tensor  i64 (found, dimensions), from 1
 ---@field roll fun(self: ms.Tensor, shifts: integer|integer[], over?: integer|integer[]): ms.Tensor
+---@field inner fun(self: ms.Tensor, b: ms.Tensor): ms.Tensor
 ---@field equal fun(self: ms.Tensor, other: ms.Tensor): boolean
 ---@field allclose fun(self: ms.Tensor, x: ms.Tensor, rtol?: number|table, atol?: number): boolean
 ---@field log_softmax fun(self: ms.Tensor, dim?: integer): ms.Tensor  default: the last
@@ -302,7 +303,7 @@ end
 -- Every operator is a method, but for those whose first operand is not what they act on.
 local functions_only = {
   affine = true, attention = true, attention_packed = true, cast = true, cat = true,
-  cross_entropy = true, dropout = true, embedding = true, layer_norm = true,
+  cross_entropy = true, dropout = true, einsum = true, embedding = true, layer_norm = true,
   linear = true, linear_gelu = true, mse_loss = true, one_hot = true, pad = true, site = true,
   stack = true,
 }
