@@ -57,6 +57,14 @@ describe('comparisons', function()
       x)
   end)
 
+  it('logical functions take what is not 0 as true', function()
+    local a, b = ms.tensor { 0, 1, 2, 0 }, ms.tensor { 0, 0, 0 / 0, -1 }
+    assert.same({ false, false, true, false }, a:logical_and(b):totable())
+    assert.same({ false, true, true, true }, a:logical_or(b):totable())
+    assert.same({ false, true, false, true }, a:logical_xor(b):totable())
+    assert.same({ true, true, false, false }, b:logical_not():totable())
+  end)
+
   it('all() and any() return booleans', function()
     local x = ms.tensor { 1, 2 }
     assert.is_true(ms.all(x:gt(0)))

@@ -67,6 +67,10 @@ local C, calls, core = B.C, B.calls, B.core
 ---@field nonzero fun(self: ms.Tensor): ms.Tensor  i64 (found, dimensions), from 1
 ---@field roll fun(self: ms.Tensor, shifts: integer|integer[], over?: integer|integer[]): ms.Tensor
 ---@field inner fun(self: ms.Tensor, b: ms.Tensor): ms.Tensor
+---@field logical_and fun(self: ms.Tensor, b: ms.Tensor): ms.Tensor  bool
+---@field logical_or fun(self: ms.Tensor, b: ms.Tensor): ms.Tensor  bool
+---@field logical_xor fun(self: ms.Tensor, b: ms.Tensor): ms.Tensor  bool
+---@field logical_not fun(self: ms.Tensor): ms.Tensor  bool
 ---@field equal fun(self: ms.Tensor, other: ms.Tensor): boolean
 ---@field allclose fun(self: ms.Tensor, x: ms.Tensor, rtol?: number|table, atol?: number): boolean
 ---@field log_softmax fun(self: ms.Tensor, dim?: integer): ms.Tensor  default: the last

@@ -83,6 +83,37 @@ function compare.where(cond, a, b)
   return result
 end
 
+-- -- logic ---------------------------------------------------------------------------------------
+
+local function truth(what, name, x)
+  return calls.compare_number(arguments.tensor(what, name, x), 0, C.MS_COMPARE_NE)
+end
+
+local function logical(what, combine)
+  return function(a, b)
+    return combine(truth(what, 'a', a), truth(what, 'b', b))
+  end
+end
+
+--- bool of both true (not 0); shapes broadcast, nothing is differentiated.
+---@type fun(a: ms.Tensor, b: ms.Tensor): ms.Tensor
+compare.logical_and = logical('logical_and', function(a, b) return compare.where(a, b, 0) end)
+--- bool of one or both true
+---@type fun(a: ms.Tensor, b: ms.Tensor): ms.Tensor
+compare.logical_or = logical('logical_or', function(a, b) return compare.where(a, 1, b) end)
+--- bool of exactly one true
+---@type fun(a: ms.Tensor, b: ms.Tensor): ms.Tensor
+compare.logical_xor = logical('logical_xor', function(a, b)
+  return calls.compare(a, b, C.MS_COMPARE_NE)
+end)
+
+--- bool of false (0)
+---@param x ms.Tensor
+---@return ms.Tensor
+function compare.logical_not(x)
+  return calls.compare_number(arguments.tensor('logical_not', 'x', x), 0, C.MS_COMPARE_EQ)
+end
+
 -- -- yes or no -----------------------------------------------------------------------------------
 
 --- Is every element of a bool tensor true (so of an empty one)?
