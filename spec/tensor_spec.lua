@@ -102,6 +102,41 @@ describe('a tensor', function()
       end
     end)
 
+    it('comes from linspace, eye and other tensors', function()
+      assert.same({ -1, -0.5, 0, 0.5, 1 }, ms.linspace(-1, 1, 5):totable())
+      assert.same({ 0, 3 }, ms.linspace(0, 3.5, 2, { dtype = 'i64' }):totable())
+      assert.same({ { 1, 0, 0 }, { 0, 1, 0 } }, ms.eye(2, 3):totable())
+      assert.equal('f64', ms.eye(2, { dtype = 'f64' }):dtype())
+      local x = ms.zeros(2, 3, { dtype = 'i64' })
+      for name, value in pairs { zeros_like = 0, ones_like = 1 } do
+        assert.same({ { value, value, value }, { value, value, value } }, ms[name](x):totable())
+        assert.equal('i64', ms[name](x):dtype())
+      end
+      assert.same({ 4, 4 }, ms.full_like(ms.ones(2), 4):totable())
+      assert.same({ 2, 3 }, ms.empty_like(x, { dtype = 'f32' }):shape())
+      assert.same({ 2, 3 }, ms.rand_like(x, { dtype = 'f32' }):shape())
+      assert.is_true(ms.randn_like(ms.ones(4), { seed = 3 }):equal(ms.randn(4, { seed = 3 })))
+    end)
+
+    it('is drawn with randperm, randint and multinomial', function()
+      ms.manual_seed(7)
+      assert.same(ms.arange(1, 101):totable(), (ms.randperm(100):sort()):totable())
+      local whole = ms.randint(-2, 3, { 1000 })
+      assert.equal(-2, whole:min():item())
+      assert.equal(2, whole:max():item())
+      assert.same({ 2, 3 }, ms.randint(5, { 2, 3 }):shape())
+      local probs = ms.tensor { { 1, 0, 3 }, { 0, 2, 0 } }
+      local drawn = ms.multinomial(probs, 2000, { replacement = true })
+      assert.is_false(drawn[1]:eq(2):any())
+      local share = drawn[1]:eq(3):sum():item() / 2000
+      assert.is_true(math.abs(share - 0.75) < 0.05)
+      assert.is_true(drawn[2]:eq(2):all())
+      assert.same({ 1, 3 }, (ms.multinomial(probs[1], 2):sort()):totable())
+      checks.raises('ValueError', '1 probabilities are above 0, expected finite numbers of 0 or '
+        .. 'more, at least 2', ms.multinomial, probs, 2)
+      checks.raises('ValueError', 'a probability is negative', ms.multinomial, -probs, 1)
+    end)
+
     it('is random by seed', function()
       local a, b = ms.randn(64, { seed = 1 }), ms.randn(64, { seed = 1 })
       assert.equal(a:hash(), b:hash())

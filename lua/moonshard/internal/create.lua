@@ -212,6 +212,96 @@ function create.arange(start, stop, step, opts)
   return finish(calls.tensor_arange(code, start, step, n), opts)
 end
 
+--- `steps` numbers from start to stop, both included, at equal distances.
+---@param start number
+---@param stop number
+---@param steps integer
+---@param opts? ms.TensorOptions  integers take the numbers cut towards zero
+---@return ms.Tensor  (steps)
+function create.linspace(start, stop, steps, opts)
+  arguments.number('linspace', 'start', start)
+  arguments.number('linspace', 'stop', stop)
+  arguments.whole('linspace', 'steps', steps, nil, 0)
+  local given, code = options('linspace', opts, plain_options, 'f32')
+  local values = B.new('double[?]', math.max(steps, 1))
+  local step = steps > 1 and (stop - start) / (steps - 1) or 0
+  for i = 0, steps - 1 do -- both halves from their end, as PyTorch
+    values[i] = i < steps / 2 and start + step * i or stop - step * (steps - 1 - i)
+  end
+  local rank, shape = dims.shape({ steps }, 'linspace', 0)
+  local t = calls.tensor_from_doubles(C.MS_DTYPE_F64, rank, shape, values, steps)
+  return finish(code == C.MS_DTYPE_F64 and t or calls.cast(t, code), given)
+end
+
+--- Ones on the diagonal, zeros elsewhere.
+---@param n integer
+---@param m? integer  default n
+---@param opts? ms.TensorOptions
+---@return ms.Tensor  (n, m)
+function create.eye(n, m, opts)
+  if type(m) == 'table' and opts == nil then
+    m, opts = nil, m
+  end
+  arguments.whole('eye', 'n', n, nil, 0)
+  m = arguments.whole('eye', 'm', m, n, 0)
+  local given, code = options('eye', opts, plain_options, 'f32')
+  local rows = calls.tensor_arange(C.MS_DTYPE_I64, 0, 1, n)
+  local column = calls.reshape(rows, dims.shape({ n, 1 }, 'eye', 0))
+  local equal = calls.compare(column, calls.tensor_arange(C.MS_DTYPE_I64, 0, 1, m), C.MS_COMPARE_EQ)
+  return finish(calls.cast(equal, code), given)
+end
+
+-- -- as another tensor ---------------------------------------------------------------------------
+
+local info = B.new('ms_tensor_info')
+
+-- Sizes and dtype of a tensor; options may give another dtype.
+local function alike(what, x, opts, known)
+  arguments.tensor(what, 'x', x)
+  calls.tensor_describe(x, info)
+  local given, code = options(what, opts, known or plain_options, dtype.name(info.dtype))
+  return given, code, info.ndim, info.shape
+end
+
+--- Zeros in the shape and dtype of another tensor.
+---@param x ms.Tensor
+---@param opts? ms.TensorOptions
+---@return ms.Tensor
+function create.zeros_like(x, opts)
+  local given, code, n, shape = alike('zeros_like', x, opts)
+  return finish(calls.tensor_full(code, n, shape, 0), given)
+end
+
+---@param x ms.Tensor
+---@param opts? ms.TensorOptions
+---@return ms.Tensor
+function create.ones_like(x, opts)
+  local given, code, n, shape = alike('ones_like', x, opts)
+  return finish(calls.tensor_full(code, n, shape, 1), given)
+end
+
+---@param x ms.Tensor
+---@param value number|boolean
+---@param opts? ms.TensorOptions
+---@return ms.Tensor
+function create.full_like(x, value, opts)
+  if type(value) == 'boolean' then
+    value = value and 1 or 0
+  end
+  arguments.number('full_like', 'value', value)
+  local given, code, n, shape = alike('full_like', x, opts)
+  return finish(calls.tensor_full(code, n, shape, value), given)
+end
+
+--- Contents are unset.
+---@param x ms.Tensor
+---@param opts? ms.TensorOptions
+---@return ms.Tensor
+function create.empty_like(x, opts)
+  local given, code, n, shape = alike('empty_like', x, opts)
+  return finish(calls.tensor_empty(code, n, shape), given)
+end
+
 -- -- random --------------------------------------------------------------------------------------
 
 ---@class ms.RandomOptions: ms.TensorOptions
@@ -219,13 +309,9 @@ end
 
 local random_options = { 'device', 'dtype', 'requires_grad', 'seed' }
 
---- Values depend on (seed of the context, stream, element) only. Without a name of its own each
---- tensor takes the next stream.
-local function drawn(what, kind, a, b, ...)
-  local sizes, given = dims.arguments(what, ...)
-  local opts, code = options(what, given, random_options, 'f32')
-  local n, shape = dims.shape(sizes, what, 0)
-  local stream = opts.seed
+-- Values depend on (seed of the context, stream, element) only. Without a name of its own each
+-- tensor takes the next stream.
+local function filled_from(what, stream, kind, a, b, code, n, shape)
   if type(stream) ~= 'string' and stream ~= nil then
     arguments.whole(what, 'seed', stream)
   end
@@ -234,7 +320,13 @@ local function drawn(what, kind, a, b, ...)
     stream = '#' .. random.next_tensor()
   end
   calls.tensor_init(t, kind, a, b, C.ms_name_key('random:' .. stream))
-  return finish(t, opts)
+  return t
+end
+
+local function drawn(what, kind, a, b, ...)
+  local sizes, given = dims.arguments(what, ...)
+  local opts, code = options(what, given, random_options, 'f32')
+  return finish(filled_from(what, opts.seed, kind, a, b, code, dims.shape(sizes, what, 0)), opts)
 end
 
 --- Normal numbers of mean 0 and deviation 1.
@@ -249,6 +341,110 @@ end
 ---@return ms.Tensor
 function create.rand(...)
   return drawn('rand', C.MS_INIT_UNIFORM, 0, 1, ...)
+end
+
+local function drawn_like(what, kind)
+  return function(x, opts)
+    local given, code, n, shape = alike(what, x, opts, random_options)
+    return finish(filled_from(what, given.seed, kind, 0, 1, code, n, shape), given)
+  end
+end
+
+--- Uniform numbers in [0, 1), in the shape and dtype of another tensor.
+---@type fun(x: ms.Tensor, opts?: ms.RandomOptions): ms.Tensor
+create.rand_like = drawn_like('rand_like', C.MS_INIT_UNIFORM)
+--- Normal numbers of mean 0 and deviation 1, likewise.
+---@type fun(x: ms.Tensor, opts?: ms.RandomOptions): ms.Tensor
+create.randn_like = drawn_like('randn_like', C.MS_INIT_NORMAL)
+
+-- f64 (sizes), uniform in [0, b).
+local function uniform(what, stream, b, sizes)
+  return filled_from(what, stream, C.MS_INIT_UNIFORM, 0, b, C.MS_DTYPE_F64,
+    dims.shape(sizes, what, 0))
+end
+
+--- Whole numbers in [low, high): randint(low, high, sizes, opts), or randint(high, sizes, opts)
+--- from 0.
+---@param low integer
+---@param high integer|integer[]
+---@param sizes? integer[]|ms.RandomOptions
+---@param opts? ms.RandomOptions  dtype defaults to 'i64'
+---@return ms.Tensor
+function create.randint(low, high, sizes, opts)
+  if type(high) == 'table' then
+    low, high, sizes, opts = 0, low, high, sizes
+  end
+  arguments.whole('randint', 'low', low)
+  arguments.whole('randint', 'high', high)
+  if low >= high then
+    errors.raise('ValueError', 'randint: from %d to %d, expected a larger end', low, high)
+  end
+  local given, code = options('randint', opts, random_options, 'i64')
+  for _, bound in ipairs { low, high - 1 } do
+    B.check(C.ms_dtype_check('randint', code, bound))
+  end
+  arguments.array('randint', 'sizes', sizes)
+  local whole = calls.cast(uniform('randint', given.seed, high - low, sizes), C.MS_DTYPE_I64)
+  local t = calls.with_number(whole, low, C.MS_NUMBER_ADD)
+  return finish(code == C.MS_DTYPE_I64 and t or calls.cast(t, code), given)
+end
+
+--- A random permutation of 1 .. n, for index_select.
+---@param n integer
+---@param opts? ms.RandomOptions  dtype defaults to 'i64'
+---@return ms.Tensor  (n)
+function create.randperm(n, opts)
+  arguments.whole('randperm', 'n', n, nil, 0)
+  local given, code = options('randperm', opts, random_options, 'i64')
+  local t = calls.argsort(uniform('randperm', given.seed, 1, { n }), 0, false, -1)
+  return finish(code == C.MS_DTYPE_I64 and t or calls.cast(t, code), given)
+end
+
+-- f64 weights, each finite and not negative, a positive sum and `least` positive ones in each row.
+local function check_weights(probs, least)
+  local bad = calls.compare_number(probs, 0, C.MS_COMPARE_LT):any()
+    or not calls.isfinite(probs):all()
+  local positive = calls.compare_number(probs, 0, C.MS_COMPARE_GT):i64():sum(-1)
+  local fewest = positive:numel() > 0 and calls.amin(positive, 0, false):item() or least
+  if bad or fewest < least then
+    errors.raise('ValueError', 'multinomial: %s, expected finite numbers of 0 or more, at least '
+      .. '%d above 0', bad and 'a probability is negative, infinite or NaN'
+      or ('%d probabilities are above 0'):format(fewest), least)
+  end
+end
+
+local multinomial_options = { 'replacement', 'seed' }
+
+--- Positions (i64, from 1) drawn with these probabilities, which need not sum to 1. Waits for the
+--- device.
+---@param probs ms.Tensor  floating (C) or (rows, C)
+---@param num_samples integer
+---@param opts? { replacement?: boolean, seed?: integer|string }  replacement: a position may come
+---  again (default false)
+---@return ms.Tensor  (num_samples) or (rows, num_samples)
+function create.multinomial(probs, num_samples, opts)
+  opts = errors.options('multinomial', opts, multinomial_options)
+  local replacement = arguments.flag('multinomial', 'replacement', opts.replacement, false)
+  arguments.whole('multinomial', 'num_samples', num_samples, nil, 1)
+  local sizes = arguments.tensor('multinomial', 'probs', probs):shape()
+  calls.tensor_describe(probs, info)
+  if not C.ms_dtype_is_floating(info.dtype) or #sizes < 1 or #sizes > 2 then
+    errors.raise('ValueError', 'multinomial: probs are %s %s, expected a floating (C) or (rows, C)',
+      dtype.name(info.dtype), dims.text(sizes))
+  end
+  local weights = calls.cast(calls.tensor_detach(probs), C.MS_DTYPE_F64)
+  check_weights(weights, replacement and 1 or num_samples)
+  if not replacement then -- the first of exponential clocks to ring
+    local clocks = calls.log1p(calls.neg(uniform('multinomial', opts.seed, 1, sizes)))
+    local rates = calls.div(weights, calls.neg(clocks))
+    return calls.argsort(rates, #sizes - 1, true, num_samples)
+  end
+  local sums = calls.cumsum(weights, #sizes - 1)
+  local total = sums:narrow(-1, sizes[#sizes], 1)
+  sizes[#sizes] = num_samples
+  local at = calls.mul(uniform('multinomial', opts.seed, 1, sizes), total)
+  local below = calls.compare(sums:unsqueeze(-2), at:unsqueeze(-1), C.MS_COMPARE_LE)
+  return calls.with_number(below:sum(-1), 1, C.MS_NUMBER_ADD)
 end
 
 return create
