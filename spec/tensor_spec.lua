@@ -272,6 +272,20 @@ describe('a tensor', function()
         ms.ones(3, 2, 2))
     end)
 
+    it('clamps, fills where a mask is, and draws', function()
+      local x = ms.tensor { -3, 2, 7 }
+      local version = x:version()
+      assert.same({ 0, 2, 5 }, x:clamp_(0, 5):totable())
+      assert.same({ 0, 9, 9 }, x:masked_fill_(x:gt(1), 9):totable())
+      assert.is_true(x:uniform_(2, 3):ge(2):all())
+      assert.is_true(x:normal_(100, 0.1):gt(90):all())
+      assert.equal(version + 4, x:version())
+      x:requires_grad_()
+      for _, name in ipairs { 'clamp_', 'normal_', 'uniform_' } do
+        checks.raises('RuntimeError', name .. ': the tensor requires grad', x[name], x, 0)
+      end
+    end)
+
     it('refuses numbers that its dtype does not hold', function()
       local bytes, ids = ms.zeros(2, { dtype = 'u8' }), ms.zeros(2, { dtype = 'i64' })
       checks.raises('ValueError', 'fill_: 300 does not fit in u8', bytes.fill_, bytes, 300)

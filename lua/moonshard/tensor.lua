@@ -17,6 +17,7 @@ local parameter = require 'moonshard_ffi.parameter'
 local format = require 'moonshard.internal.format'
 local graph = require 'moonshard.internal.graph'
 local ops = require 'moonshard.ops'
+local random = require 'moonshard.internal.random'
 local writable = require 'moonshard.internal.writable'
 
 local C, calls, core = B.C, B.calls, B.core
@@ -399,12 +400,12 @@ function Tensor:add_(src, alpha)
   return self
 end
 
--- self = op(self, x), whose shape must be that of self.
+-- self = op(self, ...), whose shape must be that of self.
 local function in_place(name, op)
-  Tensor[name] = function(self, x)
+  Tensor[name] = function(self, ...)
     writable(self, name)
     local value = self:detach()
-    local result = op(value, x)
+    local result = op(value, ...)
     calls.tensor_copy(self, result)
     result:release()
     value:release()
@@ -412,15 +413,53 @@ local function in_place(name, op)
   end
 end
 
---- self = self * x, self - x, self / x, for a tensor that broadcasts to self or a number. Values
---- that require grad are refused as by copy_. Takes memory for the result.
+--- self = self * x, self - x, self / x, for a tensor that broadcasts to self or a number; clamp,
+--- masked_fill and scatter_add of self. Values that require grad are refused as by copy_. Takes
+--- memory for the result.
 ---@class ms.Tensor
 ---@field mul_ fun(self: ms.Tensor, x: ms.Tensor|number): ms.Tensor
 ---@field sub_ fun(self: ms.Tensor, x: ms.Tensor|number): ms.Tensor
 ---@field div_ fun(self: ms.Tensor, x: ms.Tensor|number): ms.Tensor
-in_place('mul_', ops.mul)
-in_place('sub_', ops.sub)
-in_place('div_', ops.div)
+---@field clamp_ fun(self: ms.Tensor, low?: number, high?: number): ms.Tensor
+---@field masked_fill_ fun(self: ms.Tensor, mask: ms.Tensor, value: number|ms.Tensor): ms.Tensor
+---@field scatter_add_ fun(self: ms.Tensor, dim: integer, index: ms.Tensor, src: ms.Tensor):
+---  ms.Tensor
+for _, name in ipairs { 'mul', 'sub', 'div', 'clamp', 'masked_fill', 'scatter_add' } do
+  in_place(name .. '_', ops[name])
+end
+
+-- Values as those of ms.randn() and ms.rand(), from the next stream.
+local function drawn(self, name, kind, a, b)
+  writable(self, name)
+  calls.tensor_init(self, kind, a, b, C.ms_name_key('random:#' .. random.next_tensor()))
+  return self
+end
+
+--- Overwrite with normal numbers.
+---@param mean? number  default 0
+---@param std? number  default 1
+---@return ms.Tensor self
+function Tensor:normal_(mean, std)
+  std = arguments.number('normal_', 'std', std, 1)
+  if not (std >= 0 and std < math.huge) then
+    errors.raise('ValueError', "normal_: 'std' is %g, expected a finite number of 0 or more", std)
+  end
+  return drawn(self, 'normal_', C.MS_INIT_NORMAL, arguments.number('normal_', 'mean', mean, 0), std)
+end
+
+--- Overwrite with uniform numbers in [from, to).
+---@param from? number  default 0
+---@param to? number  default 1
+---@return ms.Tensor self
+function Tensor:uniform_(from, to)
+  from = arguments.number('uniform_', 'from', from, 0)
+  to = arguments.number('uniform_', 'to', to, 1)
+  if not (from <= to and to - from < math.huge) then
+    errors.raise('ValueError', 'uniform_: from %g to %g, expected ascending finite numbers', from,
+      to)
+  end
+  return drawn(self, 'uniform_', C.MS_INIT_UNIFORM, from, to)
+end
 
 -- -- gradients -----------------------------------------------------------------------------------
 
