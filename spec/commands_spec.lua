@@ -292,6 +292,10 @@ local parts = {
     finds('h.0\tSHARD_GRAD_OP', output)
     finds('wpe\tFULL_SHARD', output) -- wte shares its weight with lm_head: both stay in the root
   end,
+  ['Operators'] = function(code)
+    shell.write(checkout .. '/operators.lua', code)
+    finds('\n5\n', runs_script('operators.lua'))
+  end,
   ['Parameter groups'] = function(code)
     shell.write(checkout .. '/groups.lua', [[
       local ms = require 'moonshard'
