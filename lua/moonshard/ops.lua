@@ -17,12 +17,13 @@ local reduced = require 'moonshard.internal.reductions'
 local samples = require 'moonshard.internal.samples'
 local shapes = require 'moonshard.internal.shapes'
 local sites = require 'moonshard.internal.sites'
+local spatial = require 'moonshard.internal.spatial'
 local unary = require 'moonshard.internal.unary'
 
 local C, calls = B.C, B.calls
 local type = type
 
----@class ms.ops: ms.Unary
+---@class ms.ops: ms.Unary, ms.ops.Spatial
 local ops = {}
 
 local info = B.new('ms_tensor_info')
@@ -493,7 +494,7 @@ for name, fn in next, compare do
   ops[name] = fn
 end
 for _, functions in ipairs {
-  shapes.functions, products, masks, reduced, positions, padding, einsum,
+  shapes.functions, products, masks, reduced, positions, padding, einsum, spatial.functions,
 } do
   for name, fn in next, functions do
     ops[name] = fn

@@ -307,10 +307,12 @@ end
 
 -- Every operator is a method, but for those whose first operand is not what they act on.
 local functions_only = {
-  affine = true, attention = true, attention_packed = true, cast = true, cat = true,
+  adaptive_avg_pool1d = true, adaptive_avg_pool2d = true, adaptive_avg_pool3d = true,
+  affine = true, attention = true, attention_packed = true, avg_pool1d = true, avg_pool2d = true,
+  avg_pool3d = true, cast = true, cat = true, conv1d = true, conv2d = true, conv3d = true,
   cross_entropy = true, dropout = true, einsum = true, embedding = true, layer_norm = true,
-  linear = true, linear_gelu = true, mse_loss = true, one_hot = true, pad = true, site = true,
-  stack = true,
+  linear = true, linear_gelu = true, max_pool1d = true, max_pool2d = true, max_pool3d = true,
+  mse_loss = true, one_hot = true, pad = true, site = true, stack = true,
 }
 for name, operator in next, ops do
   if not functions_only[name] then

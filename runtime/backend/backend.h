@@ -77,6 +77,12 @@
     X(argsort, msi_argsort_args)                                                                   \
     X(attention, msi_attention_args)                                                               \
     X(attention_grad, msi_attention_args)                                                          \
+    X(conv, msi_conv_args)                                                                         \
+    X(conv_grad, msi_conv_args)                                                                    \
+    X(max_pool, msi_pool_args)                                                                     \
+    X(max_pool_grad, msi_pool_args)                                                                \
+    X(avg_pool, msi_pool_args)                                                                     \
+    X(avg_pool_grad, msi_pool_args)                                                                \
     X(dropout, msi_dropout_args)                                                                   \
     X(init, msi_init_args)                                                                         \
     X(sgd, msi_sgd_args)                                                                           \
@@ -149,6 +155,9 @@ int64_t msi_gemm_kept(ms_context *ctx);
 
 /** Scratch bytes of the attention kernels for these arguments. */
 int64_t msi_attention_work_bytes(const msi_attention_args *args, int32_t dtype, bool gradient);
+
+/** Choose the boxes of a convolution from its sizes and tile_dtype. @return bytes of scratch */
+int64_t msi_conv_plan(msi_conv_args *args, int32_t dtype, bool gradient);
 
 /* -- in order of stream COMPUTE ---------------------------------------------------------------- */
 

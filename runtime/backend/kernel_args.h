@@ -189,6 +189,58 @@ typedef struct msi_attention_args {
 /** Queries and keys per tile. Fixed, so results depend on the shape only. */
 enum { MSI_ATTENTION_ROWS = 64, MSI_ATTENTION_COLS = 256 };
 
+/** Parts of the convolution kernels' scratch. */
+enum {
+    MSI_CONV_SLAB,
+    MSI_CONV_COLS,
+    MSI_CONV_BLOCK,
+    MSI_CONV_DCOLS,
+    MSI_CONV_FILTER,
+    MSI_CONV_PARTS
+};
+
+/** Convolution (cross-correlation) of x (batch, groups, in_channels, in) with w (groups,
+ * out_channels, in_channels, kernel), all contiguous; y and dy are (batch, groups, out_channels,
+ * out). Fewer than three spatial dimensions are led by sizes of 1. Looked up by the dtype of x.
+ * The gradient adds to dw in order of the boxes. A value of x or w that is not finite may make the
+ * gradients of its neighbours NaN. */
+typedef struct msi_conv_args {
+    int64_t batch, groups, in_channels, out_channels; /**< channels of one group */
+    int64_t in[3], out[3], kernel[3], stride[3], dilation[3];
+    int64_t pad[3]; /**< in front; behind it follows from `out` */
+    const void *x, *w, *bias, *dy;
+    void *y;
+    void *dx, *dw; /**< f32 (f64 for f64); may be NULL */
+    bool dx_accumulate, dw_accumulate;
+    int32_t tile_dtype; /**< of operands of products: msi_gemm_operands() of x's dtype */
+    /* set by msi_conv_plan() */
+    int64_t images, box[3]; /**< positions that are computed together */
+    bool wide;              /**< a row of a box has the input's row behind it */
+    bool in_place;          /**< x is what a position reads: filters of one tap */
+    int64_t work_at[MSI_CONV_PARTS];
+    void *work;
+    struct ms_context *ctx; /**< for msi_gemm() */
+    ms_status *status;      /**< first failure of a product (results are invalid); not NULL */
+    const char *op;         /**< as in msi_gemm_args */
+} msi_conv_args;
+
+/** Pooling of `planes` planes; fewer than three dimensions are led by sizes of 1. Looked up by the
+ * dtype of x (forward) or of dy. */
+typedef struct msi_pool_args {
+    int64_t planes;
+    int64_t in[3], out[3], kernel[3], stride[3], pad[3], dilation[3];
+    bool adaptive;  /**< window o of n spans [floor(o in / n), ceil((o + 1) in / n)) */
+    bool count_pad; /**< an average counts the zeros of the padding */
+    double divisor; /**< of averages; 0: the number of elements */
+    const void *x, *dy;
+    void *y;
+    int32_t *taps; /**< of a maximum: the tap of its window it came from, the first of equals, or -1
+                      (-inf) if all are in the padding; NaN is larger than all numbers. Forward
+                      writes, gradient reads */
+    void *dx;      /**< f32 (f64 for f64) */
+    bool accumulate;
+} msi_pool_args;
+
 /** Dropout of x, contiguous, `samples` rows of `per_sample` elements. Looked up by the dtype of x.
  * Element e of sample b uses word e % 4 of Philox4x32-10 with counter {e / 4 (64 bit), sample
  * base + b (64 bit)} and key derived from (seed, site, call); it is zeroed when word < p * 2^32.

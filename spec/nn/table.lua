@@ -173,6 +173,59 @@ local function transformer_layer(sd, prefix, heads, x, opts)
   return x
 end
 
+-- One sample, channel and position at a time, from the definition. x (N, C, H, W), padded with 0.
+local function conv2d(x, weight, bias, stride, dilation, groups)
+  local per_group, kh, kw = weight:size(2), weight:size(3), weight:size(4)
+  local rows = math.floor((x:size(3) - dilation * (kh - 1) - 1) / stride)
+  local columns = math.floor((x:size(4) - dilation * (kw - 1) - 1) / stride)
+  local channels = {}
+  for o = 1, weight:size(1) do
+    local first, cells = math.floor((o - 1) * groups / weight:size(1)) * per_group, {}
+    for r = 0, rows do
+      for c = 0, columns do
+        local sum = 0
+        for i = 1, kh do
+          for j = 1, kw do
+            local part = x:narrow(2, first + 1, per_group)
+              :select(3, r * stride + (i - 1) * dilation + 1)
+              :select(3, c * stride + (j - 1) * dilation + 1)
+            sum = (part * weight[o]:select(2, i):select(2, j)):sum(2) + sum
+          end
+        end
+        cells[#cells + 1] = bias and sum + bias[o] or sum
+      end
+    end
+    channels[o] = ms.stack(cells, 2):reshape(x:size(1), rows + 1, columns + 1)
+  end
+  return ms.stack(channels, 2)
+end
+
+-- (N, C, H, W) with a frame of zeros.
+local function framed(x, n)
+  for dim = 3, 4 do
+    local shape = x:shape()
+    shape[dim] = n
+    local zeros = ms.zeros(shape, { dtype = x:dtype() })
+    x = ms.cat({ zeros, x, zeros }, dim)
+  end
+  return x
+end
+
+-- fn of each window of 2 times 2 elements, side by side.
+local function windows(x, fn)
+  local a, b = x:size(3) / 2, x:size(4) / 2
+  return fn(x:reshape(x:size(1), x:size(2), a, 2, b, 2):permute(1, 2, 3, 5, 4, 6):reshape(
+    x:size(1), x:size(2), a, b, 4))
+end
+
+local function largest(cells)
+  local most = cells:select(-1, 1)
+  for i = 2, cells:size(-1) do
+    most = ops.maximum(most, cells:select(-1, i))
+  end
+  return most
+end
+
 -- Mean of -log p(target) over the rows whose target is not `ignored`.
 local function cross_entropy(logits, targets, ignored)
   local total, n = 0, 0
@@ -306,6 +359,99 @@ return {
     input = function() return floats(2, 4) end,
     state = { { 'weight', 3, 4 }, { 'bias', 3 } },
     reference = function(sd, x) return gelu_tanh(linear(x, sd.weight, sd.bias)) end,
+  },
+  {
+    name = 'Conv1d',
+    make = function() return nn.Conv1d(2, 3, 3, { padding = 'same' }) end,
+    input = function() return floats(2, 2, 5) end,
+    state = { { 'weight', 3, 2, 3 }, { 'bias', 3 } },
+    reference = function(sd, x)
+      local weight = sd.weight:reshape(3, 2, 1, 3)
+      return conv2d(framed(x:unsqueeze(3), 1):narrow(3, 2, 1), weight, sd.bias, 1, 1, 1):squeeze(3)
+    end,
+  },
+  {
+    name = 'Conv2d',
+    make = function() return nn.Conv2d(3, 4, 3, { padding = 1 }) end,
+    input = function() return floats(2, 3, 4, 5) end,
+    state = { { 'weight', 4, 3, 3, 3 }, { 'bias', 4 } },
+    reference = function(sd, x) return conv2d(framed(x, 1), sd.weight, sd.bias, 1, 1, 1) end,
+    class = nn.Conv2d,
+    refuses = {
+      { 'TypeError', 'nn.Conv2d takes its arguments one by one', { 2, 3, 3 } },
+      { 'TypeError', "'kernel_size' is nil, expected a whole number", 2, 3 },
+      { 'ValueError', "'kernel_size' has 3 numbers, expected one or 2", 2, 3, { 3, 3, 3 } },
+      { 'ValueError', "'in_channels' is 3, expected a multiple of 'groups' = 2", 3, 4, 3,
+        { groups = 2 } },
+      { 'ValueError', "'padding' is 'same' and 'stride' 2", 3, 4, 3,
+        { padding = 'same', stride = 2 } },
+    },
+  },
+  {
+    name = 'Conv2d with a stride, distant taps and groups, without a bias',
+    make = function()
+      return nn.Conv2d(4, 6, { 2, 3 }, { stride = 2, dilation = 2, groups = 2, bias = false })
+    end,
+    input = function() return floats(2, 4, 6, 7) end,
+    state = { { 'weight', 6, 2, 2, 3 } },
+    reference = function(sd, x) return conv2d(x, sd.weight, nil, 2, 2, 2) end,
+  },
+  {
+    name = 'Conv2d of each channel alone',
+    make = function() return nn.Conv2d(3, 3, 3, { padding = 1, groups = 3 }) end,
+    input = function() return floats(2, 3, 4, 4) end,
+    state = { { 'weight', 3, 1, 3, 3 }, { 'bias', 3 } },
+    reference = function(sd, x) return conv2d(framed(x, 1), sd.weight, sd.bias, 1, 1, 3) end,
+  },
+  {
+    name = 'Conv2d padded by reflection',
+    make = function() return nn.Conv2d(2, 2, 3, { padding = 1, padding_mode = 'reflect' }) end,
+    input = function() return floats(2, 2, 3, 3) end,
+    state = { { 'weight', 2, 2, 3, 3 }, { 'bias', 2 } },
+    reference = function(sd, x)
+      for dim = 3, 4 do
+        x = ms.cat({ x:narrow(dim, 2, 1), x, x:narrow(dim, 2, 1) }, dim)
+      end
+      return conv2d(x, sd.weight, sd.bias, 1, 1, 1)
+    end,
+  },
+  {
+    name = 'Conv3d',
+    make = function() return nn.Conv3d(2, 2, { 1, 3, 2 }) end,
+    input = function() return floats(2, 2, 3, 4, 3) end,
+    state = { { 'weight', 2, 2, 1, 3, 2 }, { 'bias', 2 } },
+    reference = function(sd, x)
+      local sheets = {}
+      for d = 1, x:size(3) do
+        sheets[d] = conv2d(x:select(3, d), sd.weight:squeeze(3), sd.bias, 1, 1, 1)
+      end
+      return ms.stack(sheets, 3)
+    end,
+  },
+  {
+    name = 'MaxPool2d',
+    make = function() return nn.MaxPool2d(2) end,
+    input = function() return floats(2, 3, 4, 6) end,
+    reference = function(_, x) return windows(x, largest) end,
+    class = nn.MaxPool2d,
+    refuses = { { 'ValueError', "'kernel_size' is 0, expected 1 or more", 0 } },
+  },
+  {
+    name = 'AvgPool2d',
+    make = function() return nn.AvgPool2d(2, { padding = 1 }) end,
+    input = function() return floats(2, 3, 4, 6) end,
+    reference = function(_, x)
+      return windows(framed(x, 1), function(cells) return cells:mean(-1) end)
+    end,
+  },
+  {
+    name = 'AdaptiveAvgPool2d',
+    make = function() return nn.AdaptiveAvgPool2d(2) end,
+    input = function() return floats(2, 3, 4, 3) end,
+    reference = function(_, x) -- of 3 columns: 1 and 2, 2 and 3
+      local function half(i) return x:narrow(4, i, 2):reshape(2, 3, 2, 4):mean(-1) end
+      return ms.stack({ half(1), half(2) }, 4)
+    end,
   },
   {
     name = 'Embedding',

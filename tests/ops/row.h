@@ -98,7 +98,7 @@ typedef struct op_row {
 
 /* One array of rows per family, ended by a row without a name. */
 extern const op_row elementwise_rows[], matrix_rows[], reduction_rows[], shape_rows[],
-    gather_rows[];
+    gather_rows[], spatial_rows[];
 
 /* All rows of all families. @return how many */
 int32_t collect_rows(const op_row *const **rows);

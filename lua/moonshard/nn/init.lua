@@ -15,6 +15,19 @@ local lazy = {
   BatchNorm2d = 'moonshard.nn.batch_norm2d',
   BatchNorm3d = 'moonshard.nn.batch_norm3d',
   SyncBatchNorm = 'moonshard.nn.sync_batch_norm',
+  _ConvNd = 'moonshard.nn.conv',
+  Conv1d = 'moonshard.nn.conv1d',
+  Conv2d = 'moonshard.nn.conv2d',
+  Conv3d = 'moonshard.nn.conv3d',
+  MaxPool1d = 'moonshard.nn.max_pool1d',
+  MaxPool2d = 'moonshard.nn.max_pool2d',
+  MaxPool3d = 'moonshard.nn.max_pool3d',
+  AvgPool1d = 'moonshard.nn.avg_pool1d',
+  AvgPool2d = 'moonshard.nn.avg_pool2d',
+  AvgPool3d = 'moonshard.nn.avg_pool3d',
+  AdaptiveAvgPool1d = 'moonshard.nn.adaptive_avg_pool1d',
+  AdaptiveAvgPool2d = 'moonshard.nn.adaptive_avg_pool2d',
+  AdaptiveAvgPool3d = 'moonshard.nn.adaptive_avg_pool3d',
   Dropout = 'moonshard.nn.dropout',
   GELU = 'moonshard.nn.gelu',
   ReLU = 'moonshard.nn.relu',
@@ -59,6 +72,19 @@ local lazy = {
 ---@field BatchNorm2d ms.nn.BatchNorm2d
 ---@field BatchNorm3d ms.nn.BatchNorm3d
 ---@field SyncBatchNorm ms.nn.SyncBatchNorm
+---@field _ConvNd ms.nn._ConvNd
+---@field Conv1d ms.nn.Conv1d
+---@field Conv2d ms.nn.Conv2d
+---@field Conv3d ms.nn.Conv3d
+---@field MaxPool1d ms.nn.MaxPool1d
+---@field MaxPool2d ms.nn.MaxPool2d
+---@field MaxPool3d ms.nn.MaxPool3d
+---@field AvgPool1d ms.nn.AvgPool1d
+---@field AvgPool2d ms.nn.AvgPool2d
+---@field AvgPool3d ms.nn.AvgPool3d
+---@field AdaptiveAvgPool1d ms.nn.AdaptiveAvgPool1d
+---@field AdaptiveAvgPool2d ms.nn.AdaptiveAvgPool2d
+---@field AdaptiveAvgPool3d ms.nn.AdaptiveAvgPool3d
 ---@field Dropout ms.nn.Dropout
 ---@field GELU ms.nn.GELU
 ---@field ReLU ms.nn.ReLU

@@ -107,6 +107,35 @@ MS_API ms_status ms_op_linear_gelu(ms_tensor **out, ms_tensor *x, ms_tensor *w,
 /** table (V, C), ids i64 (...) -> (..., C). MS_INDEX_ERROR for the first id outside [0, V); on a
  * device the next call that waits returns it. */
 MS_API ms_status ms_op_embedding(ms_tensor **out, ms_tensor *table, ms_tensor *ids);
+/**
+ * Cross-correlation of x (N, C, ...) with w (O, C / groups, ...), plus bias (O) or NULL, over 1 to
+ * 3 spatial dimensions. Narrow dtypes are summed in f32.
+ * @param ndim      spatial dimensions
+ * @param stride    one of 1 or more per spatial dimension; dilation likewise
+ * @param padding   zeros in front of and behind each spatial dimension: 2 ndim numbers
+ */
+MS_API ms_status ms_op_conv(ms_tensor **out, ms_tensor *x, ms_tensor *w,
+                            MS_NULLABLE ms_tensor *bias, int32_t ndim, const int64_t *stride,
+                            const int64_t *padding, const int64_t *dilation, int64_t groups);
+/**
+ * The largest element, or the average, of each window of x (N, C, ...) over 1 to 3 spatial
+ * dimensions. A maximum with NaN is NaN; equal elements: the first has the gradient.
+ * @param kernel     sizes of the window, one per spatial dimension; so are stride, padding (at most
+ *                   half of the window) and dilation
+ * @param ceil_mode  a last window may extend beyond the padding
+ * @param count_include_pad  the average counts zeros of the padding
+ * @param divisor    of sums; 0: the number of elements counted
+ */
+MS_API ms_status ms_op_max_pool(ms_tensor **out, ms_tensor *x, int32_t ndim, const int64_t *kernel,
+                                const int64_t *stride, const int64_t *padding,
+                                const int64_t *dilation, bool ceil_mode);
+MS_API ms_status ms_op_avg_pool(ms_tensor **out, ms_tensor *x, int32_t ndim, const int64_t *kernel,
+                                const int64_t *stride, const int64_t *padding, bool ceil_mode,
+                                bool count_include_pad, int64_t divisor);
+/** Averages over windows that make the spatial dimensions `size`: window o of n spans elements
+ * floor(o in / n) to ceil((o + 1) in / n). */
+MS_API ms_status ms_op_adaptive_avg_pool(ms_tensor **out, ms_tensor *x, int32_t ndim,
+                                         const int64_t *size);
 /** Normalize over the last dimension C; w (C), bias (C) or NULL (arXiv:1607.06450). Narrow dtypes
  * compute in f32. There the variance overflows for elements about 1e19 apart: the result is 0 (in
  * PyTorch 0, and NaN from 1e20).

@@ -1,0 +1,64 @@
+/* Pooling over windows of planes, and its gradient. */
+#include "lanes.h"
+#include "table.h"
+
+/* Input positions of window `o` along dimension d: begin, begin + dilation, ..., below end. */
+typedef struct pool_span {
+    int64_t begin, end;
+} pool_span;
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* With padding, which averages may count; a window ends at the end of the padding. */
+static pool_span padded_span(const msi_pool_args *a, int32_t d, int64_t o)
+{
+    if (a->adaptive) {
+        return (pool_span){o * a->in[d] / a->out[d],
+                           ((o + 1) * a->in[d] + a->out[d] - 1) / a->out[d]};
+    }
+    const int64_t begin = o * a->stride[d] - a->pad[d];
+
+    return (pool_span){begin, least(begin + a->kernel[d], a->in[d] + a->pad[d])};
+}
+
+static pool_span span(const msi_pool_args *a, int32_t d, int64_t o)
+{
+    const pool_span s = padded_span(a, d, o);
+
+    return (pool_span){s.begin < 0 ? 0 : s.begin, least(s.end, a->in[d])};
+}
+
+/* What a window's sum is divided by. */
+static double divisor(const msi_pool_args *a, const int64_t *o)
+{
+    double n = 1;
+
+    for (int32_t d = 0; d < 3 && a->divisor == 0; d++) {
+        const pool_span s = a->count_pad ? padded_span(a, d, o[d]) : span(a, d, o[d]);
+
+        n *= (double)(s.end - s.begin);
+    }
+    return a->divisor != 0 ? a->divisor : n;
+}
+
+/* Outputs [*begin, *end) along dimension d whose windows have `tap` inside of the input. */
+static void reached(const msi_pool_args *a, int32_t d, int64_t tap, int64_t *begin, int64_t *end)
+{
+    const int64_t at = tap * a->dilation[d] - a->pad[d], stride = a->stride[d];
+
+    *begin = at >= 0 ? 0 : (-at + stride - 1) / stride;
+    *end = at >= a->in[d] ? 0 : least(a->out[d], (a->in[d] - 1 - at) / stride + 1);
+}
+
+static int64_t volume(const int64_t *size)
+{
+    return size[0] * size[1] * size[2];
+}
+
+enum { CHUNK = 256 }; /* results whose largest values are found side by side */
+
+#define BODY "pool_body.h"
+#include "each_float.h"

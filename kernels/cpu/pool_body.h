@@ -1,0 +1,168 @@
+/* Body of pool.c for one dtype. */
+
+/* Results [first, first + n) of row (d, h) of one plane. */
+static void LOCAL(max_chunk)(const msi_pool_args *a, const T *x, int64_t d, int64_t h,
+                             int64_t first, int64_t n, T *y, int32_t *taps)
+{
+    REAL most[CHUNK];
+    int32_t tap = 0;
+
+    for (int64_t j = 0; j < n; j++) {
+        most[j] = -(REAL)INFINITY;
+        taps[j] = -1;
+    }
+    for (int64_t kd = 0; kd < a->kernel[0]; kd++) {
+        const int64_t z = d * a->stride[0] - a->pad[0] + kd * a->dilation[0];
+
+        for (int64_t kh = 0; kh < a->kernel[1]; kh++) {
+            const int64_t v = h * a->stride[1] - a->pad[1] + kh * a->dilation[1];
+            const bool inside = z >= 0 && z < a->in[0] && v >= 0 && v < a->in[1];
+
+            for (int64_t kw = 0; kw < a->kernel[2]; kw++, tap++) {
+                int64_t begin, end;
+
+                reached(a, 2, kw, &begin, &end);
+                begin = begin < first ? 0 : begin - first;
+                end = least(end - first, n);
+                if (!inside) {
+                    continue;
+                }
+                const T *row = x + (z * a->in[1] + v) * a->in[2] + first * a->stride[2] -
+                               a->pad[2] + kw * a->dilation[2];
+
+                for (int64_t j = begin; j < end; j++) {
+                    const REAL value = LOCAL(get)(row + j * a->stride[2]);
+                    const bool takes = taps[j] < 0 || value > most[j] || value != value;
+
+                    most[j] = takes ? value : most[j];
+                    taps[j] = takes ? tap : taps[j];
+                }
+            }
+        }
+    }
+    for (int64_t j = 0; j < n; j += 16) {
+        LOCAL(put)(y, j, n, OF_REAL(at)(most, j, n));
+    }
+}
+
+void MSI_NAME(LOCAL(max_pool))(const void *args)
+{
+    const msi_pool_args *a = args;
+    T *y = a->y;
+    int32_t *taps = a->taps;
+
+    for (int64_t p = 0; p < a->planes; p++) {
+        const T *x = (const T *)a->x + p * volume(a->in);
+
+        for (int64_t row = 0; row < a->out[0] * a->out[1]; row++) {
+            for (int64_t j = 0; j < a->out[2]; j += CHUNK) {
+                const int64_t n = least(CHUNK, a->out[2] - j);
+
+                LOCAL(max_chunk)(a, x, row / a->out[1], row % a->out[1], j, n, y, taps);
+                y += n;
+                taps += n;
+            }
+        }
+    }
+}
+
+static void LOCAL(clear)(const msi_pool_args *a)
+{
+    if (!a->accumulate) {
+        memset(a->dx, 0, (size_t)(a->planes * volume(a->in)) * sizeof(REAL));
+    }
+}
+
+void MSI_NAME(LOCAL(max_pool_grad))(const void *args)
+{
+    const msi_pool_args *a = args;
+    const T *dy = a->dy;
+    const int32_t *taps = a->taps;
+
+    LOCAL(clear)(a);
+    for (int64_t p = 0; p < a->planes; p++) {
+        REAL *dx = (REAL *)a->dx + p * volume(a->in);
+
+        for (int64_t row = 0; row < a->out[0] * a->out[1]; row++) {
+            const int64_t d = row / a->out[1] * a->stride[0] - a->pad[0];
+            const int64_t h = row % a->out[1] * a->stride[1] - a->pad[1];
+
+            for (int64_t j = 0; j < a->out[2]; j++, taps++, dy++) {
+                if (*taps < 0) {
+                    continue;
+                }
+                const int64_t kd = *taps / (a->kernel[1] * a->kernel[2]);
+                const int64_t kh = *taps / a->kernel[2] % a->kernel[1], kw = *taps % a->kernel[2];
+                const int64_t z = d + kd * a->dilation[0], v = h + kh * a->dilation[1];
+                const int64_t w = j * a->stride[2] - a->pad[2] + kw * a->dilation[2];
+
+                dx[(z * a->in[1] + v) * a->in[2] + w] += LOCAL(get)(dy);
+            }
+        }
+    }
+}
+
+/* Sum of a window's part of one row, in lanes where it is long. */
+static REAL LOCAL(row_sum)(const T *x, int64_t n)
+{
+    if (n < 16) {
+        REAL sum = 0;
+
+        for (int64_t j = 0; j < n; j++) {
+            sum += LOCAL(get)(x + j);
+        }
+        return sum;
+    }
+    V sum = SPLAT(0);
+
+    for (int64_t j = 0; j < n; j += 16) {
+        sum += LOCAL(at)(x, j, n);
+    }
+    return HSUM(sum);
+}
+
+void MSI_NAME(LOCAL(avg_pool))(const void *args)
+{
+    const msi_pool_args *a = args;
+    const int64_t n = volume(a->out), plane = volume(a->in);
+    T *y = a->y;
+
+    for (int64_t i = 0; i < a->planes * n; i++) {
+        const int64_t o[3] = {i % n / (a->out[1] * a->out[2]), i / a->out[2] % a->out[1],
+                              i % a->out[2]};
+        const pool_span d = span(a, 0, o[0]), h = span(a, 1, o[1]), w = span(a, 2, o[2]);
+        const T *x = (const T *)a->x + i / n * plane + w.begin;
+        REAL sum = 0;
+
+        for (int64_t z = d.begin; z < d.end; z++) {
+            for (int64_t v = h.begin; v < h.end; v++) {
+                sum += LOCAL(row_sum)(x + (z * a->in[1] + v) * a->in[2], w.end - w.begin);
+            }
+        }
+        STORE_N(y + i, SPLAT((double)sum / divisor(a, o)), 1);
+    }
+}
+
+void MSI_NAME(LOCAL(avg_pool_grad))(const void *args)
+{
+    const msi_pool_args *a = args;
+    const int64_t n = volume(a->out), plane = volume(a->in);
+    const T *dy = a->dy;
+
+    LOCAL(clear)(a);
+    for (int64_t i = 0; i < a->planes * n; i++) {
+        const int64_t o[3] = {i % n / (a->out[1] * a->out[2]), i / a->out[2] % a->out[1],
+                              i % a->out[2]};
+        const pool_span d = span(a, 0, o[0]), h = span(a, 1, o[1]), w = span(a, 2, o[2]);
+        REAL *dx = (REAL *)a->dx + i / n * plane;
+        const REAL g = (REAL)((double)LOCAL(get)(dy + i) / divisor(a, o));
+
+        for (int64_t z = d.begin; z < d.end; z++) {
+            for (int64_t v = h.begin; v < h.end; v++) {
+                for (int64_t u = w.begin; u < w.end; u++) {
+                    dx[(z * a->in[1] + v) * a->in[2] + u] += g;
+                }
+            }
+        }
+    }
+}
