@@ -9,6 +9,7 @@ local dims = require 'moonshard.internal.dims'
 local dtype = require 'moonshard.internal.dtype'
 local einsum = require 'moonshard.internal.einsum'
 local errors = require 'moonshard.internal.errors'
+local losses = require 'moonshard.internal.losses'
 local masks = require 'moonshard.internal.masks'
 local padding = require 'moonshard.internal.padding'
 local positions = require 'moonshard.internal.positions'
@@ -23,7 +24,7 @@ local unary = require 'moonshard.internal.unary'
 local C, calls = B.C, B.calls
 local type = type
 
----@class ms.ops: ms.Unary, ms.ops.Spatial
+---@class ms.ops: ms.Unary, ms.ops.Losses, ms.ops.Spatial
 local ops = {}
 
 local info = B.new('ms_tensor_info')
@@ -326,45 +327,6 @@ function ops.dropout(x, p, site, call)
   return out
 end
 
--- -- losses --------------------------------------------------------------------------------------
-
-local reductions = { mean = C.MS_REDUCTION_MEAN, sum = C.MS_REDUCTION_SUM }
-
-local function reduction_code(what, name)
-  return reductions[name == nil and 'mean' or name]
-    or errors.choice(what, 'reduction', name, { 'mean', 'sum' })
-end
-
----@class ms.ops.CrossEntropyOptions
----@field ignore_index? integer  targets that do not count (default -100)
----@field reduction? 'mean'|'sum'
-
-local cross_entropy_options = { 'ignore_index', 'reduction' }
-
---- Negative log-likelihood of `targets` under softmax(logits).
----@param logits ms.Tensor  (..., V)
----@param targets ms.Tensor  i64 (...)
----@param opts? ms.ops.CrossEntropyOptions
----@return ms.Tensor  ()
-function ops.cross_entropy(logits, targets, opts)
-  opts = errors.options('cross_entropy', opts, cross_entropy_options)
-  return calls.cross_entropy(logits, targets,
-    arguments.whole('cross_entropy', 'ignore_index', opts.ignore_index, -100),
-    reduction_code('cross_entropy', opts.reduction))
-end
-
-local mse_loss_options = { 'reduction' }
-
---- Mean (or sum) of (x - y)^2.
----@param x ms.Tensor
----@param y ms.Tensor
----@param opts? { reduction: 'mean'|'sum' }
----@return ms.Tensor  ()
-function ops.mse_loss(x, y, opts)
-  opts = errors.options('mse_loss', opts, mse_loss_options)
-  return calls.mse_loss(x, y, reduction_code('mse_loss', opts.reduction))
-end
-
 -- -- reductions and shapes -----------------------------------------------------------------------
 
 --- Sum over all dimensions, or over those given.
@@ -494,7 +456,7 @@ for name, fn in next, compare do
   ops[name] = fn
 end
 for _, functions in ipairs {
-  shapes.functions, products, masks, reduced, positions, padding, einsum, spatial.functions,
+  shapes.functions, products, masks, reduced, positions, padding, einsum, spatial.functions, losses,
 } do
   for name, fn in next, functions do
     ops[name] = fn

@@ -309,10 +309,11 @@ end
 local functions_only = {
   adaptive_avg_pool1d = true, adaptive_avg_pool2d = true, adaptive_avg_pool3d = true,
   affine = true, attention = true, attention_packed = true, avg_pool1d = true, avg_pool2d = true,
-  avg_pool3d = true, cast = true, cat = true, conv1d = true, conv2d = true, conv3d = true,
-  cross_entropy = true, dropout = true, einsum = true, embedding = true, layer_norm = true,
-  linear = true, linear_gelu = true, max_pool1d = true, max_pool2d = true, max_pool3d = true,
-  mse_loss = true, one_hot = true, pad = true, site = true, stack = true,
+  avg_pool3d = true, binary_cross_entropy_with_logits = true, cast = true, cat = true,
+  conv1d = true, conv2d = true, conv3d = true, cross_entropy = true, dropout = true, einsum = true,
+  embedding = true, huber_loss = true, l1_loss = true, layer_norm = true, linear = true,
+  linear_gelu = true, max_pool1d = true, max_pool2d = true, max_pool3d = true, mse_loss = true,
+  nll_loss = true, one_hot = true, pad = true, site = true, smooth_l1_loss = true, stack = true,
 }
 for name, operator in next, ops do
   if not functions_only[name] then

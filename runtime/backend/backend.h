@@ -70,6 +70,8 @@
     X(softmax_grad, msi_softmax_args)                                                              \
     X(cross_entropy, msi_cross_entropy_args)                                                       \
     X(cross_entropy_grad, msi_cross_entropy_args)                                                  \
+    X(nll_loss, msi_nll_args)                                                                      \
+    X(nll_loss_grad, msi_nll_args)                                                                 \
     X(embedding, msi_embedding_args)                                                               \
     X(embedding_grad, msi_embedding_args)                                                          \
     X(gather, msi_gather_args)                                                                     \

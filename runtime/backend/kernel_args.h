@@ -122,6 +122,18 @@ typedef struct msi_cross_entropy_args {
                          is NaN */
 } msi_cross_entropy_args;
 
+/** -x[i, targets[i]] of x (rows, cols). Looked up by the dtype of x. */
+typedef struct msi_nll_args {
+    int64_t rows, cols;
+    const void *x, *dy; /**< forward reads x; the gradient dy (rows) */
+    const int64_t *targets;
+    int64_t ignore_index; /**< its rows are 0 and have no gradient */
+    void *out;            /**< forward: (rows); gradient: dx */
+    bool accumulate;
+    msi_fault *fault; /**< forward records targets out of range; their rows are NaN and have no
+                         gradient */
+} msi_nll_args;
+
 /** Rows of a table. Looked up by the dtype of the table (forward) or of dy (gradient). */
 typedef struct msi_embedding_args {
     int64_t n, width, vocab;

@@ -943,6 +943,90 @@ return {
     reference = function(_, logits, targets) return (cross_entropy(logits, targets, -100)) end,
   },
   {
+    name = 'CrossEntropyLoss with weights, smoothing and classes in dimension 2',
+    make = function()
+      return nn.CrossEntropyLoss {
+        weight = ms.tensor { 0.5, 1, 2 }, label_smoothing = 0.2, ignore_index = 7,
+      }
+    end,
+    input = function() return floats(2, 3, 4), ids { { 2, 7, 0, 1 }, { 1, 1, 0, 7 } } end,
+    state = { { 'weight', 3 } },
+    result = 'f32',
+    reference = function(sd, logits, targets)
+      local total, weights = 0, 0
+      for i, row in ipairs(logits:transpose(2, 3):reshape(8, 3)) do
+        local target = targets:reshape(-1)[i]:item()
+        if target ~= 7 then
+          local log = (row - row:exp():sum():log()) * sd.weight
+          total = total - log[target + 1] * 0.8 - log:sum() * (0.2 / 3)
+          weights = sd.weight[target + 1] + weights
+        end
+      end
+      return total / weights
+    end,
+  },
+  {
+    name = 'CrossEntropyLoss of probabilities, unreduced',
+    make = function() return nn.CrossEntropyLoss { reduction = 'none' } end,
+    input = function() return floats(4, 3), ms.rand({ 4, 3 }, { seed = 8 }) end,
+    result = 'f32',
+    reference = function(_, logits, targets)
+      return ((logits - logits:exp():sum(2, true):log()) * targets):sum(2):neg()
+    end,
+  },
+  {
+    name = 'NLLLoss',
+    make = function() return nn.NLLLoss { weight = ms.tensor { 0.5, 1, 2 }, ignore_index = 7 } end,
+    input = function() return floats(4, 3), ids { 2, 7, 0, 1 } end,
+    state = { { 'weight', 3 } },
+    result = 'f32',
+    reference = function(sd, x)
+      local w = sd.weight
+      return (x[1][3] * w[3] + x[3][1] * w[1] + x[4][2] * w[2]):neg() / w:sum()
+    end,
+  },
+  {
+    name = 'BCEWithLogitsLoss',
+    make = function()
+      return nn.BCEWithLogitsLoss { weight = ms.tensor { 1, 2, 3 }, pos_weight = ms.tensor { 3 } }
+    end,
+    input = function() return floats(4, 3), ms.rand({ 4, 3 }, { seed = 8 }) end,
+    state = { { 'weight', 3 }, { 'pos_weight', 1 } },
+    result = 'f32',
+    reference = function(sd, x, y)
+      local s = 1 / (x:neg():exp() + 1)
+      return ((y * s:log() * 3 + (1 - y) * (1 - s):log()) * sd.weight):neg():mean()
+    end,
+  },
+  {
+    name = 'L1Loss',
+    make = function() return nn.L1Loss { reduction = 'sum' } end,
+    input = function() return floats(4, 3), ms.rand({ 4, 3 }, { seed = 8 }) end,
+    result = 'f32',
+    reference = function(_, x, y) return ops.maximum(x - y, y - x):sum() end,
+  },
+  {
+    name = 'SmoothL1Loss',
+    make = function() return nn.SmoothL1Loss { beta = 0.7, reduction = 'none' } end,
+    input = function() return floats(4, 3), ms.rand({ 4, 3 }, { seed = 8 }) end,
+    reference = function(_, x, y)
+      local d = ops.maximum(x - y, y - x)
+      return ms.where(d:lt(0.7), d * d / 1.4, d - 0.35)
+    end,
+    class = nn.SmoothL1Loss,
+    refuses = { { 'TypeError', "'beta' is a string, expected a number", { beta = 'a' } } },
+  },
+  {
+    name = 'HuberLoss',
+    make = function() return nn.HuberLoss { delta = 0.7 } end,
+    input = function() return floats(4, 3), ms.rand({ 4, 3 }, { seed = 8 }) end,
+    result = 'f32',
+    reference = function(_, x, y)
+      local d = ops.maximum(x - y, y - x)
+      return ms.where(d:lt(0.7), d * d / 2, (d - 0.35) * 0.7):mean()
+    end,
+  },
+  {
     name = 'MSELoss',
     make = function() return nn.MSELoss() end,
     input = function() return floats(4, 3), ms.rand({ 4, 3 }, { seed = 8 }) end,
@@ -950,7 +1034,7 @@ return {
     reference = function(_, x, y) return (x - y):square():sum() / x:numel() end,
     class = nn.MSELoss,
     refuses = {
-      { 'ValueError', "'reduction' is 'men', expected one of mean, sum; did you mean 'mean'?",
+      { 'ValueError', "'reduction' is 'men', expected one of mean, sum, none; did you mean 'mean'?",
         { reduction = 'men' } },
     },
   },

@@ -56,6 +56,11 @@ local lazy = {
   CrossEntropyLoss = 'moonshard.nn.cross_entropy_loss',
   checkpoint = 'moonshard.nn.checkpoint',
   checkpoint_wrapper = 'moonshard.nn.checkpoint_wrapper',
+  NLLLoss = 'moonshard.nn.nll_loss',
+  BCEWithLogitsLoss = 'moonshard.nn.bce_with_logits_loss',
+  L1Loss = 'moonshard.nn.l1_loss',
+  SmoothL1Loss = 'moonshard.nn.smooth_l1_loss',
+  HuberLoss = 'moonshard.nn.huber_loss',
   init = 'moonshard.nn.rules',
 }
 
@@ -113,5 +118,10 @@ local lazy = {
 ---@field CrossEntropyLoss ms.nn.CrossEntropyLoss
 ---@field checkpoint fun(fn: ms.nn.Module|function, ...): ...
 ---@field checkpoint_wrapper ms.nn.CheckpointWrapper
+---@field NLLLoss ms.nn.NLLLoss
+---@field BCEWithLogitsLoss ms.nn.BCEWithLogitsLoss
+---@field L1Loss ms.nn.L1Loss
+---@field SmoothL1Loss ms.nn.SmoothL1Loss
+---@field HuberLoss ms.nn.HuberLoss
 ---@field init ms.nn.init
 return naming.space('nn', {}, lazy)

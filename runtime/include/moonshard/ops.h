@@ -160,6 +160,10 @@ enum { MS_REDUCTION_MEAN = 0, MS_REDUCTION_SUM = 1 };
  */
 MS_API ms_status ms_op_cross_entropy(ms_tensor **out, ms_tensor *logits, ms_tensor *targets,
                                      int64_t ignore_index, int32_t reduction);
+/** -x[i, target of i] for each row of x (..., C), not reduced: targets i64 (...). 0 for
+ * `ignore_index`. MS_INDEX_ERROR for another target outside [0, C), as for ms_op_embedding(). */
+MS_API ms_status ms_op_nll_loss(ms_tensor **out, ms_tensor *x, ms_tensor *targets,
+                                int64_t ignore_index);
 /** Mean (or sum) of (x - y)^2 over all elements of two tensors of one shape. f32 for narrow dtypes.
  */
 MS_API ms_status ms_op_mse_loss(ms_tensor **out, ms_tensor *x, ms_tensor *y, int32_t reduction);

@@ -167,6 +167,20 @@ static void oracle_cross_entropy(const call *c, const array *const *in, array *o
     out->slack[0] = counted == 0 ? 0 : too_large ? (real)INFINITY : slack * weight;
 }
 
+RUN(nll_loss, ms_op_nll_loss(out, in[0], in[1], c->i[0]))
+
+static void oracle_nll_loss(const call *c, const array *const *in, array *out)
+{
+    const int64_t n = width_of(&in[0]->form);
+
+    set_form(out, in[0]->form.dtype, in[1]->form.ndim, in[1]->form.shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        const int64_t target = (int64_t)in[1]->v[i];
+
+        out->v[i] = target == c->i[0] ? 0 : -in[0]->v[i * n + target];
+    }
+}
+
 static bool plan_mse_loss(call *c)
 {
     c->n_in = 2;
@@ -515,6 +529,7 @@ const op_row reduction_rows[] = {
     OP(softmax, has_rows),
     OP(cross_entropy, plan_cross_entropy),
     OP(mse_loss, plan_mse_loss),
+    OP(nll_loss, plan_cross_entropy),
     OP(embedding, plan_embedding, .begin = begin_embedding),
     OP(dropout, plan_dropout),
     OP(sum, plan_sum),
