@@ -180,6 +180,12 @@ local runs = {
     assert.equal('In the beginning', output:sub(1, 16))
     assert.equal(16 + 400 + 1, #output)
   end,
+  ['luajit examples/classify.lua'] = function(command)
+    finds('accuracy', succeeds(command .. ' --steps=2 --batch=8 --test=8'))
+  end,
+  ['./dev moonshard run -n 2 examples/classify.lua'] = function(command)
+    finds('on 2 ranks', succeeds(command .. ' --steps=2 --batch=8 --test=8'))
+  end,
   ['luajit examples/custom_policy.lua'] = function(command)
     finds('step 5', succeeds(command))
   end,

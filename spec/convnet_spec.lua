@@ -61,7 +61,8 @@ local function batch(s, first, n, dtype)
 end
 
 local function close(what, found, wanted, tolerance)
-  if not (math.abs(found - wanted) <= tolerance * (1 + math.abs(wanted))) then
+  local near = math.abs(found - wanted) <= tolerance * (1 + math.abs(wanted))
+  if not near then -- NaN too
     error(('%s is %.17g, expected %.17g'):format(what, found, wanted), 0)
   end
 end

@@ -219,6 +219,14 @@ describe('an example', function()
     assert.equal(forked:match('parameters %S+'), launched:match('parameters %S+'))
   end)
 
+  it('learns to classify shapes, on one rank and on two', function()
+    for ranks = 1, 2 do
+      local output = succeeds(run('classify', '--steps=60 --test=256 --ranks=' .. ranks))
+      assert.truthy(tonumber(output:match('accuracy ([%d.]+) %%')) > 60, output)
+    end
+    refuses('--batch=9 cannot be dealt to 2 ranks evenly', run('classify', '--ranks=2 --batch=9'))
+  end)
+
   it('writes the same text from a checkpoint for the same seed', function()
     succeeds(train('--steps=2'))
     local a = succeeds(run('sample', 'out --length=30 --prompt=in --seed=7'))

@@ -261,4 +261,76 @@ describe('operators', function()
     checks.close({ 2, 0 }, x:norm(0, 2))
     checks.raises('ValueError', "norm: 'p' is NaN, expected a number", x.norm, x, 0 / 0)
   end)
+
+  it('convolve and pool with one number for all dimensions or one each', function()
+    local x, w = ms.randn({ 2, 4, 9, 8 }, { seed = 1 }), ms.randn({ 6, 2, 3, 2 }, { seed = 2 })
+    local y = ops.conv2d(x, w, nil, { stride = { 2, 1 }, padding = { 1, 0 }, groups = 2 })
+    assert.same({ 2, 6, 5, 7 }, y:shape())
+    assert.same({ 2, 6, 9, 8 }, ops.conv2d(x, w, nil, { padding = 'same', groups = 2 }):shape())
+    assert.same({ 2, 6, 7, 7 }, ops.conv2d(x, w, nil, { padding = 'valid', groups = 2 }):shape())
+    assert.equal(y[1]:hash(), ops.conv2d(x[1], w, nil,
+      { stride = { 2, 1 }, padding = { 1, 0 }, groups = 2 }):hash())
+    assert.same({ 4, 3, 4 }, ops.max_pool2d(x[1], { 3, 2 }):shape())
+    assert.same({ 2, 4, 5, 4 }, ops.avg_pool2d(x, 2, { ceil_mode = true }):shape())
+    assert.same({ 2, 4, 2, 3 }, ops.adaptive_avg_pool2d(x, { 2, 3 }):shape())
+    assert.same({ 4, 8 }, ops.max_pool1d(ms.tensor { { 1, 4, 2, 8 } }, 2):reshape(-1):totable())
+    checks.raises('ValueError', "conv2d: 'stride' has 3 numbers, expected one or 2", ops.conv2d, x,
+      w, nil, { stride = { 1, 1, 1 } })
+    checks.raises('ValueError', 'conv2d: x has 2 dimensions, expected 4 (N, C, ...) or 3 (C, ...)',
+      ops.conv2d, x[1][1], w)
+    checks.raises('ValueError', 'x (N, C, ...) and w (O, C / groups, ...)', ops.conv2d, x, w)
+    checks.raises('ValueError', 'covers 12 positions of spatial dimension 1, expected 1 to 9',
+      ops.conv2d, x, ms.zeros(1, 4, 12, 1))
+    checks.raises('ValueError', 'padding 0 to half of the window', ops.max_pool2d, x, 2,
+      { padding = 2 })
+  end)
+
+  it('convolve images of more than one box as the sum over taps', function()
+    local x = ms.randn({ 2, 32, 30, 20 }, { seed = 1, dtype = 'f64' }):requires_grad_()
+    local w = ms.randn({ 8, 32, 3, 3 }, { seed = 2, dtype = 'f64' }):requires_grad_()
+    local function taps()
+      local sum = 0
+      for i = 1, 3 do
+        for j = 1, 3 do
+          local part = x:narrow(3, i, 28):narrow(4, j, 18):permute(1, 3, 4, 2)
+          sum = ops.linear(part, w:select(4, j):select(3, i)) + sum
+        end
+      end
+      return sum:permute(1, 4, 2, 3)
+    end
+    local found = {}
+    for k, fn in ipairs { function() return ops.conv2d(x, w) end, taps } do
+      local y = fn()
+      ;(y * y):sum():backward()
+      found[k] = { y, x:grad(), w:grad() }
+      x:set_grad(nil)
+      w:set_grad(nil)
+    end
+    for i = 1, 3 do
+      assert.is_true(ms.allclose(found[1][i], found[2][i], { atol = 1e-9 }))
+    end
+  end)
+
+  it('reduce losses, with classes in the last dimension or in dimension 2', function()
+    local x = ms.randn({ 2, 3, 4 }, { seed = 1 })
+    local ids = ms.tensor({ { 0, 1, 2, 0 }, { 2, 2, 1, 0 } }, { dtype = 'i64' })
+    local each = ops.cross_entropy(x, ids, { reduction = 'none' })
+    assert.same({ 2, 4 }, each:shape())
+    checks.close(each:mean():item(), ops.cross_entropy(x, ids), 1e-6)
+    local sum = ops.nll_loss(x:log_softmax(2), ids, { reduction = 'sum' })
+    checks.close(each:sum():item(), sum, 1e-5)
+    local square = ms.randn({ 2, 3, 3 }, { seed = 1 })
+    local few = ids:narrow(2, 1, 3)
+    checks.close(ops.cross_entropy(square:transpose(2, 3), few):item(),
+      ops.cross_entropy(square, few, { dim = 2 }), 1e-6)
+    checks.raises('IndexError', 'nll_loss: target 3, number 2 of 2, is outside [0, 3)',
+      ops.nll_loss, x[1]:t():narrow(1, 1, 2), ms.tensor({ 0, 3 }, { dtype = 'i64' }))
+    checks.raises('ValueError', "expected the option 'dim'", ops.cross_entropy, x, x)
+    checks.raises('ValueError', "'weight' is (4), expected (3)", ops.nll_loss, x, ids,
+      { weight = ms.ones(4) })
+    checks.raises('ValueError', "'delta' is 0, expected a finite number above 0", ops.huber_loss, x,
+      x, { delta = 0 })
+    checks.raises('ValueError', 'l1_loss: x is (2, 3, 4) and y (2, 4)', ops.l1_loss, x,
+      x:select(2, 1))
+  end)
 end)
