@@ -113,6 +113,13 @@ return {
     runs = 3, torch_runs = 3,
     variants = { { args = { ranks = RANKS } } },
     rows = { time('sharded step of two Linear(32, 32)', 'step') } },
+  { name = 'conv', about = 'Conv2d 3 -> 32 -> 64, 3 x 3, of 32 images of 32 x 32, f32, one rank',
+    row = 'conv', runs = 3, torch_runs = 3,
+    variants = { { args = { ranks = 1 } } },
+    rows = {
+      time('two Conv2d forward', 'forward'),
+      time('two Conv2d forward and backward', 'both'),
+    } },
   { name = 'start', about = 'process start to the end of the first step', row = 'first_step',
     runs = 5, torch_runs = 3,
     variants = {

@@ -1,7 +1,7 @@
 --- Our side of every row: `luajit bench/rows.lua ROW key=value ...` measures one thing in ranks of
 --- its own and prints one line of JSON. torch_rows.py answers to the same words, run.lua compares.
 ---
---- Rows: train, all_reduce, eager, tiny_step, first_step. Times are medians in seconds.
+--- Rows: train, all_reduce, eager, tiny_step, conv, first_step. Times are medians in seconds.
 
 local here = arg[0]:match('^(.*)/') or '.'
 dofile(here .. '/../examples/setup.lua')
@@ -190,6 +190,21 @@ function rows.tiny_step(o)
   if world.rank == 0 then
     emit { step = seconds }
   end
+end
+
+function rows.conv()
+  ms.dist.init { ranks = 1 }
+  local model = nn.Sequential(nn.Conv2d(3, 32, 3, { padding = 1 }),
+    nn.Conv2d(32, 64, 3, { padding = 1 })):materialize()
+  local x, g = ms.randn(32, 3, 32, 32), ms.randn(32, 64, 32, 32)
+  local forward = median_call(9, 5, function()
+    ms.scope(ms.no_grad, model, x)
+  end)
+  local both = median_call(9, 5, function()
+    ms.scope(function() model(x):backward(g) end)
+    model:zero_grad()
+  end)
+  emit { forward = forward, both = both }
 end
 
 -- -- the command line ----------------------------------------------------------------------------

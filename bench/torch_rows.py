@@ -190,7 +190,22 @@ def tiny_step(o, rank):
     return {"step": median_call(9, 10, step)}
 
 
-ROWS = {f.__name__: f for f in (train, first_step, all_reduce, eager, tiny_step)}
+def conv(o, rank):
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 64, 3, padding=1))
+    x, g = torch.randn(32, 3, 32, 32), torch.randn(32, 64, 32, 32)
+
+    def forward():
+        with torch.no_grad():
+            model(x)
+
+    def both():
+        model(x).backward(g)
+        model.zero_grad()
+
+    return {"forward": median_call(9, 5, forward), "both": median_call(9, 5, both)}
+
+
+ROWS = {f.__name__: f for f in (train, first_step, all_reduce, eager, tiny_step, conv)}
 
 
 def run_rank(rank, name, o, rendezvous):
