@@ -131,6 +131,8 @@ EW(tanh, 1, OF(tanh)(a))
 EW(tanh_grad, 2, a *((REAL)1 - b * b))
 EW(relu, 1, OF(select)(OF(lt)(a, SPLAT(0)), SPLAT(0), a)) /* NaN and -0 stay */
 EW(relu_grad, 2, OF(select)(OF(le)(b, SPLAT(0)), SPLAT(0), a))
+EW(leaky_relu, 1, OF(select)(OF(lt)(SPLAT(0), a), a, a *s0))
+EW(leaky_relu_grad, 2, OF(select)(OF(lt)(SPLAT(0), b), a, a *s0))
 EW(erf, 1, OF(erf)(a))
 EW(erf_grad, 2, OF(exp)(-(b *b)) * (REAL)1.12837916709551257390 * a)
 EW(gelu, 1, LOCAL(gelu_lanes)(a))

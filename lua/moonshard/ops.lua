@@ -164,6 +164,14 @@ function ops.softplus(x, beta, threshold)
     arguments.number('softplus', 'threshold', threshold, 20))
 end
 
+--- x where x > 0, else negative_slope x.
+---@param x ms.Tensor
+---@param negative_slope? number  default 0.01
+---@return ms.Tensor
+function ops.leaky_relu(x, negative_slope)
+  return calls.leaky_relu(x, arguments.number('leaky_relu', 'negative_slope', negative_slope, 0.01))
+end
+
 --- The larger of two elements, NaN where one is.
 ---@type fun(a: ms.Tensor, b: ms.Tensor): ms.Tensor
 ops.maximum = calls.maximum

@@ -31,6 +31,7 @@ local C, calls, core = B.C, B.calls, B.core
 ---@operator unm: ms.Tensor
 ---@field [integer] ms.Tensor  a view without the first dimension
 ---@field gelu fun(self: ms.Tensor, approximate?: 'none'|'tanh'): ms.Tensor
+---@field leaky_relu fun(self: ms.Tensor, negative_slope?: number): ms.Tensor
 ---@field softplus fun(self: ms.Tensor, beta?: number, threshold?: number): ms.Tensor
 ---@field pow fun(self: ms.Tensor, p: number): ms.Tensor
 ---@field eq fun(self: ms.Tensor, other: ms.Tensor|number|boolean): ms.Tensor  bool

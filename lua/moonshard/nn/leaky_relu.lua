@@ -21,7 +21,7 @@ end
 ---@param x ms.Tensor
 ---@return ms.Tensor
 function LeakyReLU:forward(x)
-  return ops.where(ops.gt(x, 0), x, x * self.negative_slope)
+  return ops.leaky_relu(x, self.negative_slope)
 end
 
 function LeakyReLU:extra_repr()

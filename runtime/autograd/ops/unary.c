@@ -100,6 +100,15 @@ ms_status ms_op_softplus(ms_tensor **out, ms_tensor *x, double beta, double thre
     return run(&msi_op_softplus, &f, out, x);
 }
 
+const msi_op msi_op_leaky_relu = UNARY_OP("leaky_relu");
+
+ms_status ms_op_leaky_relu(ms_tensor **out, ms_tensor *x, double negative_slope)
+{
+    const unary f = {MSI_K_leaky_relu, MSI_K_leaky_relu_grad, 2, SAVES_X, {negative_slope}};
+
+    return run(&msi_op_leaky_relu, &f, out, x);
+}
+
 const msi_op msi_op_clamp = UNARY_OP("clamp");
 
 /* An infinite bound becomes the end of the integer range. */

@@ -65,6 +65,8 @@ MS_API ms_status ms_op_sigmoid(ms_tensor **out, ms_tensor *x);
 MS_API ms_status ms_op_silu(ms_tensor **out, ms_tensor *x);
 /** log(1 + exp(beta x)) / beta; x where beta x > threshold. */
 MS_API ms_status ms_op_softplus(ms_tensor **out, ms_tensor *x, double beta, double threshold);
+/** x where x > 0, else negative_slope x. */
+MS_API ms_status ms_op_leaky_relu(ms_tensor **out, ms_tensor *x, double negative_slope);
 MS_API ms_status ms_op_relu(ms_tensor **out, ms_tensor *x);
 /** The error function: 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x. */
 MS_API ms_status ms_op_erf(ms_tensor **out, ms_tensor *x);

@@ -92,6 +92,15 @@ UNARY(softplus, isnan(x) ? x : softplus(c, x),
       8 * (1 + fabsl((real)c->p[0] * x)) * fabsl(y) +
           (fabsl((real)c->p[0] * x - (real)c->p[1]) < 1e-3L ? INFINITY : 0))
 
+static bool plan_leaky_relu(call *c)
+{
+    c->p[0] = below(c->rng, 2) ? 0.25 : -0.5;
+    return floating(c);
+}
+
+RUN(leaky_relu, ms_op_leaky_relu(out, in[0], c->p[0]))
+UNARY(leaky_relu, x > 0 ? x : (real)c->p[0] * x, fabsl(y))
+
 static real gelu(real x, bool approximate)
 {
     const real u = 0.79788456080286535588L * (x + 0.044715L * x * x * x);
@@ -418,6 +427,7 @@ const op_row elementwise_rows[] = {
     OP(neg, counting),
     OP(reciprocal, floating, .smooth = away_from_0),
     OP(softplus, plan_softplus, .smooth = smooth_softplus, .grad_error = 64),
+    OP(leaky_relu, plan_leaky_relu, .smooth = away_from_0),
     OP(gelu, plan_gelu),
     OP(affine, plan_affine),
     OP(pow, plan_pow, .smooth = away_from_0, .grad_error = 256),
