@@ -66,6 +66,9 @@
     X(prod_grad, msi_reduction_args) /* g times the product of the other elements */               \
     X(layer_norm, msi_layer_norm_args)                                                             \
     X(layer_norm_grad, msi_layer_norm_grad_args)                                                   \
+    X(channel_stats, msi_channel_norm_args)                                                        \
+    X(channel_norm, msi_channel_norm_args)                                                         \
+    X(channel_norm_grad, msi_channel_norm_args)                                                    \
     X(log_softmax, msi_softmax_args)                                                               \
     X(log_softmax_grad, msi_softmax_args)                                                          \
     X(softmax, msi_softmax_args)                                                                   \

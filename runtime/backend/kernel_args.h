@@ -94,6 +94,21 @@ typedef struct msi_layer_norm_grad_args {
     bool dx_accumulate, dw_accumulate, db_accumulate;
 } msi_layer_norm_grad_args;
 
+/** Normalisation of x (batch, channels, plane). A set of planes has one mean and variance: with
+ * groups = 0 a channel of all samples, else a group of a sample's channels. Looked up by the dtype
+ * of x, w, b, y, dy and dx; the rest is f32 (f64 for f64). w and b may be NULL. */
+typedef struct msi_channel_norm_args {
+    int64_t batch, channels, plane, groups;
+    const void *x, *w, *b, *stats; /**< stats (2, sets): means, then biased variances */
+    void *y;                       /**< of channel_stats: stats */
+    double eps;
+    const void *dy;
+    void *dx, *dw, *db; /**< may be NULL */
+    bool of_input;      /**< the gradient goes through the statistics, which are those of x */
+    bool dx_accumulate, dw_accumulate, db_accumulate;
+    double *work; /**< of the gradient: 2 numbers per plane */
+} msi_channel_norm_args;
+
 /** y = log_softmax(x), or softmax(x), over cols. Looked up by the dtype of x. */
 typedef struct msi_softmax_args {
     int64_t rows, cols;

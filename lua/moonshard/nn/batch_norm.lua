@@ -7,13 +7,17 @@
 ---
 --- Shapes: x (N, C, ...)  weight, bias, running_mean, running_var (C)  num_batches_tracked i64 ()
 
+local B = require 'moonshard_ffi'
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
 local check = require 'moonshard.nn.check'
 local create = require 'moonshard.internal.create'
 local errors = require 'moonshard.internal.errors'
+local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
+
+local calls = B.calls
 
 ---@class ms.nn._BatchNorm: ms.nn.Module
 ---@field num_features integer
@@ -96,16 +100,22 @@ local function track(self, mean, variance, n)
   move(self.running_var, variance * (n / (n - 1)))
 end
 
---- Mean and biased variance of each channel in a batch, the batch less its mean, and over how many
---- values each went. Those of other ranks count in SyncBatchNorm.
----@param x ms.Tensor
----@return ms.Tensor mean, ms.Tensor variance, ms.Tensor centred, integer n
-function BatchNorm:_statistics(x)
+-- How many values a channel has.
+local function check_count(self, x)
   local n = x:numel() / math.max(self.num_features, 1)
   if self.training and n <= 1 then
     errors.raise('ValueError', 'Expected more than 1 value per channel when training, got input '
       .. 'size (%s)', table.concat(x:shape(), ', '))
   end
+  return n
+end
+
+--- Mean and biased variance of each channel in a batch, the batch less its mean, and over how many
+--- values each went. Those of other ranks count in SyncBatchNorm.
+---@param x ms.Tensor
+---@return ms.Tensor mean, ms.Tensor variance, ms.Tensor centred, integer n
+function BatchNorm:_statistics(x)
+  local n = check_count(self, x)
   local over = all_but_channels(x)
   local mean = x:mean(over, true)
   local centred = x - mean
@@ -123,11 +133,37 @@ local function check_input(self, x)
   end
 end
 
+--- Are the statistics of a batch those of this rank alone?
+function BatchNorm._is_local()
+  return true
+end
+
+local LEAST_PLANE = 8 -- elements of a sample's channel from which one kernel is faster
+
+-- Normalise by one kernel.
+local function normalise(self, x)
+  if self.training or not self.running_mean then
+    local n = check_count(self, x)
+    local stats = calls.channel_stats(x, 0)
+    if self.training and self.running_mean then
+      autograd.no_grad(track, self, stats[1], stats[2], n)
+    end
+    return calls.channel_norm(x, stats, self.weight, self.bias, 0, self.eps, true)
+  end
+  local compute = x:dtype() == 'f64' and 'f64' or 'f32'
+  local stats = ops.stack { self.running_mean:to(compute), self.running_var:to(compute) }
+  return calls.channel_norm(x, stats, self.weight, self.bias, 0, self.eps, false)
+end
+
 ---@param x ms.Tensor  (N, C, ...)
 ---@return ms.Tensor
 function BatchNorm:forward(x)
   check_input(self, x)
   local dtype = x:dtype()
+  if self:_is_local() and (not self.weight or self.weight:dtype() == dtype)
+    and x:numel() >= LEAST_PLANE * x:size(1) * x:size(2) then
+    return normalise(self, x)
+  end
   local compute = dtype == 'f64' and 'f64' or 'f32'
   x = x:to(compute)
   local weight = self.weight and channels(self.weight:to(compute), x)

@@ -2,6 +2,7 @@
 ---
 --- Shapes: x (N, C, ...)  weight, bias (C)
 
+local B = require 'moonshard_ffi'
 local Module = require 'moonshard.nn.module'
 local check = require 'moonshard.nn.check'
 local errors = require 'moonshard.internal.errors'
@@ -16,6 +17,9 @@ local rules = require 'moonshard.nn.rules'
 ---@field bias ms.Tensor?  (C)
 ---@overload fun(num_groups: integer, num_channels: integer, opts?: table): ms.nn.GroupNorm
 local GroupNorm = Module.extend('nn.GroupNorm')
+
+local calls = B.calls
+local LEAST_PLANE = 8 -- elements of a sample's channel from which one kernel is faster
 
 GroupNorm._settings = { 'num_groups', 'eps' }
 
@@ -51,6 +55,10 @@ function GroupNorm:forward(x)
   if shape[2] ~= self.num_channels then
     errors.raise('ValueError', '%s: x is (%s), expected %d channels in dimension 2', self._name,
       table.concat(shape, ', '), self.num_channels)
+  end
+  if x:numel() >= LEAST_PLANE * shape[1] * shape[2] then
+    return calls.channel_norm(x, calls.channel_stats(x, self.num_groups), self.weight, self.bias,
+      self.num_groups, self.eps, true)
   end
   local rest = x:numel() / math.max(shape[1] * self.num_groups, 1)
   local y = ops.layer_norm(x:reshape(shape[1], self.num_groups, rest), nil, nil, self.eps)

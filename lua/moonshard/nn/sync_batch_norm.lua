@@ -28,13 +28,17 @@ function SyncBatchNorm:init(num_features, opts)
   BatchNorm.init(self, num_features, opts)
 end
 
+function SyncBatchNorm:_is_local()
+  return not self.training or B.C.ms_comm_size(self.process_group or B.world()) == 1
+end
+
 -- Two sums over the group, that of the values and that of the squares of what is left without the
 -- mean: a difference of squares would cancel.
 function SyncBatchNorm:_statistics(x)
-  local group = self.process_group or B.world()
-  if not self.training or B.C.ms_comm_size(group) == 1 then
+  if self:_is_local() then
     return BatchNorm._statistics(self, x)
   end
+  local group = self.process_group or B.world()
   local channels, over = self.num_features, self._all_but_channels(x)
   local own = create.full({ 1 }, x:numel() / math.max(channels, 1), { dtype = x:dtype() })
   local sums = functional.all_reduce(ops.cat { x:sum(over), own }, 'sum', group)

@@ -144,6 +144,18 @@ MS_API ms_status ms_op_adaptive_avg_pool(ms_tensor **out, ms_tensor *x, int32_t 
  * @param eps  finite, 0 or more (MS_VALUE_ERROR) */
 MS_API ms_status ms_op_layer_norm(ms_tensor **out, ms_tensor *x, MS_NULLABLE ms_tensor *w,
                                   MS_NULLABLE ms_tensor *bias, double eps);
+/** (2, sets): mean and biased variance of sets of planes of x (N, C, ...). groups = 0: a set is a
+ * channel of all samples; else a sample's channels in so many groups. f32 for narrow dtypes. Not
+ * differentiable. */
+MS_API ms_status ms_op_channel_stats(ms_tensor **out, ms_tensor *x, int64_t groups);
+/** Batch (groups = 0) and group normalisation: (x - mean) / sqrt(variance + eps) w + bias, with w
+ * (C), bias (C) or NULL.
+ * @param stats     as ms_op_channel_stats() computes them; no gradient
+ * @param of_input  they are those of x, and x's gradient goes through them; else they are constant
+ * @param eps       finite, 0 or more (MS_VALUE_ERROR) */
+MS_API ms_status ms_op_channel_norm(ms_tensor **out, ms_tensor *x, ms_tensor *stats,
+                                    MS_NULLABLE ms_tensor *w, MS_NULLABLE ms_tensor *bias,
+                                    int64_t groups, double eps, bool of_input);
 /** Over the last dimension; MS_VALUE_ERROR if x has none. */
 MS_API ms_status ms_op_log_softmax(ms_tensor **out, ms_tensor *x);
 /** exp(x) / sum(exp(x)) over the last dimension, as above; NaN for a row of -inf. */

@@ -14,6 +14,11 @@ static bool has_rows(call *c)
     return is_float(&c->in[0]) && c->in[0].ndim > 0;
 }
 
+static int32_t loss_dtype(int32_t dtype)
+{
+    return dtype == MS_DTYPE_F64 ? MS_DTYPE_F64 : MS_DTYPE_F32;
+}
+
 /* -- layer_norm -------------------------------------------------------------------------------- */
 
 static bool plan_layer_norm(call *c)
@@ -61,6 +66,143 @@ static void oracle_layer_norm(const call *c, const array *const *in, array *out)
             fabsl(hat * w) > largest_of(x->dtype)) {
             out->slack[i] = INFINITY;
         }
+    }
+}
+
+/* -- channel_stats, channel_norm --------------------------------------------------------------- */
+
+/* i[0] groups, or 0; i[1] statistics of x, or given ones. */
+static bool plan_channels(call *c)
+{
+    const form *x = &c->in[0];
+
+    c->n_in = 1;
+    if (!is_float(x) || x->ndim < 2 || numel_of(x) == 0) {
+        return false;
+    }
+    c->i[0] = below(c->rng, 2) ? 0 : x->shape[1] % 2 == 0 && below(c->rng, 2) ? 2 : 1;
+    return true;
+}
+
+RUN(channel_stats, ms_op_channel_stats(out, in[0], c->i[0]))
+
+/* Mean and variance of the set that element i belongs to. `size`: of the largest. */
+static void set_stats(const call *c, const array *x, int64_t i, real *mean, real *variance,
+                      real *size)
+{
+    const int64_t *shape = x->form.shape, plane = x->n / (shape[0] * shape[1]);
+    const int64_t per_group = c->i[0] == 0 ? 1 : shape[1] / c->i[0];
+    const int64_t set = i / plane / per_group % (shape[1] / per_group);
+    real n = 0;
+
+    *mean = *variance = *size = 0;
+    for (int32_t pass = 0; pass < 3; pass++) {
+        for (int64_t j = 0; j < x->n; j++) {
+            const bool together = j / plane / per_group % (shape[1] / per_group) == set &&
+                                  (c->i[0] == 0 || j / plane / shape[1] == i / plane / shape[1]);
+
+            if (together && pass == 0) {
+                n++;
+                *size = fmaxl(*size, fabsl(x->v[j]));
+            } else if (together && pass == 1) {
+                *mean += x->v[j] / n;
+            } else if (together) {
+                *variance += (x->v[j] - *mean) * (x->v[j] - *mean) / n;
+            }
+        }
+    }
+}
+
+static void oracle_channel_stats(const call *c, const array *const *in, array *out)
+{
+    const int64_t *x = in[0]->form.shape, plane = in[0]->n / (x[0] * x[1]);
+    const int64_t sets = c->i[0] == 0 ? x[1] : x[0] * c->i[0];
+    const int64_t step = c->i[0] == 0 ? plane : x[1] / c->i[0] * plane;
+    const real unit = compute_unit_of(in[0]->form.dtype);
+
+    set_form(out, loss_dtype(in[0]->form.dtype), 2, (const int64_t[]){2, sets});
+    for (int64_t s = 0; s < sets; s++) {
+        real size;
+
+        set_stats(c, in[0], s * step, &out->v[s], &out->v[sets + s], &size);
+        out->slack[s] = 16 * unit * size;
+        out->slack[sets + s] = 64 * unit * size * size;
+    }
+}
+
+static bool plan_channel_norm(call *c)
+{
+    if (!plan_channels(c)) {
+        return false;
+    }
+    c->n_in = 1 + below(c->rng, 3);
+    c->in[1] = c->in[2] = (form){.dtype = c->in[0].dtype, .ndim = 1, .shape = {c->in[0].shape[1]}};
+    c->i[1] = below(c->rng, 2);
+    c->p[0] = 0.01;
+    return true;
+}
+
+/* Statistics of x, without memory if an operand has none; given ones are all 0.25. */
+static ms_status stats_for(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    ms_tensor *x = in[0], *meta = NULL, *stats;
+    ms_status status = MS_OK;
+
+    for (int32_t k = 0; k < c->n_in && meta == NULL; k++) {
+        ms_tensor_info info, first;
+
+        ms_tensor_describe(in[k], &info);
+        ms_tensor_describe(in[0], &first);
+        if (info.storage_kind == MS_STORAGE_NONE) {
+            assert_ok(ms_tensor_meta(&meta, first.dtype, first.ndim, first.shape));
+            x = meta;
+        }
+    }
+    status = ms_op_channel_stats(&stats, x, c->i[0]);
+    if (status == MS_OK && !c->i[1]) {
+        status = ms_op_affine(out, stats, 0, 0.25);
+        ms_tensor_free(stats);
+    } else {
+        *out = stats;
+    }
+    ms_tensor_free(meta);
+    return status;
+}
+
+static ms_status run_channel_norm(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    ms_tensor *stats;
+    ms_status status = stats_for(&stats, in, c);
+
+    if (status == MS_OK) {
+        status = ms_op_channel_norm(out, in[0], stats, c->n_in > 1 ? in[1] : NULL,
+                                    c->n_in > 2 ? in[2] : NULL, c->i[0], c->p[0], c->i[1]);
+    }
+    ms_tensor_free(stats);
+    return status;
+}
+
+static void oracle_channel_norm(const call *c, const array *const *in, array *out)
+{
+    const array *x = in[0];
+    const int64_t plane = x->n / (x->form.shape[0] * x->form.shape[1]);
+    const real unit = compute_unit_of(x->form.dtype);
+
+    set_form(out, x->form.dtype, x->form.ndim, x->form.shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        const int64_t channel = i / plane % x->form.shape[1];
+        const real w = c->n_in > 1 ? in[1]->v[channel] : 1, b = c->n_in > 2 ? in[2]->v[channel] : 0;
+        real mean, variance, size;
+
+        set_stats(c, x, i, &mean, &variance, &size);
+        if (!c->i[1]) {
+            mean = variance = 0.25L;
+        }
+        const real deviation = sqrtl(variance + (real)c->p[0]), hat = (x->v[i] - mean) / deviation;
+
+        out->v[i] = hat * w + b;
+        out->slack[i] =
+            unit * (fabsl(w) * (1 + fabsl(hat)) * (32 + 32 * size / deviation) + 4 * fabsl(b));
     }
 }
 
@@ -113,11 +255,6 @@ static void oracle_softmax(const call *c, const array *const *in, array *out)
             out->slack[i] += c->in[0].dtype == MS_DTYPE_F64 ? 0x1p-1060L : 0x1p-140L;
         }
     }
-}
-
-static int32_t loss_dtype(int32_t dtype)
-{
-    return dtype == MS_DTYPE_F64 ? MS_DTYPE_F64 : MS_DTYPE_F32;
 }
 
 static bool plan_cross_entropy(call *c)
@@ -525,6 +662,8 @@ static bool smooth_layer_norm(const call *c, const array *const *in)
 
 const op_row reduction_rows[] = {
     OP(layer_norm, plan_layer_norm, .smooth = smooth_layer_norm),
+    OP(channel_stats, plan_channels, .flags = ROW_FINITE),
+    OP(channel_norm, plan_channel_norm, .flags = ROW_FINITE, .grad_error = 64),
     OP(log_softmax, has_rows),
     OP(softmax, has_rows),
     OP(cross_entropy, plan_cross_entropy),
