@@ -6,7 +6,7 @@
 enum {
     BOX_BYTES = 384 << 10, /* of a box's columns and results: they stay in a core's cache */
     MOST_BYTES = 8 << 20,  /* where LEAST_COLUMNS need more than BOX_BYTES */
-    LEAST_COLUMNS = 64
+    LEAST_COLUMNS = 256
 };
 
 static int64_t at_most(int64_t n, int64_t most)

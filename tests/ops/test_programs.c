@@ -218,7 +218,7 @@ static int64_t evaluate(const program *p, const real *weight, real *terms)
         for (int32_t i = 0; i < p->calls[k].n_in; i++) {
             in[i] = &shadow[p->in[k][i]];
         }
-        if (!(p->calls[k].op->flags & ROW_IN_PLACE)) { /* whose results are constants */
+        if (!(p->calls[k].op->flags & (ROW_IN_PLACE | ROW_CONSTANT))) {
             p->calls[k].op->oracle(&p->calls[k], in, &shadow[p->out[k]]);
         }
     }

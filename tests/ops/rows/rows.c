@@ -662,7 +662,7 @@ static bool smooth_layer_norm(const call *c, const array *const *in)
 
 const op_row reduction_rows[] = {
     OP(layer_norm, plan_layer_norm, .smooth = smooth_layer_norm),
-    OP(channel_stats, plan_channels, .flags = ROW_FINITE),
+    OP(channel_stats, plan_channels, .flags = ROW_FINITE | ROW_CONSTANT),
     OP(channel_norm, plan_channel_norm, .flags = ROW_FINITE, .grad_error = 64),
     OP(log_softmax, has_rows),
     OP(softmax, has_rows),

@@ -24,17 +24,30 @@ static void list_of(const call *c, int32_t k, int32_t step, int64_t *to)
     }
 }
 
+/* Set the spatial dimensions from in[0]. False: it has none, or no elements in a channel. */
+static bool is_spatial(call *c)
+{
+    const form *x = &c->in[0];
+
+    c->i[0] = x->ndim - 2;
+    for (int32_t d = 1; d < x->ndim; d++) {
+        if (x->shape[d] == 0) {
+            return false;
+        }
+    }
+    return is_float(x) && c->i[0] >= 1 && c->i[0] <= 3;
+}
+
 static void begin_spatial(call *c)
 {
     static const int32_t most[N_SIZES][3] = {{7, 5, 3}, {60, 9, 5}, {130, 11, 6}};
     form *x = &c->in[0];
 
-    c->i[0] = 1 + below(c->rng, 3);
-    x->ndim = (int32_t)c->i[0] + 2;
+    x->ndim = 3 + below(c->rng, 3);
     x->shape[0] = below(c->rng, 16) == 0 ? 0 : 1 + below(c->rng, 3);
     x->shape[1] = 1 + below(c->rng, 4);
     for (int32_t d = 2; d < x->ndim; d++) {
-        x->shape[d] = 1 + below(c->rng, most[c->size][c->i[0] - 1]);
+        x->shape[d] = 1 + below(c->rng, most[c->size][x->ndim - 3]);
     }
 }
 
@@ -112,10 +125,10 @@ static bool plan_conv(call *c)
     form *w = &c->in[1];
 
     c->n_in = 2 + below(c->rng, 2);
-    c->i[1] = below(c->rng, 2) ? 1 : x->shape[1];
-    if (!is_float(x) || !draw_windows(c, false)) {
+    if (!is_spatial(c) || !draw_windows(c, false)) {
         return false;
     }
+    c->i[1] = below(c->rng, 2) ? 1 : x->shape[1];
     *w = *x;
     w->shape[0] = c->i[1] * (1 + below(c->rng, 3));
     w->shape[1] = x->shape[1] / c->i[1];
@@ -181,7 +194,7 @@ static bool plan_pool(call *c)
 {
     c->n_in = 1;
     c->i[1] = below(c->rng, 4);
-    return is_float(&c->in[0]) && draw_windows(c, true);
+    return is_spatial(c) && draw_windows(c, true);
 }
 
 static bool plan_avg_pool(call *c)
@@ -332,10 +345,13 @@ static void oracle_avg_pool(const call *c, const array *const *in, array *out)
 static bool plan_adaptive_avg_pool(call *c)
 {
     c->n_in = 1;
+    if (!is_spatial(c)) {
+        return false;
+    }
     for (int32_t d = 0; d < c->i[0]; d++) {
         c->i[2 + d] = 1 + below(c->rng, 5);
     }
-    return is_float(&c->in[0]);
+    return true;
 }
 
 RUN(adaptive_avg_pool, ms_op_adaptive_avg_pool(out, in[0], (int32_t)c->i[0], c->i + 2))
