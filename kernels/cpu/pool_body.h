@@ -1,5 +1,15 @@
 /* Body of pool.c for one dtype. */
 
+/* One element; wide ones as the compiler's vectors need it. */
+LANES_INLINE REAL LOCAL(read)(const T *x)
+{
+#ifdef NARROW
+    return LOCAL(get)(x);
+#else
+    return *x;
+#endif
+}
+
 /* Results [first, first + n) of row (d, h) of one plane. */
 static void LOCAL(max_chunk)(const msi_pool_args *a, const T *x, int64_t d, int64_t h,
                              int64_t first, int64_t n, T *y, int32_t *taps)
@@ -30,9 +40,11 @@ static void LOCAL(max_chunk)(const msi_pool_args *a, const T *x, int64_t d, int6
                 const T *row = x + (z * a->in[1] + v) * a->in[2] + first * a->stride[2] -
                                a->pad[2] + kw * a->dilation[2];
 
+                const int64_t step = a->stride[2];
+
                 for (int64_t j = begin; j < end; j++) {
-                    const REAL value = LOCAL(get)(row + j * a->stride[2]);
-                    const bool takes = taps[j] < 0 || value > most[j] || value != value;
+                    const REAL value = LOCAL(read)(row + j * step);
+                    const bool takes = (taps[j] < 0) | (value > most[j]) | (value != value);
 
                     most[j] = takes ? value : most[j];
                     taps[j] = takes ? tap : taps[j];
@@ -121,25 +133,77 @@ static REAL LOCAL(row_sum)(const T *x, int64_t n)
     return HSUM(sum);
 }
 
-void MSI_NAME(LOCAL(avg_pool))(const void *args)
+/* Averages [first, first + n) of row (d, h) of one plane, tap by tap. */
+static void LOCAL(avg_chunk)(const msi_pool_args *a, const T *x, const int64_t *row, int64_t first,
+                             int64_t n, T *y)
 {
-    const msi_pool_args *a = args;
-    const int64_t n = volume(a->out), plane = volume(a->in);
-    T *y = a->y;
+    const pool_span d = span(a, 0, row[0]), h = span(a, 1, row[1]);
+    const int64_t step = a->stride[2];
+    REAL sum[CHUNK] = {0};
 
-    for (int64_t i = 0; i < a->planes * n; i++) {
-        const int64_t o[3] = {i % n / (a->out[1] * a->out[2]), i / a->out[2] % a->out[1],
-                              i % a->out[2]};
-        const pool_span d = span(a, 0, o[0]), h = span(a, 1, o[1]), w = span(a, 2, o[2]);
-        const T *x = (const T *)a->x + i / n * plane + w.begin;
+    for (int64_t z = d.begin; z < d.end; z++) {
+        for (int64_t v = h.begin; v < h.end; v++) {
+            for (int64_t kw = 0; kw < a->kernel[2]; kw++) {
+                const T *from = x + (z * a->in[1] + v) * a->in[2] + first * step - a->pad[2] + kw;
+                int64_t begin, end;
+
+                reached(a, 2, kw, &begin, &end);
+                begin = begin < first ? 0 : begin - first;
+                end = least(end - first, n);
+                for (int64_t j = begin; j < end; j++) {
+                    sum[j] += LOCAL(read)(from + j * step);
+                }
+            }
+        }
+    }
+    for (int64_t j = 0; j < n; j++) {
+        const int64_t o[3] = {row[0], row[1], first + j};
+
+        sum[j] = (REAL)((double)sum[j] / divisor(a, o));
+    }
+    for (int64_t j = 0; j < n; j += 16) {
+        LOCAL(put)(y, j, n, OF_REAL(at)(sum, j, n));
+    }
+}
+
+/* Windows of several widths: one at a time. */
+static void LOCAL(adaptive_row)(const msi_pool_args *a, const T *x, const int64_t *row, T *y)
+{
+    const pool_span d = span(a, 0, row[0]), h = span(a, 1, row[1]);
+
+    for (int64_t j = 0; j < a->out[2]; j++) {
+        const int64_t o[3] = {row[0], row[1], j};
+        const pool_span w = span(a, 2, j);
         REAL sum = 0;
 
         for (int64_t z = d.begin; z < d.end; z++) {
             for (int64_t v = h.begin; v < h.end; v++) {
-                sum += LOCAL(row_sum)(x + (z * a->in[1] + v) * a->in[2], w.end - w.begin);
+                sum += LOCAL(row_sum)(x + (z * a->in[1] + v) * a->in[2] + w.begin, w.end - w.begin);
             }
         }
-        STORE_N(y + i, SPLAT((double)sum / divisor(a, o)), 1);
+        STORE_N(y + j, SPLAT((double)sum / divisor(a, o)), 1);
+    }
+}
+
+void MSI_NAME(LOCAL(avg_pool))(const void *args)
+{
+    const msi_pool_args *a = args;
+    T *y = a->y;
+
+    for (int64_t p = 0; p < a->planes; p++) {
+        const T *x = (const T *)a->x + p * volume(a->in);
+
+        for (int64_t r = 0; r < a->out[0] * a->out[1]; r++, y += a->out[2]) {
+            const int64_t row[2] = {r / a->out[1], r % a->out[1]};
+
+            if (a->adaptive) {
+                LOCAL(adaptive_row)(a, x, row, y);
+                continue;
+            }
+            for (int64_t j = 0; j < a->out[2]; j += CHUNK) {
+                LOCAL(avg_chunk)(a, x, row, j, least(CHUNK, a->out[2] - j), y + j);
+            }
+        }
     }
 }
 
