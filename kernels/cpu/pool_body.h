@@ -207,25 +207,58 @@ void MSI_NAME(LOCAL(avg_pool))(const void *args)
     }
 }
 
+/* The gradient of averages [first, first + n) of row (d, h), added to one plane. */
+static void LOCAL(avg_chunk_grad)(const msi_pool_args *a, const T *dy, const int64_t *row,
+                                  int64_t first, int64_t n, REAL *dx)
+{
+    const pool_span d = span(a, 0, row[0]), h = span(a, 1, row[1]);
+    const int64_t step = a->stride[2];
+    REAL g[CHUNK];
+
+    for (int64_t j = 0; j < n; j++) {
+        const int64_t o[3] = {row[0], row[1], first + j};
+
+        g[j] = (REAL)((double)LOCAL(get)(dy + j) / divisor(a, o));
+    }
+    for (int64_t z = d.begin; z < d.end; z++) {
+        for (int64_t v = h.begin; v < h.end; v++) {
+            REAL *to = dx + (z * a->in[1] + v) * a->in[2];
+
+            for (int64_t j = 0; a->adaptive && j < n; j++) {
+                const pool_span w = span(a, 2, first + j);
+
+                for (int64_t u = w.begin; u < w.end; u++) {
+                    to[u] += g[j];
+                }
+            }
+            for (int64_t kw = 0; !a->adaptive && kw < a->kernel[2]; kw++) {
+                REAL *at = to + first * step - a->pad[2] + kw;
+                int64_t begin, end;
+
+                reached(a, 2, kw, &begin, &end);
+                end = least(end - first, n);
+                for (int64_t j = begin < first ? 0 : begin - first; j < end; j++) {
+                    at[j * step] += g[j];
+                }
+            }
+        }
+    }
+}
+
 void MSI_NAME(LOCAL(avg_pool_grad))(const void *args)
 {
     const msi_pool_args *a = args;
-    const int64_t n = volume(a->out), plane = volume(a->in);
     const T *dy = a->dy;
 
     LOCAL(clear)(a);
-    for (int64_t i = 0; i < a->planes * n; i++) {
-        const int64_t o[3] = {i % n / (a->out[1] * a->out[2]), i / a->out[2] % a->out[1],
-                              i % a->out[2]};
-        const pool_span d = span(a, 0, o[0]), h = span(a, 1, o[1]), w = span(a, 2, o[2]);
-        REAL *dx = (REAL *)a->dx + i / n * plane;
-        const REAL g = (REAL)((double)LOCAL(get)(dy + i) / divisor(a, o));
+    for (int64_t p = 0; p < a->planes; p++) {
+        REAL *dx = (REAL *)a->dx + p * volume(a->in);
 
-        for (int64_t z = d.begin; z < d.end; z++) {
-            for (int64_t v = h.begin; v < h.end; v++) {
-                for (int64_t u = w.begin; u < w.end; u++) {
-                    dx[(z * a->in[1] + v) * a->in[2] + u] += g;
-                }
+        for (int64_t r = 0; r < a->out[0] * a->out[1]; r++, dy += a->out[2]) {
+            const int64_t row[2] = {r / a->out[1], r % a->out[1]};
+
+            for (int64_t j = 0; j < a->out[2]; j += CHUNK) {
+                LOCAL(avg_chunk_grad)(a, dy + j, row, j, least(CHUNK, a->out[2] - j), dx);
             }
         }
     }
