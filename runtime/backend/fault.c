@@ -12,12 +12,12 @@ msi_fault *msi_device_fault(const ms_context *ctx, msi_fault *now)
 
 ms_status msi_fault_report(msi_fault *fault)
 {
-    static const char *const indices[MSI_K_COUNT] = {
-        [MSI_K_embedding] = "embedding: id",
-        [MSI_K_cross_entropy] = "cross_entropy: target",
-        [MSI_K_gather] = "gather: index",
-        [MSI_K_scatter] = "scatter: index",
-        [MSI_K_nll_loss] = "nll_loss: target"};
+    static const char *const indices[MSI_K_COUNT] = {[MSI_K_embedding] = "embedding: id",
+                                                     [MSI_K_cross_entropy] =
+                                                         "cross_entropy: target",
+                                                     [MSI_K_gather] = "gather: index",
+                                                     [MSI_K_scatter] = "scatter: index",
+                                                     [MSI_K_nll_loss] = "nll_loss: target"};
     const msi_fault f = *fault;
 
     if (MSI_LIKELY(f.found == 0)) {

@@ -12,7 +12,7 @@ static const op_row *all[MAX_ROWS];
 int32_t collect_rows(const op_row *const **rows)
 {
     static const op_row *const families[] = {elementwise_rows, matrix_rows, reduction_rows,
-                                             shape_rows, gather_rows, spatial_rows};
+                                             shape_rows,       gather_rows, spatial_rows};
     int32_t n = 0;
 
     for (int32_t f = 0; f < COUNT(families); f++) {
