@@ -153,15 +153,8 @@ end
 -- Of this rank's images, how many have their class on top.
 local function correct()
   local x, y = images(o.test, o.seed + o.steps + 1)
-  local n = 0
-  for i, scores in ipairs(model(x):totable()) do
-    local best = 1
-    for class = 2, #CLASSES do
-      best = scores[class] > scores[best] and class or best
-    end
-    n = n + (best - 1 == y[i]:item() and 1 or 0)
-  end
-  return n
+  local class = model(x):argmax(2) - 1 -- positions count from 1, classes from 0
+  return class:eq(y):to('f32'):sum():item()
 end
 
 model:eval()
