@@ -13,8 +13,8 @@ local runtime = require 'moonshard_ffi.fsdp'
 local settings = require 'moonshard.fsdp.settings'
 
 ---@class ms.fsdp.Tree  what the instances of a model share
----@field instances ms.fsdp.FSDP[]  the root first
----@field root ms.fsdp.FSDP
+---@field instances ms.fsdp.State[]  the root first
+---@field root ms.fsdp.State
 ---@field holder ffi.cdata*  of the runtime's tree
 ---@field handle ffi.cdata*  that tree
 ---@field ready boolean
@@ -31,10 +31,10 @@ end
 
 local function check(instances)
   for i = 2, #instances do
-    if rawget(instances[i], '_tree') then
+    if instances[i]._tree then
       errors.raise('AssertionError', "Non-root FSDP instance's `_is_root` should not have been set "
         .. "yet or should have been set to `False`: '%s' was used before the module around it; "
-        .. 'call what FSDP returned for the whole model first', instances[i]:path())
+        .. 'call what FSDP returned for the whole model first', instances[i].face:path())
     end
   end
   check_homogeneous(instances, 'use_orig_params')
@@ -44,7 +44,7 @@ end
 -- A tree whose units are in none yet.
 local function new(root)
   local tree = { root = root, holder = runtime.tree_holder(), ready = false, running = false }
-  rawset(root, '_tree', tree)
+  root._tree = tree
   return tree
 end
 
@@ -60,10 +60,10 @@ local function handle_of(tree, instances)
   if not runtime.held(tree.holder) then
     local root, units = tree.root, {}
     for _, instance in ipairs(instances) do
-      units[#units + 1] = rawget(instance, '_unit_holder')
+      units[#units + 1] = instance._unit_holder
     end
     runtime.tree(tree.holder, root.process_group, tree_options(root), units,
-      rawget(root, '_unit') ~= nil)
+      root._unit ~= nil)
   end
   return runtime.held(tree.holder)
 end
@@ -78,7 +78,7 @@ local function cast_buffers(instance)
       end
     end
     for _, child in ipairs(module:children()) do
-      if not child._is_fsdp then
+      if not module_tree.state(child) then
         visit(child)
       end
     end
@@ -88,7 +88,7 @@ end
 
 -- Options that show in no unit, but must be the same on all ranks.
 local function note_options(instances)
-  local paths = module_tree.paths(instances)
+  local paths = module_tree.paths(plan.faces(instances))
   for i, instance in ipairs(instances) do
     local precision = instance.mixed_precision
     notes.numbers(instance.process_group, ("FSDP '%s'"):format(paths[i]),
@@ -102,9 +102,9 @@ end
 
 -- The outermost instance that contains this one.
 local function outermost(instance)
-  local module, out = instance, instance
+  local module, out = instance.face, instance
   while module do
-    out = module._is_fsdp and module or out
+    out = module_tree.state(module) or out
     module = rawget(module, '_owner')
   end
   return out
@@ -115,7 +115,7 @@ end
 local function root_around(instance)
   local root, holds = outermost(instance), false
   for _, other in ipairs(plan.instances(root)) do
-    local tree = rawget(other, '_tree')
+    local tree = other._tree
     if tree and tree.root ~= root then
       return instance
     end
@@ -128,13 +128,13 @@ local first_use = {}
 
 -- The root of the tree that an instance is part of, or is to be.
 local function root_of(instance, alone)
-  local begun = rawget(instance, '_tree')
+  local begun = instance._tree
   return begun and begun.root or alone and instance or root_around(instance)
 end
 
 local function check_open(instances)
   for _, instance in ipairs(instances) do
-    local tree = rawget(instance, '_tree')
+    local tree = instance._tree
     if tree and tree.closed then
       errors.raise('RuntimeError', 'FSDP: the model was freed by ms.close()')
     end
@@ -144,8 +144,8 @@ end
 -- Make the tree, or take it where a use that failed has left it: not initialised.
 local function tree_of(root)
   check_open(plan.instances(root))
-  root:_prepare()
-  local instances, tree = plan.instances(root), rawget(root, '_tree')
+  root.face:_prepare()
+  local instances, tree = plan.instances(root), root._tree
   if not tree then
     check(instances)
     tree = new(root)
@@ -156,12 +156,12 @@ end
 
 --- What the tree that an instance is part of will hold, or holds, from numbers alone. Leaves no
 --- trace: of a model that was not used yet nothing is made.
----@param instance ms.fsdp.FSDP
+---@param instance ms.fsdp.State
 ---@param micro_batches integer
 ---@return ms.Plan
 function first_use.dry_run(instance, micro_batches)
   local root = root_of(instance, false)
-  local tree, instances = rawget(root, '_tree'), plan.instances(root)
+  local tree, instances = root._tree, plan.instances(root)
   check_open(instances)
   local handle = tree and runtime.held(tree.holder)
   if handle then
@@ -175,7 +175,7 @@ function first_use.dry_run(instance, micro_batches)
 end
 
 --- Make the tree that an instance is part of, and initialise it. Collective.
----@param instance ms.fsdp.FSDP
+---@param instance ms.fsdp.State
 ---@param alone? boolean  it is to be the root, whatever is around it
 ---@return ms.fsdp.Tree  ready
 function first_use.ready(instance, alone)
@@ -183,13 +183,13 @@ function first_use.ready(instance, alone)
   local tree, instances = tree_of(root)
   for i = #instances, 1, -1 do
     cast_buffers(instances[i])
-    rawset(instances[i], '_tree', tree)
-    rawset(instances[i], '_is_root', i == 1)
+    instances[i]._tree = tree
+    instances[i]._is_root = i == 1
   end
   runtime.init(tree.handle)
   note_options(instances)
-  settings.compare(root.process_group, root, root._ignored.modules)
-  for _, p in ipairs(module_tree.unmanaged(root)) do
+  settings.compare(root.process_group, root.face, root._ignored.modules)
+  for _, p in ipairs(module_tree.unmanaged(root.face)) do
     parameter.materialize(p.tensor)
   end
   tree.instances = instances

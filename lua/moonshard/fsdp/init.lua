@@ -1,6 +1,7 @@
 --- Fully sharded data parallel: the wrapper, the policies that say what it wraps, and what one does
 --- with a wrapped model.
 
+local composable = require 'moonshard.fsdp.composable'
 local naming = require 'moonshard.internal.naming'
 local policies = require 'moonshard.fsdp.policies'
 local state_dict_type = require 'moonshard.fsdp.state_dict_type'
@@ -21,6 +22,8 @@ local fsdp = {
   enable_wrap = wrap.enable_wrap,
   wrap = wrap.wrap,
   FSDP = require 'moonshard.fsdp.wrapper',
+  composable = composable.shard,
+  get_state = composable.get_state,
   summon_full_params = require 'moonshard.fsdp.summon',
   state_dict_type = state_dict_type.block,
   set_state_dict_type = state_dict_type.set,

@@ -16,7 +16,7 @@ local plan = {}
 ---@class ms.fsdp.Sighting
 ---@field name string  path of the first place it stands in
 ---@field tensor ms.Tensor
----@field chain ms.fsdp.FSDP[]  instances around all places so far, outermost first
+---@field chain ms.fsdp.State[]  instances around all places so far, outermost first
 ---@field places string[]
 ---@field wrapped boolean  it stands inside an instance at least once
 
@@ -58,16 +58,17 @@ end
 -- Every place of every parameter, in module order. `instances` lists instances, and by instance the
 -- modules that are watched when it runs.
 local function look(module, path, chain, found, order, instances)
-  if module._is_fsdp then
+  local state = tree.state(module)
+  if state then
     chain = { unpack(chain) }
-    chain[#chain + 1] = module
-    if not instances[module] then
-      instances[module] = {}
-      instances[#instances + 1] = module
+    chain[#chain + 1] = state
+    if not instances[state] then
+      instances[state] = {}
+      instances[#instances + 1] = state
     end
   end
   local around = chain[#chain]
-  if around and around ~= module then
+  if around and (not state or state.in_place) then
     table.insert(instances[with_forward(chain)], module)
   end
   for _, p in ipairs(tree.params(module, false)) do
@@ -93,7 +94,7 @@ end
 
 --- The parameters each instance below `top` manages, in module order.
 ---@param top ms.nn.Module
----@return table<ms.fsdp.FSDP, ms.fsdp.Sighting[]> managed, ms.fsdp.FSDP[] instances
+---@return table<ms.fsdp.State, ms.fsdp.Sighting[]> managed, ms.fsdp.State[] instances
 function plan.of(top)
   local order, instances, managed = {}, {}, {}
   look(top, '', {}, {}, order, instances)
@@ -109,11 +110,22 @@ function plan.of(top)
   return managed, instances
 end
 
+--- The modules that stand in the model.
+---@param instances ms.fsdp.State[]
+---@return ms.nn.Module[]
+function plan.faces(instances)
+  local out = {}
+  for i, instance in ipairs(instances) do
+    out[i] = instance.face
+  end
+  return out
+end
+
 --- What errors call the units of these instances: as instance:_unit_name() does each.
----@param instances ms.fsdp.FSDP[]
+---@param instances ms.fsdp.State[]
 ---@return string[]
 function plan.unit_names(instances)
-  local names = tree.paths(instances)
+  local names = tree.paths(plan.faces(instances))
   for i, instance in ipairs(instances) do
     names[i] = names[i] == '' and instance.module._name or names[i]
   end
@@ -131,7 +143,7 @@ local function check_taken(instance, sightings)
 end
 
 ---@class ms.fsdp.Draft  what an instance is to have
----@field instance ms.fsdp.FSDP
+---@field instance ms.fsdp.State
 ---@field name string  of its unit
 ---@field tensors ms.Tensor[]
 ---@field names string[]
@@ -182,12 +194,12 @@ function plan.seal(top)
 end
 
 --- What the units of a root's instances are, in numbers, or would be: none is made.
----@param instances ms.fsdp.FSDP[]  all from the root down, itself first
+---@param instances ms.fsdp.State[]  all from the root down, itself first
 ---@return ffi.cdata*[] groups, boolean root_has_unit  for runtime.dry_run()
 function plan.groups(instances)
   local root, root_has_unit = instances[1], false
-  local managed = plan.of(tree.outermost(root))
-  managed = managed[root] and managed or plan.of(root) -- not where it was never put
+  local managed = plan.of(tree.outermost(root.face))
+  managed = managed[root] and managed or plan.of(root.face) -- not where it was never put
   local groups, names = {}, plan.unit_names(instances)
   for i, instance in ipairs(instances) do
     check_taken(instance, managed[instance])
@@ -198,14 +210,12 @@ function plan.groups(instances)
 end
 
 --- All instances from this one down, in module order.
----@param instance ms.fsdp.FSDP
----@return ms.fsdp.FSDP[]
+---@param instance ms.fsdp.State
+---@return ms.fsdp.State[]
 function plan.instances(instance)
   local out = {}
-  for _, module in ipairs(instance:modules()) do
-    if module._is_fsdp then
-      out[#out + 1] = module
-    end
+  for _, module in ipairs(instance.face:modules()) do
+    out[#out + 1] = tree.state(module)
   end
   return out
 end
@@ -217,7 +227,7 @@ end
 function plan.validate(module, ignored, use_orig_params)
   local first
   local function visit(m, path)
-    if m._is_fsdp then
+    if tree.state(m) then
       return
     end
     for _, p in ipairs(tree.params(m, false)) do

@@ -39,7 +39,7 @@ end
 local function lines_of(root, ignored)
   local lines = {}
   for _, entry in ipairs(tree.walk(root)) do
-    if not entry.module._is_fsdp and not ignored[entry.module] then
+    if not entry.module._shows_entries and not ignored[entry.module] then
       lines[#lines + 1] = ('%s\t%s'):format(settings.place(entry.path), description(entry.module))
     end
   end

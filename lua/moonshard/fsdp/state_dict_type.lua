@@ -11,6 +11,7 @@
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.internal.errors'
 local guard = require 'moonshard.internal.guard'
+local tree = require 'moonshard.nn.tree'
 local util = require 'moonshard.internal.util'
 
 local state_dict_type = {}
@@ -66,18 +67,16 @@ local DEFAULT = settings 'FULL_STATE_DICT'
 local function instances_below(module)
   local out = {}
   for _, below in ipairs(module:modules()) do
-    if below._is_fsdp then
-      out[#out + 1] = below
-    end
+    out[#out + 1] = tree.state(below)
   end
   return out
 end
 
 --- The settings of one instance.
----@param instance ms.fsdp.FSDP
+---@param instance ms.fsdp.State
 ---@return ms.fsdp.StateDictSettings
 function state_dict_type.of(instance)
-  return rawget(instance, '_state_dict_settings') or DEFAULT
+  return instance._state_dict_settings or DEFAULT
 end
 
 --- The settings of all instances from this module down. AssertionError if they differ in type.
@@ -110,14 +109,14 @@ function state_dict_type.set(module, type_name, configs)
     end
   end
   for _, instance in ipairs(instances_below(module)) do
-    rawset(instance, '_state_dict_settings', new)
+    instance._state_dict_settings = new
   end
   return before
 end
 
 local function restore(before)
   for instance, own in next, before do
-    rawset(instance, '_state_dict_settings', own)
+    instance._state_dict_settings = own
   end
 end
 

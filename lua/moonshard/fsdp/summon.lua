@@ -22,8 +22,9 @@ local KNOWN = {
 
 -- The instances below that no other instance contains.
 local function roots_of(module, out)
-  if module._is_fsdp then
-    out[#out + 1] = module
+  local state = tree.state(module)
+  if state then
+    out[#out + 1] = state
     return out
   end
   for _, child in ipairs(module:children()) do
@@ -78,7 +79,7 @@ end
 local function summoned(held, roots, with_grads, fn, ...)
   for _, root in ipairs(roots) do
     local state = root:_lazy_init()
-    tree.params(root) -- what stands in the fields must be what is summoned
+    tree.params(root.face) -- what stands in the fields must be what is summoned
     if not runtime.summoned(state.handle) then
       held[#held + 1] = state -- first: what is held is let go whatever comes now
     end

@@ -1,7 +1,6 @@
 --- Applies wrap policies to a module tree, and the enable_wrap/wrap pair for constructors.
 ---
---- `wrapper(module, options)` makes a wrapped module; this file does not know what that is beyond
---- `_is_fsdp`.
+--- `wrapper(module, options)` shards a module and gives what stands in its place.
 
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
@@ -20,7 +19,7 @@ local wrap = {}
 
 local function check_not_wrapped(root)
   for name, module in root:named_modules() do
-    if module._is_fsdp then
+    if tree.state(module) then
       errors.raise('ValueError', 'FSDP auto wrapping requires modules to not already have FSDP '
         .. 'applied but found %s in %s', name, root._name)
     end

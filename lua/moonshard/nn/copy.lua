@@ -60,7 +60,7 @@ end
 local function copy(from, tensors, modules, rules)
   if modules[from] then
     return modules[from]
-  elseif from._is_fsdp or rawget(from, '_planned') then
+  elseif tree.state(from) or rawget(from, '_planned') then
     errors.raise('RuntimeError', '%s is wrapped by FSDP; copy it before', from._name)
   end
   local into = setmetatable({}, getmetatable(from))

@@ -407,8 +407,12 @@ function Module:_prepare()
 end
 
 function Module:_prepare_self()
+  local state = tree.state(self)
   if not rawget(self, '_ready') then
     fields.check(self)
+  end
+  if state then
+    state:prepare()
   end
 end
 
@@ -456,6 +460,16 @@ local function forward_with_buffers(module, ...)
   return guard.run(module._scope, keep_buffers, module, forward, module, ...)
 end
 
+-- The same in a scope that is open.
+local function run_forward(module, ...)
+  if rawget(module, '_buffers') then
+    return forward_with_buffers(module, ...)
+  elseif hooks.any(module) then
+    return hooks.forward(module, ...)
+  end
+  return module:forward(...)
+end
+
 --- Calling a module: opens a scope, runs pre hooks, `forward` and post hooks, and closes it. Of the
 --- tensors made inside, the results and the values of the module's buffers live on.
 function Module:__call(...)
@@ -467,7 +481,10 @@ function Module:__call(...)
     watched.check(params)
   end
   samples.resume((...))
-  if rawget(self, '_buffers') then
+  local state = rawget(self, '_fsdp')
+  if state and state.in_place then
+    return scope.run(self._scope, state.forward, state, run_forward, ...)
+  elseif rawget(self, '_buffers') then
     return scope.run(self._scope, forward_with_buffers, self, ...)
   elseif hooks.any(self) then
     return scope.run(self._scope, hooks.forward, self, ...)

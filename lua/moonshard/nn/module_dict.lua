@@ -23,7 +23,7 @@ end
 
 -- What an FSDP instance wraps has the entries.
 local function unwrapped(self)
-  while self._is_fsdp do
+  while self._shows_entries do
     self = self.module
   end
   return self

@@ -49,7 +49,7 @@ function ModuleList:append(module)
     errors.raise('TypeError', "append: 'module' is nil, expected a module; call it as "
       .. 'list:append(module)')
   end
-  if self._is_fsdp then
+  if self._shows_entries then
     self.module:append(module)
     return self
   end

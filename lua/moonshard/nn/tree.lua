@@ -21,6 +21,13 @@ end
 
 local join = tree.join
 
+--- The state of a module that FSDP shards, by a wrapper or in place.
+---@param module ms.nn.Module
+---@return ms.fsdp.State?
+function tree.state(module)
+  return rawget(module, '_fsdp')
+end
+
 --- Is this value a module?
 ---@param value any
 ---@return boolean
@@ -34,7 +41,7 @@ end
 -- holds something else was assigned to since.
 local function shown_by(module, entry)
   local owner = type(entry.key) == 'number' and rawget(module, '_owner')
-  return owner and owner._is_fsdp and owner or nil
+  return owner and owner._shows_entries and owner or nil
 end
 
 --- The wrappers whose fields show an entry of this module too, innermost first.
@@ -183,7 +190,7 @@ function tree.child(module, entry)
 end
 
 local function is_wrapped(module)
-  while module and not module._is_fsdp do
+  while module and not tree.state(module) do
     module = rawget(module, '_owner')
   end
   return module ~= nil
@@ -333,14 +340,14 @@ end
 ---@field tensor ms.Tensor
 ---@field shape integer[]  of the whole parameter, sharded or not
 ---@field module ms.nn.Module  that declared it
----@field flat_of? ms.fsdp.FSDP  of a flat parameter: its instance
+---@field flat_of? ms.fsdp.State  of a flat parameter: its instance
 
 -- The flat parameter that scripts see in place of the parameters of an FSDP instance's unit.
-local function flat_entry(path, instance, method)
-  local flat = instance[method](instance)
+local function flat_entry(path, state, method)
+  local flat = state[method](state)
   return flat and {
-    name = join(path, '_flat_param'), tensor = flat, shape = flat:shape(), module = instance,
-    flat_of = instance,
+    name = join(path, '_flat_param'), tensor = flat, shape = flat:shape(), module = state.face,
+    flat_of = state,
   }
 end
 
@@ -356,8 +363,8 @@ function tree.params(module, recurse, distinct, flat)
   local modules = recurse == false and { { path = '', module = module } }
     or tree.walk(module, distinct)
   for _, entry in ipairs(modules) do
-    if flat and entry.module._is_fsdp then
-      out[#out + 1] = flat_entry(entry.path, entry.module, flat)
+    if flat and tree.state(entry.module) then
+      out[#out + 1] = flat_entry(entry.path, tree.state(entry.module), flat)
     end
     for _, p in ipairs(entry.module._params) do
       local tensor = tree.param(entry.module, p)

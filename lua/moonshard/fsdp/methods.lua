@@ -1,0 +1,211 @@
+--- What scripts call of a sharded model: methods of wrapped modules, and of the state of those that
+--- are sharded in place.
+
+local arguments = require 'moonshard_ffi.arguments'
+local clip = require 'moonshard.optim.clip'
+local dist = require 'moonshard.dist'
+local errors = require 'moonshard.internal.errors'
+local figures = require 'moonshard.internal.figures'
+local first_use = require 'moonshard.fsdp.first_use'
+local guard = require 'moonshard.internal.guard'
+local module_tree = require 'moonshard.nn.tree'
+local once = require 'moonshard.internal.once'
+local parameter = require 'moonshard_ffi.parameter'
+local plan = require 'moonshard.fsdp.plan'
+local runtime = require 'moonshard_ffi.fsdp'
+
+local as_plan = figures 'plan()'
+
+---@class ms.fsdp.Methods
+local methods = {}
+
+local function restore_sync(before, ok, err)
+  local tree = before.tree
+  if not ok then
+    runtime.failed(tree.root.process_group, err)
+  end
+  if runtime.sync(tree.handle) ~= before.sync then
+    runtime.set_sync(tree.handle, before.sync)
+  end
+end
+
+local function unsynchronised(tree, fn, ...)
+  runtime.set_sync(tree.handle, false)
+  return fn(...)
+end
+
+--- Run `fn(...)` without reducing gradients: they accumulate, and the next backward outside reduces
+--- their sum. Root only.
+---@param fn fun(...): ...
+---@return ...
+function methods:no_sync(fn, ...)
+  arguments.fn('no_sync', 'fn', fn)
+  local tree = self:_lazy_init(true)
+  if not self._is_root then
+    errors.raise('RuntimeError', '`no_sync()` on inner FSDP instances is not supported. Please '
+      .. 'call `no_sync()` on root FSDP module.')
+  elseif tree.running then
+    errors.raise('AssertionError', 'no_sync() cannot begin during forward')
+  end
+  local before = { tree = tree, sync = runtime.sync(tree.handle) }
+  return guard.run('no_sync', restore_sync, before, unsynchronised, tree, fn, ...)
+end
+
+-- In order of registration, plain ones among them, whatever the units.
+local function all_params(tree)
+  local out = {}
+  for i, p in ipairs(module_tree.params(tree.root.face)) do
+    out[i] = p.tensor
+  end
+  return out
+end
+
+local function has_grad(params)
+  for _, tensor in ipairs(params) do
+    if parameter.has_grad(tensor) then
+      return true
+    end
+  end
+  return false
+end
+
+--- Scale all gradients by min(1, max_norm / (total + 1e-6)), the same on every rank. Root only,
+--- collective. Gradients of parameters that no instance manages (ignored ones) count once where all
+--- ranks have equal ones, else with the mean of their squares over the ranks.
+--- RuntimeError on all ranks with `error_if_nonfinite` when the total is not finite: nothing is
+--- scaled.
+---@param max_norm number
+---@param norm_type? number  0 or more, or math.huge (default 2)
+---@param opts? { error_if_nonfinite?: boolean }  default false
+---@return ms.Tensor  (), the total norm before, equal on all ranks, in the promoted dtype of the
+--- gradients (f32 where no rank has one)
+function methods:clip_grad_norm_(max_norm, norm_type, opts)
+  arguments.number('clip_grad_norm_', 'max_norm', max_norm)
+  norm_type = arguments.number('clip_grad_norm_', 'norm_type', norm_type, 2)
+  local strict = clip.is_strict(opts)
+  local tree = self:_lazy_init()
+  if not self._is_root then
+    errors.raise('RuntimeError',
+      '`clip_grad_norm_()` should only be called on the root FSDP instance')
+  end
+  local params = all_params(tree)
+  local total = runtime.clip(tree.handle, params, max_norm, norm_type, strict)
+  if not has_grad(params) and total:item() == 0 then
+    errors.warn('UserWarning', ('Called FSDP.clip_grad_norm_() on rank %d with no gradients -- '
+      .. 'returning the total norm in the default dtype f32'):format(self.rank), self.process_group)
+  end
+  return total
+end
+
+--- Gather this instance's own parameters and show them until reshard(), until a backward or, with
+--- FULL_SHARD, a forward lets them go, or until a step or a load writes them: then they show what
+--- this rank holds, as it is now. Collective. Gathers nothing when they are gathered as they are.
+function methods:unshard()
+  self:_lazy_init()
+  if self._unit then
+    runtime.unshard(self._unit)
+  end
+end
+
+--- Let this instance's full parameters go. RuntimeError during its forward or backward.
+function methods:reshard()
+  self:_lazy_init()
+  if self._unit then
+    runtime.reshard(self._unit)
+  end
+end
+
+--- Multiply reduced gradients by this in place of 1 / world size; nil restores that. AssertionError
+--- inside a backward that has not reduced all of them.
+---@param factor? number  finite, above 0
+function methods:set_gradient_factor(factor)
+  if factor ~= nil then
+    arguments.number('set_gradient_factor', 'factor', factor)
+    if not (factor > 0 and factor < math.huge) then
+      errors.raise('ValueError', "set_gradient_factor: 'factor' is %g, expected a finite number "
+        .. 'above 0', factor)
+    end
+  end
+  runtime.set_gradient_factor(self:_lazy_init().handle, factor or 0)
+end
+
+--- NotImplementedError: gradients are reduced in one way.
+function methods:register_comm_hook()
+  errors.raise('NotImplementedError', 'communication hooks are not supported yet')
+end
+
+--- 16 hexadecimal digits over all full parameters: equal on all ranks, and for every strategy, wrap
+--- policy and world size when the parameters are. An ignored one counts once where all ranks have
+--- equal values, else with every rank's: nobody reduces its gradients. Collective.
+---@return string
+function methods:hash()
+  local tree = self:_lazy_init()
+  return runtime.hash(tree.handle, all_params(tree))
+end
+
+--- What each unit below holds, in module order.
+---@return ms.UnitInfo[]  `shared` lists tied parameters and the places they stand in
+function methods:units()
+  self.face:_prepare()
+  local out, instances = {}, plan.instances(self)
+  local names = plan.unit_names(instances)
+  for i, instance in ipairs(instances) do
+    local unit = instance._unit
+    if unit then
+      local info = runtime.info(unit)
+      info.name, info.shared = names[i], instance._shared
+      out[#out + 1] = info
+    end
+  end
+  return out
+end
+
+--- What this rank's shard of the unit's flat parameter holds: parallel lists over the parameters of
+--- which it has elements. Offsets are the first and the last element in the parameter, from 0.
+---@return { param_names: string[], param_shapes: integer[][], param_numels: integer[],
+---  param_offsets: integer[][] }
+function methods:shard_metadata()
+  self.face:_prepare()
+  local out = { param_names = {}, param_shapes = {}, param_numels = {}, param_offsets = {} }
+  for _, entry in ipairs(module_tree.params(self.face)) do
+    local name, p = entry.name, entry.tensor
+    local _, extent = parameter.part(p)
+    if parameter.manager(p) == self and extent.numel > 0 then
+      local numel = 1
+      for _, size in ipairs(extent.shape) do
+        numel = numel * size
+      end
+      table.insert(out.param_names, name)
+      table.insert(out.param_shapes, extent.shape)
+      table.insert(out.param_numels, numel)
+      table.insert(out.param_offsets, { extent.start, extent.start + extent.numel - 1 })
+    end
+  end
+  return out
+end
+
+--- Bytes this rank will hold for parameters, gradients, optimizer states and slots when a step is
+--- `micro_batches` backwards (default: one) of which all but the last run in no_sync. Of the whole
+--- model, whichever instance is asked. Frozen parameters count as they are now. Collective the
+--- first time, when the model takes its memory; not so a dry run, which is numbers alone: before
+--- the first use it takes no memory, makes no units and asks no rank (`same_numerics` is false), so
+--- the model may still be changed, or wrapped in another. With a fake group as `process_group` a
+--- model of any size is planned for any number of ranks.
+---@param opts? { micro_batches?: integer, dry_run?: boolean }
+---@return ms.Plan
+function methods:plan(opts)
+  opts = errors.options('plan', opts, { 'micro_batches', 'dry_run' })
+  local micro_batches = arguments.whole('plan', 'micro_batches', opts.micro_batches, 1, 1)
+  if arguments.flag('plan', 'dry_run', opts.dry_run, false) then
+    return as_plan(once.run('a dry run of FSDP', first_use.dry_run, self, micro_batches))
+  end
+  return as_plan(runtime.plan(self:_lazy_init().handle, micro_batches, false))
+end
+
+--- Collectives this rank has called in the instance's group so far, by kind.
+---@return table<string, integer>
+function methods:collectives()
+  return dist.counts(self.process_group)
+end
+
+return methods

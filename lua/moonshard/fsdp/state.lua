@@ -1,0 +1,369 @@
+--- The state of a module that FSDP shards: its options, its unit, its place in the tree.
+---
+--- A wrapped module has the state of its wrapper, one that is sharded in place its own; `face` is
+--- the one that stands in the model. A state groups the parameters below it that no nested state
+--- takes into one unit, which is gathered around its forward and backward. The root owns the tree
+--- of all units below: it is the one whose forward is called first, or the outermost one, where
+--- anything else comes first.
+
+local check = require 'moonshard.fsdp.check'
+local class = require 'moonshard.internal.class'
+local errors = require 'moonshard.internal.errors'
+local first_use = require 'moonshard.fsdp.first_use'
+local forward_values = require 'moonshard.fsdp.forward_values'
+local graph = require 'moonshard.internal.graph'
+local guard = require 'moonshard.internal.guard'
+local ignored = require 'moonshard.fsdp.ignored'
+local methods = require 'moonshard.fsdp.methods'
+local module_tree = require 'moonshard.nn.tree'
+local once = require 'moonshard.internal.once'
+local options = require 'moonshard.fsdp.options'
+local parameter = require 'moonshard_ffi.parameter'
+local plan = require 'moonshard.fsdp.plan'
+local runtime = require 'moonshard_ffi.fsdp'
+local samples = require 'moonshard.internal.samples'
+local scope = require 'moonshard.internal.scope'
+local util = require 'moonshard.internal.util'
+local values = require 'moonshard.fsdp.values'
+local watch = require 'moonshard.fsdp.watch'
+local wrap = require 'moonshard.fsdp.wrap'
+
+---@class ms.fsdp.State: ms.fsdp.Methods, ms.fsdp.Values
+---@field face ms.nn.Module  the wrapper, or the module itself
+---@field module ms.nn.Module  the module whose forward runs
+---@field in_place boolean
+---@field sharding_strategy string
+---@field backward_prefetch string
+---@field forward_prefetch boolean
+---@field cpu_offload { offload_params: boolean }
+---@field mixed_precision ms.fsdp.MixedPrecision
+---@field use_orig_params boolean
+---@field process_group ms.dist.Group
+---@field rank integer
+---@field world_size integer
+local State = class('fsdp.State')
+
+for _, functions in ipairs { methods, values } do
+  for name, fn in next, functions do
+    State[name] = fn
+  end
+end
+
+--- Options that scripts read as fields of a wrapped module.
+State.OPTIONS = {
+  'sharding_strategy', 'backward_prefetch', 'forward_prefetch', 'mixed_precision',
+  'use_orig_params', 'limit_all_gathers', 'process_group', 'cpu_offload', 'device_id',
+}
+
+-- Options that came from the root through a policy are complete but for what the policy overrode.
+-- Gives what is ignored.
+local function wrap_below(module, opts, inherited, inner)
+  local ignored_set = inherited or ignored.of(module, opts)
+  if not inherited then
+    for name, below in module:named_modules() do
+      local state = module_tree.state(below)
+      if state then
+        check.one_group(opts.process_group, state.process_group, name)
+      end
+    end
+  end
+  if opts.auto_wrap_policy then
+    wrap.auto(module, opts, ignored_set, function(child, own)
+      return inner(child, util.merged(own, { _ignored = ignored_set }))
+    end)
+  end
+  plan.validate(module, ignored_set, opts.use_orig_params)
+  return ignored_set
+end
+
+--- Options as a state takes them, and what is ignored, when a policy of the root chose the module.
+---@param given? ms.fsdp.Options
+---@return table opts, ms.fsdp.Ignored? inherited
+function State.options_of(given)
+  local inherited = type(given) == 'table' and given._ignored or nil
+  if inherited then
+    given = util.merged(given)
+    given._ignored = nil
+  end
+  local opts = options.normalised(given)
+  if not inherited then
+    options.warn(opts)
+  end
+  return opts, inherited
+end
+
+---@param face ms.nn.Module
+---@param module ms.nn.Module
+---@param opts table  normalised
+---@param inherited? ms.fsdp.Ignored
+---@param inner fun(module: ms.nn.Module, opts: table): ms.nn.Module  shards what the policy chooses
+function State:init(face, module, opts, inherited, inner)
+  self._ignored = once.run('wrapping', wrap_below, module, opts, inherited, inner)
+  self.face, self.module, self.in_place = face, module, face == module
+  for _, name in ipairs(self.OPTIONS) do
+    self[name] = opts[name]
+  end
+  self.full_precision_in_eval = options.full_precision_in_eval()
+  self._hold = runtime.hold(opts.process_group)
+  self.rank, self.world_size = runtime.place(opts.process_group)
+  rawset(face, '_fsdp', self)
+end
+
+-- -- units ---------------------------------------------------------------------------------------
+
+--- Make the units of the tree it is in, unless there are.
+function State:prepare()
+  if not self._planned then
+    plan.seal(module_tree.outermost(self.face))
+    if not self._planned then -- never put in the wrapped module's place: stands alone
+      rawset(self.face, '_owner', nil)
+      plan.seal(self.face)
+    end
+  end
+end
+
+--- Where its unit stands now. (What ranks tell each other has the name of the time it was made:
+--- they may learn at different times of a larger model around it.)
+function State:_unit_name()
+  local path = self.face:path()
+  return path == '' and self.module._name or path
+end
+
+-- A gradient of a whole parameter has no place in a unit, which holds what ranks have reduced.
+local function warn_of_gradients(tensors, names, group)
+  local lost = {}
+  for i, tensor in ipairs(tensors) do
+    if tensor:grad() then
+      lost[#lost + 1] = ("'%s'"):format(names[i])
+    end
+  end
+  if #lost > 0 then
+    errors.warn('UserWarning', 'FSDP drops the gradients that these parameters had before they '
+      .. 'were wrapped: ' .. table.concat(lost, ', ') .. '; wrap first, then run backward', group)
+  end
+end
+
+local function unit_options(self)
+  return {
+    strategy = self.sharding_strategy,
+    param_dtype = self.mixed_precision.param_dtype,
+    reduce_dtype = self.mixed_precision.reduce_dtype,
+    use_orig_params = self.use_orig_params,
+    full_precision_in_eval = self.full_precision_in_eval,
+  }
+end
+
+--- Called by the plan: make the unit, if there is to be one. Changes nothing else but the draft.
+---@param draft ms.fsdp.Draft
+function State:_make_unit(draft)
+  draft.watched = watch.of(draft.modules)
+  if #draft.tensors == 0 then
+    return
+  end
+  warn_of_gradients(draft.tensors, draft.names, self.process_group)
+  draft.shapes, draft.index_of, draft.holder = {}, {}, runtime.unit_holder()
+  for i, tensor in ipairs(draft.tensors) do
+    draft.shapes[i] = parameter.shape(tensor)
+    draft.index_of[parameter.key(tensor)] = i
+  end
+  runtime.unit(draft.holder, self.process_group, draft.name, unit_options(self), draft.tensors,
+    draft.names)
+end
+
+--- Called by the plan: what it must know of the unit, made or not; nil where there is to be none.
+---@param draft ms.fsdp.Draft
+function State:_group(draft)
+  local unit = self._unit
+  if unit then
+    return runtime.group_of(unit)
+  elseif #draft.tensors > 0 then
+    return runtime.group(self.process_group, draft.name, unit_options(self), draft.tensors,
+      draft.names)
+  end
+end
+
+--- Called by the plan after that, whatever ended it: what was made is this instance's, and modules
+--- that it holds parameters of take no other modules and no new parameters.
+---@param draft ms.fsdp.Draft
+function State:_seal(draft)
+  local unit = draft.holder and runtime.held(draft.holder)
+  if not draft.watched or #draft.tensors > 0 and not unit then
+    return
+  elseif unit then
+    for _, tensor in ipairs(draft.tensors) do
+      parameter.manage(tensor, self)
+    end
+    self._tensors = draft.tensors
+    self._shapes = draft.shapes
+    self._index_of = draft.index_of
+    self._shared = draft.shared
+    self._unit_holder = draft.holder
+    self._unit = unit
+  end
+  for _, module in ipairs(draft.modules) do
+    rawset(module, '_planned', true)
+  end
+  rawset(self.face, '_planned', true)
+  self._watched = draft.watched
+  self._planned = true
+end
+
+--- What parameters() shows in place of the unit's parameters: nil with use_orig_params = true,
+--- without a unit, and inside summon_full_params.
+---@param always? boolean  with use_orig_params = true as well
+---@return ms.Tensor?
+function State:_flat_parameter(always)
+  local unit, tree = self._unit, self._tree
+  if not unit or self.use_orig_params and not always
+    or tree and tree.ready and runtime.summoned(tree.handle) then
+    return nil
+  end
+  local flat = self._flat
+  if not flat then
+    flat = scope.keep(runtime.flat(unit))
+    self._flat = flat
+    parameter.stands_for(flat, self)
+  end
+  return flat
+end
+
+--- The original parameters of its unit.
+---@return ms.Tensor[]
+function State:_managed()
+  return self._tensors
+end
+
+--- Called by ms.close(), which frees units and trees: a later use is an error.
+function State:_close()
+  local tree = self._tree or { root = self }
+  tree.ready, tree.closed = false, true
+  self._tree = tree
+  self._unit = nil
+  self._flat = nil
+end
+
+--- The tree that this instance is part of, made unless there is one. Collective.
+---@param alone? boolean  make this instance the root, as a forward does: not the one around it
+---@return ms.fsdp.Tree
+function State:_lazy_init(alone)
+  local tree = self._tree
+  return tree and tree.ready and tree
+    or once.run('the first use of FSDP', first_use.ready, self, alone)
+end
+
+-- -- forward -------------------------------------------------------------------------------------
+
+local function after_forward(unit, ...)
+  runtime.unit_post_forward(unit, forward_values.tensors(...))
+  return ...
+end
+
+-- The wrapper ignores cast_root_forward_inputs where it is not the root, the composable form does
+-- not.
+local function casts_inputs(self, unit)
+  local precision = self.mixed_precision
+  return unit and precision.cast_forward_inputs
+    or precision.cast_root_forward_inputs and (self._is_root or self.in_place)
+end
+
+local function unit_forward(self, call, ...)
+  local unit, dtype = self._unit, self.mixed_precision.param_dtype
+  if self.full_precision_in_eval then
+    local training = self.face.training
+    dtype = training and dtype or nil
+    if unit then
+      runtime.set_full_precision(unit, not training)
+    end
+  end
+  local casts = dtype and casts_inputs(self, unit)
+  watch.check(self._watched)
+  if not unit then
+    if casts then
+      return call(self.module, forward_values.cast(dtype, select('#', ...), ...))
+    end
+    return call(self.module, ...)
+  end
+  runtime.unit_pre_forward(unit)
+  if casts then
+    return after_forward(unit,
+      call(self.module, forward_values.cast(dtype, select('#', ...), ...)))
+  end
+  return after_forward(unit, call(self.module, ...))
+end
+
+local DTYPES = "; the model's mixed_precision has units of several dtypes: classes of modules in "
+  .. 'its module_classes_to_ignore compute in f32 with their inputs and results cast, and a unit '
+  .. 'with its own mixed_precision casts its inputs to its param_dtype with cast_forward_inputs'
+
+-- An operator that met two dtypes in a model of several.
+local function explain_dtypes(tree, err)
+  local text = type(err) == 'table' and err.forward ~= nil and tostring(err.message) or ''
+  if not (text:find('expected one dtype', 1, true) or text:find('the same dtype', 1, true)) then
+    return
+  end
+  for _, instance in ipairs(tree.instances) do
+    if instance.mixed_precision.param_dtype and not err.message:find(DTYPES, 1, true) then
+      err.message = err.message .. DTYPES
+    end
+  end
+end
+
+local function end_forward(tree, ok, err)
+  if not tree.running then
+    return
+  elseif not ok then
+    explain_dtypes(tree, err)
+    runtime.reset(tree.handle, err)
+  end
+  runtime.hide_shards(tree.handle, false)
+  tree.running = false
+end
+
+local function close_root(self, tree, ...)
+  if self._is_root then
+    runtime.tree_post_forward(tree.handle)
+  end
+  return ...
+end
+
+-- Before a backward: units that stay unsharded after their forward would not see another value.
+local function check_fields(tree)
+  for _, instance in ipairs(tree.instances) do
+    local keeps = instance.sharding_strategy ~= 'FULL_SHARD' or instance._is_root
+    local field = watch.replaced(instance._watched)
+    if field and keeps then
+      errors.raise('AssertionError', 'FSDP does not support changing the parameters between '
+        .. "forward and backward: '%s' was replaced", field)
+    elseif field then
+      watch.check(instance._watched)
+    end
+  end
+end
+
+local function outermost_forward(self, tree, call, ...)
+  check.batch(self.process_group, samples.group_of((...)))
+  tree.running = true -- an error from here on is one of this forward
+  for _, instance in ipairs(tree.instances) do
+    watch.check(instance._watched)
+  end
+  graph.before_backward(tree, check_fields)
+  runtime.tree_pre_forward(tree.handle)
+  runtime.hide_shards(tree.handle, true)
+  return close_root(self, tree, unit_forward(self, call, ...))
+end
+
+--- Run `call(module, ...)` as a forward of the module: gather its unit around it, and run the tree
+--- when this is the outermost forward.
+---@param call fun(module: ms.nn.Module, ...): ...
+---@return ...
+function State:forward(call, ...)
+  local tree = self._tree or self:_lazy_init(true)
+  if tree.running then
+    return unit_forward(self, call, ...)
+  elseif not tree.ready then
+    self:_lazy_init(true)
+  end
+  return guard.run('a forward', end_forward, tree, outermost_forward, self, tree, call, ...)
+end
+
+return State

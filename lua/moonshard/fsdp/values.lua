@@ -1,0 +1,113 @@
+--- Values of a sharded module's parameters, as state dicts ask for them.
+
+local ShardedTensor = require 'moonshard.fsdp.sharded_tensor'
+local agree = require 'moonshard.fsdp.agree'
+local errors = require 'moonshard.internal.errors'
+local parameter = require 'moonshard_ffi.parameter'
+local runtime = require 'moonshard_ffi.fsdp'
+local state_dict_type = require 'moonshard.fsdp.state_dict_type'
+local util = require 'moonshard.internal.util'
+
+---@class ms.fsdp.Values
+local values = {}
+
+--- Full copies of all parameters this instance manages, by parameter.key: views of one gathered
+--- tensor. Collective. (state dicts ask)
+---@param rank0_only? boolean  none on other ranks
+---@return table<integer, ms.Tensor>
+function values:_full_values(rank0_only)
+  if runtime.is_fake(self.process_group) then
+    errors.raise('RuntimeError', 'state_dict: the model is sharded over a fake group, whose other '
+      .. 'ranks are not there to give their parts')
+  end
+  local flat, starts = runtime.gather_all(self._unit, #self._shapes)
+  local full = {}
+  if not rank0_only or self.rank == 0 then
+    for key, i in next, self._index_of do
+      local shape = self._shapes[i]
+      full[key] = flat:narrow(1, starts[i], util.product(shape)):reshape(shape)
+    end
+  end
+  flat:release()
+  return full
+end
+
+--- What a state dict has of a parameter of its unit. Collective for a full one.
+---@param gathered table  full values by instance, so far
+---@param rank0_only boolean  full values on rank 0 alone
+---@return ms.Tensor|ms.fsdp.ShardedTensor|nil
+function values:_state_value(tensor, gathered, rank0_only)
+  local key, settings = parameter.key(tensor), state_dict_type.of(self)
+  if settings.state_dict_type == 'SHARDED_STATE_DICT' and self.sharding_strategy ~= 'NO_SHARD' then
+    local part, extent = parameter.part(tensor)
+    return ShardedTensor(extent.shape, extent.dtype, extent.start + 1, part and part:clone(),
+      self.process_group)
+  elseif settings.state_dict_type ~= 'FULL_STATE_DICT' and not gathered[self] then
+    errors.warn('UserWarning', 'When using ``NO_SHARD`` for ``ShardingStrategy``, full_state_dict '
+      .. 'will be returned.', self.process_group)
+  end
+  if not gathered[self] then
+    gathered[self] = self:_full_values(rank0_only or settings.state_dict_config.rank0_only)
+  end
+  return gathered[self][key]
+end
+
+--- The flat parameter, where state dicts have it in place of the parameters.
+---@return ms.Tensor?
+function values:_flat_in_state_dict()
+  return state_dict_type.of(self).state_dict_type == 'LOCAL_STATE_DICT'
+    and self.sharding_strategy ~= 'NO_SHARD' and self:_flat_parameter(true) or nil
+end
+
+--- What a state dict of type LOCAL_STATE_DICT has of its unit: the unit's own memory.
+---@return ms.fsdp.ShardedTensor
+function values:_local_state()
+  local flat, info = self:_flat_parameter(true), runtime.info(self._unit)
+  local total, first = runtime.flat_numel(self._unit), self.rank * info.shard_numel
+  local length = math.max(0, math.min(info.shard_numel, total - first))
+  return ShardedTensor({ total }, flat:dtype(), first + 1,
+    length > 0 and flat:detach():narrow(1, 1, length) or nil, self.process_group)
+end
+
+--- Either all ranks load, equal values, or none. Collective. (state dicts ask)
+function values:_agree_on_load(...)
+  local tree = self._tree
+  if tree and tree.ready and runtime.summoned(tree.handle) then
+    -- before anything is loaded that no unit holds
+    errors.raise('AssertionError', 'load_state_dict inside summon_full_params')
+  end
+  agree.on_load(self.process_group, ...)
+end
+
+--- Prepare to load this rank's elements of a parameter of the unit, or of its flat parameter.
+---@param value ms.fsdp.ShardedTensor
+---@return fun() write
+function values:_prepare_part(name, tensor, value)
+  local into, start
+  if rawequal(tensor, self._flat) then
+    local own = self:_local_state()
+    into, start = own.local_tensor, own.start
+  else
+    local part, extent = parameter.part(tensor)
+    into, start = part, extent.start + 1
+  end
+  local length = into and into:numel() or 0
+  if value.length ~= length or length > 0 and value.start ~= start then
+    errors.raise('ValueError', "load_state_dict: '%s' has elements %d to %d here, expected %d to "
+      .. '%d; of another sharding load value:full_tensor()', name, value.start,
+      value.start + value.length - 1, start, start + length - 1)
+  end
+  return function()
+    if into then
+      into:copy_(value.local_tensor)
+      parameter.touch(tensor)
+    end
+  end
+end
+
+--- Take this rank's elements of full values.
+function values:_load_value(tensor, value)
+  runtime.load(self._unit, self._index_of[parameter.key(tensor)], value)
+end
+
+return values
