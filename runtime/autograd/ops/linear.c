@@ -38,7 +38,7 @@ static ms_status linear_meta(const msi_meta *m)
                        "%s: x has shape %s and w %s, expected x (..., in) and w (out, in)", op,
                        msi_shape_text(x->ndim, x->shape), msi_shape_text(w->ndim, w->shape));
     }
-    MS_TRY(msi_same_dtype(op, "x", x, "w", w));
+    MS_TRY(msi_same_dtype_of_product(op, x, w));
     MS_TRY(msi_check_product(op, x->dtype));
     MS_TRY(check_bias(op, x, w, m->in[BIAS]));
     for (int32_t i = 0; i < x->ndim - 1; i++) {

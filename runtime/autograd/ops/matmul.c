@@ -104,7 +104,7 @@ static ms_status matmul_meta(const msi_meta *m)
     } else {
         MS_TRY(broadcast_shape(a, b, &ndim, shape));
     }
-    MS_TRY(msi_same_dtype("matmul", "a", a, "b", b));
+    MS_TRY(msi_same_dtype_of_product("matmul", a, b));
     MS_TRY(msi_check_product("matmul", a->dtype));
     return msi_result(m->out, a->dtype, ndim, shape);
 }

@@ -42,6 +42,16 @@ ms_status msi_same_dtype(const char *op, const char *a_name, const msi_view *a, 
     return MS_OK;
 }
 
+ms_status msi_same_dtype_of_product(const char *op, const msi_view *a, const msi_view *b)
+{
+    if (MSI_UNLIKELY(a->dtype != b->dtype)) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "%s: mat1 and mat2 must have the same dtype, got %s and %s", op,
+                       ms_dtype_name(a->dtype), ms_dtype_name(b->dtype));
+    }
+    return MS_OK;
+}
+
 ms_status msi_check_product(const char *op, int32_t dtype)
 {
     if (MSI_UNLIKELY(!ms_dtype_is_floating(dtype))) {
