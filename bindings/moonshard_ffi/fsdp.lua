@@ -299,8 +299,12 @@ function fsdp.reshard(unit)
   B.check(C.ms_fsdp_unit_reshard(unit))
 end
 
-function fsdp.summon(tree, with_grads)
-  B.check(C.ms_fsdp_tree_summon(tree, with_grads))
+function fsdp.summon(tree, units, with_grads)
+  local list = B.new('ms_fsdp_unit *[?]', math.max(#units, 1))
+  for i = 1, #units do
+    list[i - 1] = units[i]
+  end
+  B.check(C.ms_fsdp_tree_summon_units(tree, list, #units, with_grads))
 end
 
 function fsdp.unsummon(tree, writeback)

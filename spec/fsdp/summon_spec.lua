@@ -130,4 +130,35 @@ describe('inside summon_full_params', function()
       checks.close({ { 28, 28, 28, 28 } }, model(ms.ones(1, 4)))
     end)
   end)
+
+  it('an inner instance is gathered with those below it, or alone', function()
+    ms.dist.spawn(2, function()
+      local pair = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+      local model = wrap(nn.Sequential(nn.Linear(4, 3), pair),
+        { auto_wrap_policy = fsdp.always_wrap_policy, use_orig_params = true })
+      local outer, inner = model.module[1], model.module[2]
+      local function dims()
+        local out = {}
+        for i, linear in ipairs { outer, inner.module[1] } do
+          out[i] = linear.weight:dim()
+        end
+        return out
+      end
+      model(ms.ones(1, 4)):sum():backward()
+      local before = model:collectives().all_gather
+      fsdp.summon_full_params(inner, nil, function()
+        assert.same({ 1, 2 }, dims())
+        ms.no_grad(inner.module[1].weight.fill_, inner.module[1].weight, 2)
+        checks.raises('ValueError', 'expected to be in states', model.apply, model, function() end)
+      end)
+      assert.equal(before + 2, model:collectives().all_gather)
+      assert.equal(18, model:state_dict()['1.0.weight']:sum():item())
+      fsdp.summon_full_params(inner, { recurse = false }, function()
+        assert.same({ 1, 1 }, dims())
+      end)
+      fsdp.summon_full_params(inner.module[1], { recurse = false }, function()
+        assert.same({ 1, 2 }, dims())
+      end)
+    end)
+  end)
 end)

@@ -3,11 +3,12 @@
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.internal.errors'
 local guard = require 'moonshard.internal.guard'
+local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
 local tree = require 'moonshard.nn.tree'
 
 ---@class ms.fsdp.SummonOptions
----@field recurse? boolean  default true
+---@field recurse? boolean  instances below the module, too (default true)
 ---@field writeback? boolean  keep what was written, each rank its own elements (default true): all
 ---  ranks must have written the same
 ---@field rank0_only? boolean  only rank 0 needs the values; needs writeback = false
@@ -49,8 +50,6 @@ local function check(opts, roots)
     errors.raise('NotImplementedError', 'offload_to_cpu=True and NO_SHARD is not supported yet')
   elseif writeback and opts.rank0_only then
     errors.raise('NotImplementedError', 'writeback=True and rank0_only=True is not supported yet')
-  elseif opts.recurse == false then
-    errors.raise('NotImplementedError', 'recurse=False is not supported yet')
   end
   if opts.offload_to_cpu and not opts.rank0_only then
     errors.warn('UserWarning', 'offload_to_cpu=True and rank0_only=False results in redundant '
@@ -76,19 +75,29 @@ local function close(held, ok, err)
   end
 end
 
-local function summoned(held, roots, with_grads, fn, ...)
+-- The units of an instance and, with `recurse`, of those below it.
+local function units_of(root, recurse)
+  local units = {}
+  for _, instance in ipairs(recurse and plan.instances(root) or { root }) do
+    units[#units + 1] = instance._unit
+  end
+  return units
+end
+
+local function summoned(held, roots, opts, fn, ...)
   for _, root in ipairs(roots) do
     local state = root:_lazy_init()
     tree.params(root.face) -- what stands in the fields must be what is summoned
     if not runtime.summoned(state.handle) then
       held[#held + 1] = state -- first: what is held is let go whatever comes now
     end
-    runtime.summon(state.handle, with_grads)
+    runtime.summon(state.handle, units_of(root, opts.recurse ~= false), opts.with_grads or false)
   end
   return fn(...)
 end
 
---- Run `fn(...)` with full parameters, in full precision and their original shapes. Collective.
+--- Run `fn(...)` with full parameters of the module's instances, in full precision and their
+--- original shapes. Only those are gathered. Collective.
 --- AssertionError during forward or backward, and inside another call of this; and of forward,
 --- backward, steps, loading, state dicts, hash() and checkpoints inside `fn`: those use the shards
 --- behind the copies. RuntimeError on all ranks when they leave a parameter with different values;
@@ -103,10 +112,9 @@ local function summon_full_params(module, opts, fn, ...)
   end
   opts = errors.options('summon_full_params', opts, KNOWN)
   arguments.fn('summon_full_params', 'fn', fn)
-  local roots = roots_of(module, {})
+  local roots = opts.recurse == false and { tree.state(module) } or roots_of(module, {})
   local held = { writeback = check(opts, roots) }
-  return guard.run('summon_full_params', close, held, summoned, held, roots,
-    opts.with_grads or false, fn, ...)
+  return guard.run('summon_full_params', close, held, summoned, held, roots, opts, fn, ...)
 end
 
 return summon_full_params

@@ -10,6 +10,7 @@ local ModuleList = require 'moonshard.nn.module_list'
 local State = require 'moonshard.fsdp.state'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.internal.errors'
+local guard = require 'moonshard.internal.guard'
 local methods = require 'moonshard.fsdp.methods'
 local module_tree = require 'moonshard.nn.tree'
 local naming = require 'moonshard.internal.naming'
@@ -120,14 +121,25 @@ function FSDP:state_dict(opts)
   return Module.state_dict(self, opts)
 end
 
---- As nn.Module's, with full parameters: what `fn` writes into them is kept. Collective.
+local function applied(tree, fn, self)
+  tree.applies = true
+  return Module.apply(self, fn)
+end
+
+--- As nn.Module's, with full parameters: what `fn` writes into them is kept. Collective. ValueError
+--- inside summon_full_params.
 ---@param fn fun(module: ms.nn.Module)
 ---@return self
 function FSDP:apply(fn)
-  if runtime.summoned(self._fsdp:_lazy_init().handle) then -- by the instance around this one
+  local tree = self._fsdp:_lazy_init()
+  if tree.applies then -- by the instance around this one
     return Module.apply(self, fn)
+  elseif runtime.summoned(tree.handle) then
+    errors.raise('ValueError', 'apply: expected to be in states [IDLE] but current state is '
+      .. 'SUMMON_FULL_PARAMS')
   end
-  return summon_full_params(self, nil, Module.apply, self, fn)
+  return guard.run('apply', function() tree.applies = false end, nil, summon_full_params, self, nil,
+    applied, tree, fn, self)
 end
 
 function FSDP:extra_repr()

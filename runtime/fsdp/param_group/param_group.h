@@ -124,6 +124,7 @@ struct ms_fsdp_unit {
     msi_storage *full;     /* storage of unsharded views; bound to the gathered memory */
     msi_storage *hidden;   /* storage of shards in a forward: no memory */
     msi_storage *summoned; /* private full copy, or NULL */
+    bool is_summoned;      /* one of the units that the running summon is about */
     ms_tensor *flat;       /* retained; NULL before ms_fsdp_unit_flat() */
     msi_grad_sink flat_sink;
     msi_use use;

@@ -4,11 +4,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The unit after `i` that this summon is about, or tree->n_units. */
+static int32_t next_unit(const ms_fsdp_tree *tree, int32_t i)
+{
+    do {
+        i++;
+    } while (i < tree->n_units && !tree->units[i]->is_summoned);
+    return i;
+}
+
 static int64_t count_params(const ms_fsdp_tree *tree)
 {
     int64_t n = 0;
 
-    for (int32_t i = 0; i < tree->n_units; i++) {
+    for (int32_t i = next_unit(tree, -1); i < tree->n_units; i = next_unit(tree, i)) {
         n += tree->units[i]->n_params;
     }
     return n;
@@ -48,14 +57,14 @@ static ms_status summon_gradients(ms_fsdp_tree *tree)
     if (n == 0) {
         return MS_OK;
     }
-    for (int32_t i = 0; i < tree->n_units; i++) {
+    for (int32_t i = next_unit(tree, -1); i < tree->n_units; i = next_unit(tree, i)) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
             own[at++] = tree->units[i]->params[p].tensor->grad != NULL;
         }
     }
     MS_TRY(gather_union(tree, "summon_full_params (which gradients exist)", n, any));
     at = 0;
-    for (int32_t i = 0; i < tree->n_units; i++) {
+    for (int32_t i = next_unit(tree, -1); i < tree->n_units; i = next_unit(tree, i)) {
         MS_TRY(msi_unit_summon_gradients(tree->units[i], any + at));
         at += tree->units[i]->n_params;
     }
@@ -64,9 +73,20 @@ static ms_status summon_gradients(ms_fsdp_tree *tree)
 
 ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree, bool with_grads)
 {
+    return ms_fsdp_tree_summon_units(tree, tree->units, tree->n_units, with_grads);
+}
+
+ms_status ms_fsdp_tree_summon_units(ms_fsdp_tree *tree, ms_fsdp_unit *const *units, int32_t n_units,
+                                    bool with_grads)
+{
     ms_status status = MS_OK;
 
     MS_TRY(ms_fsdp_tree_init(tree));
+    for (int32_t i = 0; i < n_units; i++) {
+        if (units[i]->run != &tree->run) {
+            return MS_FAIL(MS_VALUE_ERROR, "summon: unit '%s' is in another tree", units[i]->name);
+        }
+    }
     if (tree->in_backward || msi_unit_in_forward(tree) != NULL) {
         return MS_FAIL(MS_ASSERTION_ERROR,
                        "Cannot manually unshard parameters during forward/backward");
@@ -75,9 +95,17 @@ ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree, bool with_grads)
         return MS_FAIL(MS_ASSERTION_ERROR,
                        "Cannot manually unshard parameters when already unsharding parameters");
     }
-    MS_TRY(words_new(tree));
+    for (int32_t i = 0; i < n_units; i++) {
+        units[i]->is_summoned = true;
+    }
+    status = words_new(tree);
+    if (status != MS_OK) {
+        msi_tree_unsummon(tree);
+        return status;
+    }
     tree->run.progress.peers_committed = false;
-    for (int32_t i = 0; i < tree->n_units && status == MS_OK; i++) {
+    for (int32_t i = next_unit(tree, -1); i < tree->n_units && status == MS_OK;
+         i = next_unit(tree, i)) {
         ms_fsdp_unit *u = tree->units[i];
 
         status = msi_unit_gather_flat(u, "summon_full_params of unit", &u->summoned);
@@ -138,7 +166,7 @@ static ms_status gather_changes(ms_fsdp_tree *tree, int64_t n, uint64_t *changed
 {
     int64_t at = 0;
 
-    for (int32_t i = 0; i < tree->n_units; i++) {
+    for (int32_t i = next_unit(tree, -1); i < tree->n_units; i = next_unit(tree, i)) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
             MS_TRY(compare_own(tree->units[i], &tree->units[i]->params[p], &tree->words[at++]));
         }
@@ -158,7 +186,7 @@ static ms_status write_back(ms_fsdp_tree *tree)
         return MS_OK;
     }
     MS_TRY(gather_changes(tree, n, changed));
-    for (int32_t i = 0; i < tree->n_units; i++) {
+    for (int32_t i = next_unit(tree, -1); i < tree->n_units; i = next_unit(tree, i)) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++, at++) {
             if (changed[at] != 0) {
                 MS_TRY(keep_piece(tree->units[i], &tree->units[i]->params[p]));
@@ -171,7 +199,7 @@ static ms_status write_back(ms_fsdp_tree *tree)
 
 static ms_status keep_gradients(ms_fsdp_tree *tree)
 {
-    for (int32_t i = 0; i < tree->n_units; i++) {
+    for (int32_t i = next_unit(tree, -1); i < tree->n_units; i = next_unit(tree, i)) {
         MS_TRY(msi_unit_keep_gradients(tree->units[i]));
     }
     return MS_OK;

@@ -18,6 +18,7 @@ void msi_tree_unsummon(ms_fsdp_tree *tree)
     for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
+        u->is_summoned = false;
         msi_unit_restore_gradients(u);
         if (u->summoned != NULL) {
             msi_storage_release(u->summoned);

@@ -231,6 +231,11 @@ MS_API ms_status ms_fsdp_unit_reshard(ms_fsdp_unit *unit);
  * @param with_grads  .grad shows full gradients, too: zeros for elements of ranks without one; none
  *                    if no rank has one. `writeback` stores each rank's own elements of them */
 MS_API ms_status ms_fsdp_tree_summon(ms_fsdp_tree *tree, bool with_grads);
+/** The same for some units alone: only they are gathered. Handles of others show what they showed.
+ * MS_VALUE_ERROR for a unit of another tree.
+ * @param units  (n_units), equal on all ranks */
+MS_API ms_status ms_fsdp_tree_summon_units(ms_fsdp_tree *tree, ms_fsdp_unit *const *units,
+                                           int32_t n_units, bool with_grads);
 MS_API ms_status ms_fsdp_tree_unsummon(ms_fsdp_tree *tree, bool writeback);
 /** True between the two. */
 MS_API bool ms_fsdp_tree_summoned(const ms_fsdp_tree *tree);
