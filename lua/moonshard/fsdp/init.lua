@@ -3,6 +3,7 @@
 
 local composable = require 'moonshard.fsdp.composable'
 local naming = require 'moonshard.internal.naming'
+local optim_state = require 'moonshard.fsdp.optim_state'
 local policies = require 'moonshard.fsdp.policies'
 local state_dict_type = require 'moonshard.fsdp.state_dict_type'
 local wrap = require 'moonshard.fsdp.wrap'
@@ -28,6 +29,11 @@ local fsdp = {
   state_dict_type = state_dict_type.block,
   set_state_dict_type = state_dict_type.set,
   get_state_dict_type = state_dict_type.get,
+  optim_state_dict = optim_state.of,
+  optim_state_dict_to_load = optim_state.to_load,
+  full_optim_state_dict = optim_state.full,
+  sharded_optim_state_dict = optim_state.sharded,
+  rekey_optim_state_dict = optim_state.rekey,
 }
 
 local lazy = {

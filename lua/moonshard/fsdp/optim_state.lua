@@ -1,0 +1,237 @@
+--- State of optimizers of sharded models, by names of parameters: it moves between numbers of ranks
+--- and wrappings. (A checkpoint does the same without bringing values together.)
+---
+---     sd.state[name] = { step = n, exp_avg = tensor, ... }
+---     sd.param_groups[i] = { lr = ..., params = { name, ... } }
+---
+--- The state dict type of the model decides what the tensors are: whole ones (FULL_STATE_DICT), or
+--- ShardedTensors with this rank's elements.
+
+local ShardedTensor = require 'moonshard.fsdp.sharded_tensor'
+local arguments = require 'moonshard_ffi.arguments'
+local create = require 'moonshard.internal.create'
+local dist = require 'moonshard.dist'
+local errors = require 'moonshard.internal.errors'
+local parameter = require 'moonshard_ffi.parameter'
+local runtime = require 'moonshard_ffi.fsdp'
+local state_dict_type = require 'moonshard.fsdp.state_dict_type'
+local tree = require 'moonshard.nn.tree'
+local util = require 'moonshard.internal.util'
+
+local optim_state = {}
+
+local function check(what, model, optimizer)
+  if not tree.is_module(model) then
+    arguments.refuse(what, 'model', model, 'a module')
+  elseif type(optimizer) ~= 'table' or not optimizer._is_optimizer then
+    arguments.refuse(what, 'optim', optimizer, 'an optimizer')
+  end
+end
+
+-- Names of the model's parameters, by parameter.key.
+local function names_of(model)
+  local names = {}
+  for _, p in ipairs(tree.prepared_params(model)) do
+    names[parameter.key(p.tensor)] = p.name
+  end
+  return names
+end
+
+local function name_in(names, entry)
+  return names[parameter.key(entry.param)]
+    or errors.raise('ValueError', "the optimizer holds a parameter that is not the model's: '%s'",
+      entry.name)
+end
+
+-- One state of one parameter, of which this rank has `value` (1-D, nil for no elements).
+local function sharded(param, value)
+  local _, extent = parameter.part(param)
+  local manager = parameter.manager(param)
+  return ShardedTensor(extent.shape, value and value:dtype() or extent.dtype, extent.start + 1,
+    value and value:clone(), manager.process_group)
+end
+
+local function is_sharded(param)
+  local manager = parameter.manager(param)
+  return manager and manager.sharding_strategy ~= 'NO_SHARD'
+end
+
+local function whole(param, value)
+  local _, extent = parameter.part(param)
+  return value:clone():reshape(extent.shape)
+end
+
+-- States that any rank has of a parameter: a rank without elements of it has none.
+local function exists(param, entry, states)
+  local flags = {}
+  for i, state in ipairs(states) do
+    flags[i] = entry.state[state] and 1 or 0
+  end
+  if not is_sharded(param) or #states == 0 then
+    return flags
+  end
+  for i, ranks in ipairs(runtime.exchange(parameter.manager(param).process_group,
+    'optim_state_dict', flags)) do
+    flags[i] = math.max(unpack(ranks))
+  end
+  return flags
+end
+
+local function entry_state(entry, states, is_full)
+  local param = entry.param
+  local out, found = { step = entry.steps }, exists(param, entry, states)
+  for i, state in ipairs(states) do
+    if found[i] > 0 and not is_sharded(param) then
+      out[state] = whole(param, entry.state[state])
+    elseif found[i] > 0 then
+      local value = sharded(param, entry.state[state])
+      out[state] = is_full and value:full_tensor() or value
+    end
+  end
+  return out
+end
+
+local function of(model, optimizer, is_full, rank0_only)
+  local names, entries, states = names_of(model), optimizer:_entries()
+  local out = { state = {} }
+  for _, entry in ipairs(entries) do
+    if entry.steps > 0 then
+      out.state[name_in(names, entry)] = entry_state(entry, states, is_full)
+    end
+  end
+  out.param_groups = optimizer:_group_options(function(i) return name_in(names, entries[i]) end)
+  return rank0_only and dist.rank() ~= 0 and {} or out
+end
+
+--- The state of an optimizer over the model's parameters; those that took no step are absent.
+--- Collective with the type FULL_STATE_DICT; ranks other than 0 get {} with its `rank0_only`.
+---@param model ms.nn.Module
+---@param optim ms.optim.Optimizer
+---@return table
+function optim_state.of(model, optim)
+  check('optim_state_dict', model, optim)
+  local settings = state_dict_type.get(model)
+  local is_full = settings.state_dict_type == 'FULL_STATE_DICT'
+  return of(model, optim, is_full, is_full and settings.optim_state_dict_config.rank0_only)
+end
+
+-- This rank's elements of a whole tensor, or of one in parts.
+local function elements(name, state, value, extent)
+  if type(value) == 'table' and util.is(value, ShardedTensor) then
+    local fits = value.length == extent.numel
+      and (extent.numel == 0 or value.start == extent.start + 1)
+    local misfits = runtime.exchange(value.process_group, 'optim_state_dict_to_load',
+      { fits and 0 or 1 })[1]
+    if math.max(unpack(misfits)) == 0 then
+      return value.local_tensor or create.empty(0, { dtype = value:dtype() })
+    end
+    value = value:full_tensor()
+  end
+  arguments.tensor('optim_state_dict_to_load', ("%s of '%s'"):format(state, name), value)
+  if table.concat(value:shape(), ' ') ~= table.concat(extent.shape, ' ') then
+    errors.raise('ValueError', "Tensor optimizer state does not have same shape as its parameter: "
+      .. "%s of '%s' has shape (%s), the parameter (%s)", state, name,
+      table.concat(value:shape(), ', '), table.concat(extent.shape, ', '))
+  end
+  return value:reshape(-1):narrow(1, extent.start + 1, extent.numel):clone()
+end
+
+--- What optim:load_state_dict() takes, from what optim_state_dict() gave on any number of ranks and
+--- for any wrapping. Parameters without state there begin anew. Collective for ShardedTensors.
+---@param model ms.nn.Module
+---@param optim ms.optim.Optimizer
+---@param sd table
+---@return ms.optim.StateDict
+function optim_state.to_load(model, optim, sd)
+  local what = 'optim_state_dict_to_load'
+  check(what, model, optim)
+  if type(sd) ~= 'table' or type(sd.state) ~= 'table' or type(sd.param_groups) ~= 'table' then
+    errors.raise('ValueError', '%s: the state dict must have the keys "state" and "param_groups"',
+      what)
+  end
+  local names, entries, states = names_of(model), optim:_entries()
+  local out = { state = {}, param_groups = {} }
+  for i, entry in ipairs(entries) do
+    local name, _, extent = name_in(names, entry), parameter.part(entry.param)
+    local given = sd.state[name]
+    out.state[i] = { name = entry.name, steps = given and given.step or 0 }
+    for _, state in ipairs(states) do
+      local value = given and given[state]
+      if value ~= nil then
+        out.state[i][state] = elements(name, state, value, extent)
+      elseif entry.state[state] and not optim:_is_later(state) then
+        out.state[i][state] = create.zeros(extent.numel, { dtype = entry.state[state]:dtype() })
+      end
+    end
+  end
+  for g, group in ipairs(sd.param_groups) do
+    out.param_groups[g] = util.merged(group, { params = util.slice(group.params, 1) })
+  end
+  return out
+end
+
+local function deprecated(name, other)
+  errors.warn('FutureWarning', ('`%s` is being deprecated and is replaced by `%s`'):format(name,
+    other))
+end
+
+--- optim_state_dict() with whole tensors, whatever the state dict type.
+---@param model ms.nn.Module
+---@param optim ms.optim.Optimizer
+---@param opts? { rank0_only?: boolean }  default true
+---@return table
+function optim_state.full(model, optim, opts)
+  check('full_optim_state_dict', model, optim)
+  deprecated('full_optim_state_dict', 'optim_state_dict')
+  opts = errors.options('full_optim_state_dict', opts, { rank0_only = 'flag' })
+  return of(model, optim, true, opts.rank0_only ~= false)
+end
+
+--- optim_state_dict() with ShardedTensors.
+---@param model ms.nn.Module
+---@param optim ms.optim.Optimizer
+---@return table
+function optim_state.sharded(model, optim)
+  check('sharded_optim_state_dict', model, optim)
+  deprecated('sharded_optim_state_dict', 'optim_state_dict')
+  return of(model, optim, false, false)
+end
+
+--- The state dict with numbers of parameters, from 0 in order of the model, in place of their names
+--- ('PARAM_ID'), or the other way round ('PARAM_NAME').
+---@param sd table
+---@param key_type 'PARAM_ID'|'PARAM_NAME'
+---@param model ms.nn.Module
+---@return table
+function optim_state.rekey(sd, key_type, model)
+  local to, n = {}, 0
+  if key_type ~= 'PARAM_ID' and key_type ~= 'PARAM_NAME' then
+    errors.choice('rekey_optim_state_dict', 'key_type', key_type, { 'PARAM_ID', 'PARAM_NAME' })
+  end
+  for _, p in ipairs(tree.prepared_params(model)) do
+    if key_type == 'PARAM_ID' then
+      to[p.name] = n
+    else
+      to[n] = p.name
+    end
+    n = n + 1
+  end
+  local function key_of(key)
+    return to[key] or errors.raise('KeyError', "rekey_optim_state_dict: the model has no parameter "
+      .. "'%s'", tostring(key))
+  end
+  local out = { state = {}, param_groups = {} }
+  for key, value in next, sd.state do
+    out.state[key_of(key)] = value
+  end
+  for g, group in ipairs(sd.param_groups) do
+    local params = {}
+    for i, key in ipairs(group.params) do
+      params[i] = key_of(key)
+    end
+    out.param_groups[g] = util.merged(group, { params = params })
+  end
+  return out
+end
+
+return optim_state

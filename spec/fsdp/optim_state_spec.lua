@@ -1,0 +1,74 @@
+-- State of optimizers of sharded models, by names of parameters.
+local ms = require 'moonshard'
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+local checks = require 'support.checks'
+local wrap = require 'support.wrap'
+
+local function steps(model, opt, n)
+  for i = 1, n do
+    model(ms.ones(2, 4) * i):square():sum():backward()
+    opt:step()
+    opt:zero_grad()
+  end
+end
+
+local WRAPPINGS = {
+  { use_orig_params = true },
+  { auto_wrap_policy = fsdp.always_wrap_policy },
+  { sharding_strategy = 'NO_SHARD' },
+}
+
+describe('the state of an optimizer', function()
+  it('moves between wrappings, whole and in parts', function()
+    ms.dist.spawn(2, function()
+      local function make(opts)
+        ms.manual_seed(1)
+        local module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)):materialize()
+        local model = wrap(module, opts)
+        return model, optim.AdamW(model:parameters(), { lr = 0.1 })
+      end
+      local whole, its = make(WRAPPINGS[1])
+      steps(whole, its, 3)
+      for _, from in ipairs(WRAPPINGS) do
+        for _, to in ipairs(WRAPPINGS) do
+          for _, kind in ipairs { 'FULL_STATE_DICT', 'SHARDED_STATE_DICT' } do
+            local a, of_a = make(from)
+            steps(a, of_a, 2)
+            local b, of_b = make(to)
+            b:load_state_dict(a:state_dict())
+            local sd = fsdp.state_dict_type(a, kind, fsdp.optim_state_dict, a, of_a)
+            of_b:load_state_dict(fsdp.optim_state_dict_to_load(b, of_b, sd))
+            b(ms.ones(2, 4) * 3):square():sum():backward()
+            of_b:step()
+            assert.equal(whole:hash(), b:hash())
+          end
+        end
+      end
+    end)
+  end)
+
+  it('is keyed by names or numbers, and leaves out what took no step', function()
+    ms.dist.spawn(2, function(rank)
+      local module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+      local model = wrap(module, { use_orig_params = true })
+      local opt = optim.SGD(model:parameters(), { lr = 0.1, momentum = 0.9 })
+      local sd = fsdp.optim_state_dict(model, opt)
+      assert.same({}, sd.state)
+      model(ms.ones(1, 2)):sum():backward()
+      opt:step()
+      sd = fsdp.optim_state_dict(model, opt)
+      assert.equal(1, sd.state['0.weight'].step)
+      assert.same({ 2, 2 }, sd.state['1.weight'].momentum_buffer:shape())
+      assert.same({ '0.weight', '0.bias', '1.weight', '1.bias' }, sd.param_groups[1].params)
+      local by_id = fsdp.rekey_optim_state_dict(sd, 'PARAM_ID', model)
+      assert.same({ 0, 1, 2, 3 }, by_id.param_groups[1].params)
+      assert.equal(sd.state['1.bias'], by_id.state[3])
+      assert.same(sd, fsdp.rekey_optim_state_dict(by_id, 'PARAM_NAME', model))
+      local full = fsdp.full_optim_state_dict(model, opt)
+      assert.equal(rank == 0, full.state ~= nil)
+      sd.state['0.weight'].momentum_buffer = ms.ones(3)
+      checks.raises('ValueError', 'does not have same shape as its parameter',
+        fsdp.optim_state_dict_to_load, model, opt, sd)
+    end)
+  end)
+end)
