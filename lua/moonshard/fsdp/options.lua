@@ -38,17 +38,15 @@ local options = {}
 ---@field process_group? ms.dist.Group|ms.dist.DeviceMesh  default: all ranks; a mesh of one
 --- dimension stands for its group
 ---@field device_mesh? ms.dist.DeviceMesh  the same
+---@field param_init_fn? fun(module: ms.nn.Module)  called, once units are made, with each module
+---                        that declared parameters without values; nn.init writes them by shards
+---@field sync_module_states? boolean  all ranks take rank 0's parameters and buffers (default
+---                        false)
 
 options.KNOWN = {
   'sharding_strategy', 'auto_wrap_policy', 'backward_prefetch', 'forward_prefetch',
   'mixed_precision', 'use_orig_params', 'ignored_modules', 'ignored_states', 'limit_all_gathers',
   'process_group', 'cpu_offload', 'device_id', 'device_mesh', 'param_init_fn', 'sync_module_states',
-}
-
---- PyTorch's options that have no counterpart yet, and what stands for them.
-local UNSUPPORTED = {
-  param_init_fn = 'first values are rules of the parameters, made shard by shard',
-  sync_module_states = 'first values depend on the seed alone, load a state dict to change them',
 }
 
 local PRECISION = {
@@ -164,10 +162,8 @@ function options.normalised(given)
     errors.raise('ValueError',
       'Cannot pass both ignored_modules and ignored_states at the same time')
   end
-  for _, name in ipairs(util.sorted_keys(UNSUPPORTED)) do
-    if given[name] then
-      errors.raise('NotImplementedError', '%s is not supported: %s', name, UNSUPPORTED[name])
-    end
+  if given.param_init_fn ~= nil and type(given.param_init_fn) ~= 'function' then
+    errors.raise('ValueError', 'Expected %s to be callable', arguments.noun(given.param_init_fn))
   end
   return {
     sharding_strategy = strategy(given.sharding_strategy),
@@ -183,6 +179,9 @@ function options.normalised(given)
     process_group = group_of(given),
     cpu_offload = offload(given.cpu_offload),
     device_id = check_device_id(given.device_id),
+    param_init_fn = given.param_init_fn,
+    sync_module_states = arguments.flag('FSDP', 'sync_module_states', given.sync_module_states,
+      false),
   }
 end
 

@@ -191,6 +191,9 @@ end
 function plan.seal(top)
   local drafts = {}
   guard.run('making units', seal_made, drafts, make_units, drafts, top)
+  for _, draft in ipairs(drafts) do
+    draft.instance:_init_params(draft)
+  end
 end
 
 --- What the units of a root's instances are, in numbers, or would be: none is made.

@@ -8,6 +8,7 @@
 
 local check = require 'moonshard.fsdp.check'
 local class = require 'moonshard.internal.class'
+local dist = require 'moonshard.dist'
 local errors = require 'moonshard.internal.errors'
 local first_use = require 'moonshard.fsdp.first_use'
 local forward_values = require 'moonshard.fsdp.forward_values'
@@ -32,6 +33,7 @@ local wrap = require 'moonshard.fsdp.wrap'
 ---@field face ms.nn.Module  the wrapper, or the module itself
 ---@field module ms.nn.Module  the module whose forward runs
 ---@field in_place boolean
+---@field reason string  why the module is sharded by itself
 ---@field sharding_strategy string
 ---@field backward_prefetch string
 ---@field forward_prefetch boolean
@@ -55,6 +57,25 @@ State.OPTIONS = {
   'use_orig_params', 'limit_all_gathers', 'process_group', 'cpu_offload', 'device_id',
 }
 
+-- Let all ranks have rank 0's values.
+local function sync(module, group, ignored_set)
+  module:materialize()
+  for _, p in ipairs(module_tree.params(module)) do
+    local key = parameter.key(p.tensor)
+    if not parameter.manager(p.tensor) and not ignored_set.params[key] then
+      dist.broadcast(p.tensor:detach(), 0, group)
+      parameter.touch(p.tensor)
+    end
+  end
+  for _, b in ipairs(module_tree.buffers(module)) do
+    dist.broadcast(b.tensor:detach(), 0, group)
+  end
+end
+
+local function policy_text(policy)
+  return type(policy) == 'function' and 'a function' or tostring(policy)
+end
+
 -- Options that came from the root through a policy are complete but for what the policy overrode.
 -- Gives what is ignored.
 local function wrap_below(module, opts, inherited, inner)
@@ -67,9 +88,13 @@ local function wrap_below(module, opts, inherited, inner)
       end
     end
   end
+  if opts.sync_module_states and not inherited then
+    sync(module, opts.process_group, ignored_set)
+  end
   if opts.auto_wrap_policy then
+    local reason = 'chosen by ' .. policy_text(opts.auto_wrap_policy)
     wrap.auto(module, opts, ignored_set, function(child, own)
-      return inner(child, util.merged(own, { _ignored = ignored_set }))
+      return inner(child, util.merged(own, { _ignored = ignored_set, _reason = reason }))
     end)
   end
   plan.validate(module, ignored_set, opts.use_orig_params)
@@ -81,11 +106,13 @@ end
 ---@return table opts, ms.fsdp.Ignored? inherited
 function State.options_of(given)
   local inherited = type(given) == 'table' and given._ignored or nil
+  local reason = inherited and given._reason or 'by hand'
   if inherited then
     given = util.merged(given)
-    given._ignored = nil
+    given._ignored, given._reason = nil, nil
   end
   local opts = options.normalised(given)
+  opts.reason = reason
   if not inherited then
     options.warn(opts)
   end
@@ -103,6 +130,7 @@ function State:init(face, module, opts, inherited, inner)
   for _, name in ipairs(self.OPTIONS) do
     self[name] = opts[name]
   end
+  self.reason, self.param_init_fn = opts.reason, opts.param_init_fn
   self.full_precision_in_eval = options.full_precision_in_eval()
   self._hold = runtime.hold(opts.process_group)
   self.rank, self.world_size = runtime.place(opts.process_group)
@@ -161,6 +189,10 @@ function State:_make_unit(draft)
     return
   end
   warn_of_gradients(draft.tensors, draft.names, self.process_group)
+  draft.declared = {}
+  for _, tensor in ipairs(self.param_init_fn and draft.tensors or {}) do
+    draft.declared[parameter.key(tensor)] = not parameter.has_values(tensor)
+  end
   draft.shapes, draft.index_of, draft.holder = {}, {}, runtime.unit_holder()
   for i, tensor in ipairs(draft.tensors) do
     draft.shapes[i] = parameter.shape(tensor)
@@ -206,6 +238,19 @@ function State:_seal(draft)
   rawset(self.face, '_planned', true)
   self._watched = draft.watched
   self._planned = true
+end
+
+--- Called by the plan when all units are made: the script's first values of what had none.
+---@param draft ms.fsdp.Draft
+function State:_init_params(draft)
+  for _, module in ipairs(self.param_init_fn and self._unit and draft.modules or {}) do
+    for _, p in ipairs(module._params) do
+      if p.tensor and draft.declared[parameter.key(p.tensor)] then
+        self.param_init_fn(module)
+        break
+      end
+    end
+  end
 end
 
 --- What parameters() shows in place of the unit's parameters: nil with use_orig_params = true,

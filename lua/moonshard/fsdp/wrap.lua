@@ -163,6 +163,7 @@ function wrap.auto(root, opts, ignored, wrapper)
   check_not_wrapped(root)
   local inherited = util.merged(opts)
   inherited.auto_wrap_policy, inherited.ignored_modules, inherited.ignored_states = nil, nil, nil
+  inherited.reason = nil
 
   local full = modules_in_full_precision(root, opts)
   local is_full = {}
