@@ -7,6 +7,7 @@ local State = require 'moonshard.fsdp.state'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.internal.errors'
 local module_tree = require 'moonshard.nn.tree'
+local scope = require 'moonshard.internal.scope'
 local util = require 'moonshard.internal.util'
 
 local composable = {}
@@ -39,6 +40,25 @@ function composable.get_state(module)
   end
   return module_tree.state(module)
     or errors.raise('ValueError', 'get_state: %s is not sharded itself', module._name)
+end
+
+--- Let a call of `module[name]` gather the parameters of a sharded module, as its forward does:
+--- model:encode(x) then works as model(x). ValueError for a module that is not sharded, or has no
+--- such method.
+---@param module ms.nn.Module
+---@param name string
+function composable.register_forward_method(module, name)
+  local state = composable.get_state(module)
+  arguments.text('register_forward_method', 'name', name)
+  local method = state.module[name]
+  if type(method) ~= 'function' then
+    errors.raise('ValueError', "register_forward_method: %s has no method '%s'",
+      state.module._name, name)
+  end
+  rawset(module, name, function(self, ...)
+    self:materialize()
+    return scope.run(name, state.forward, state, method, ...)
+  end)
 end
 
 return composable
