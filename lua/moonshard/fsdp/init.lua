@@ -3,7 +3,6 @@
 
 local composable = require 'moonshard.fsdp.composable'
 local naming = require 'moonshard.internal.naming'
-local optim_state = require 'moonshard.fsdp.optim_state'
 local policies = require 'moonshard.fsdp.policies'
 local state_dict_type = require 'moonshard.fsdp.state_dict_type'
 local wrap = require 'moonshard.fsdp.wrap'
@@ -26,19 +25,24 @@ local fsdp = {
   composable = composable.shard,
   get_state = composable.get_state,
   register_forward_method = composable.register_forward_method,
-  explain = require 'moonshard.fsdp.explain',
   summon_full_params = require 'moonshard.fsdp.summon',
   state_dict_type = state_dict_type.block,
   set_state_dict_type = state_dict_type.set,
   get_state_dict_type = state_dict_type.get,
-  optim_state_dict = optim_state.of,
-  optim_state_dict_to_load = optim_state.to_load,
-  full_optim_state_dict = optim_state.full,
-  sharded_optim_state_dict = optim_state.sharded,
-  rekey_optim_state_dict = optim_state.rekey,
 }
 
+-- Functions of a file that few scripts need.
+for name, method in next, {
+  optim_state_dict = 'of', optim_state_dict_to_load = 'to_load', full_optim_state_dict = 'full',
+  sharded_optim_state_dict = 'sharded', rekey_optim_state_dict = 'rekey',
+} do
+  fsdp[name] = function(...)
+    return require('moonshard.fsdp.optim_state')[method](...)
+  end
+end
+
 local lazy = {
+  explain = 'moonshard.fsdp.explain',
   ShardedGradScaler = 'moonshard.fsdp.sharded_grad_scaler',
   ShardedTensor = 'moonshard.fsdp.sharded_tensor',
 }
