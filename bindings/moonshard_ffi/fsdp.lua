@@ -10,7 +10,10 @@ local C, calls = B.C, B.calls
 
 local fsdp = {}
 
-fsdp.STRATEGIES = { FULL_SHARD = 0, SHARD_GRAD_OP = 1, NO_SHARD = 2 }
+-- Hybrid ones divide parameters among a part of the group.
+fsdp.STRATEGIES = {
+  FULL_SHARD = 0, SHARD_GRAD_OP = 1, NO_SHARD = 2, HYBRID_SHARD = 0, _HYBRID_SHARD_ZERO2 = 1,
+}
 fsdp.PREFETCH = { none = 0, BACKWARD_PRE = 1, BACKWARD_POST = 2 }
 
 local STATES = { [0] = 'SHARDED', 'PUBLISHED', 'UNSHARDED' }
@@ -134,6 +137,7 @@ end
 ---@field reduce_dtype? string
 ---@field use_orig_params boolean
 ---@field full_precision_in_eval? boolean  default false
+---@field shard_group? ffi.cdata*  a part of the group
 
 ---@param options ms.bindings.UnitOptions
 local function unit_options(options)
@@ -144,6 +148,7 @@ local function unit_options(options)
   o.reduce_dtype = dtype_or_none(options.reduce_dtype)
   o.use_orig_params = options.use_orig_params
   o.full_precision_in_eval = options.full_precision_in_eval or false
+  o.shard_group = options.shard_group
   return o
 end
 

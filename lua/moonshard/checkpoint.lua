@@ -60,10 +60,14 @@ local function state_key(part, state_name, name)
   return ('%s%s/%s'):format(part.prefix, state_name, name)
 end
 
--- Do all ranks hold all of this parameter?
-local function is_replicated(param)
+-- Does this rank write its elements of a parameter? Rank 0 what all hold, and of the groups that
+-- hold equal parts the first.
+local function writes(param, rank)
   local manager = parameter.manager(param)
-  return not manager or manager.sharding_strategy == 'NO_SHARD'
+  if not manager or manager.sharding_strategy == 'NO_SHARD' then
+    return rank == 0
+  end
+  return manager.replica == 0
 end
 
 -- A copy of a plain tensor as 1-D (nil when it has no elements), and the extent of all of it.
@@ -78,7 +82,7 @@ local function add_model(writer, part_of, comm)
   local rank, params = sharding.place(comm), tree.prepared_params(model:materialize())
   for _, p in ipairs(params) do
     local part, extent = parameter.part(p.tensor)
-    local mine = rank == 0 or not is_replicated(p.tensor)
+    local mine = writes(p.tensor, rank)
     runtime.add(writer, prefix .. p.name, extent, mine and part or nil)
   end
   for _, b in ipairs(state_dict.buffers(model)) do
@@ -97,7 +101,7 @@ local function add_optimizer(writer, part_of, comm, models)
   local entries, states = optimizer:_entries()
   for _, entry in ipairs(entries) do
     local _, extent = parameter.part(entry.param)
-    local mine = rank == 0 or not is_replicated(entry.param)
+    local mine = writes(entry.param, rank)
     steps[entry.name] = entry.steps
     for _, state_name in ipairs(states) do
       local value = entry.state[state_name]
@@ -120,8 +124,9 @@ end
 local function add_state(writer, part, comm)
   local rank = sharding.place(comm)
   return state.encode(part.value:state_dict(), function(value, path)
-    local elements, extent, sharded = state.elements(value)
-    runtime.add(writer, part.prefix .. path, extent, (sharded or rank == 0) and elements or nil)
+    local elements, extent, sharded, first = state.elements(value)
+    local mine = sharded and first or not sharded and rank == 0
+    runtime.add(writer, part.prefix .. path, extent, mine and elements or nil)
   end)
 end
 

@@ -42,8 +42,6 @@ describe('FSDP', function()
           { mixed_precision = { param_dtyp = 'bf16' } } },
         { 'ValueError', 'Cannot pass both process_group and device_mesh at the same time',
           { process_group = 1, device_mesh = 1 } },
-        { 'NotImplementedError', 'HYBRID_SHARD is not supported yet',
-          { sharding_strategy = 'HYBRID_SHARD' } },
         { 'TypeError', "'cpu_offload' is a number, expected true or false", { cpu_offload = 1 } },
         { 'ValueError', "device_id is 'gpu', but the device of this process is '",
           { device_id = 'gpu' } },

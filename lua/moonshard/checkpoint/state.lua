@@ -66,14 +66,14 @@ end
 
 --- This rank's elements of a tensor in one dimension (nil for none), and their extent.
 ---@param value ms.Tensor|ms.fsdp.ShardedTensor
----@return ms.Tensor?, ms.Extent, boolean sharded
+---@return ms.Tensor?, ms.Extent, boolean sharded, boolean first  of the ranks with equal parts
 function state.elements(value)
   if is_sharded(value) then
     return value.local_tensor, parameter.extent(value:shape(), value:dtype(), value.start - 1,
-      value.length), true
+      value.length), true, value.replica == 0
   end
   local part, extent = parameter.whole(value:detach():clone():reshape(-1), value)
-  return part, extent, false
+  return part, extent, false, true
 end
 
 -- The value at a path of keys.

@@ -38,9 +38,9 @@ local function line_of(state, path)
     return ('%s: no parameters of its own [%s]'):format(name, reason)
   end
   local info = runtime.info(state._unit)
-  return ('%s: %s, %d parameter%s%s, %d elements, %s a rank, %s [%s]'):format(name, info.strategy,
-    info.n_params, info.n_params == 1 and '' or 's', frozen_in(state), info.numel,
-    bytes(info.shard_bytes), dtypes(info), reason)
+  return ('%s: %s, %d parameter%s%s, %d elements, %s a rank, %s [%s]'):format(name,
+    state.sharding_strategy, info.n_params, info.n_params == 1 and '' or 's', frozen_in(state),
+    info.numel, bytes(info.shard_bytes), dtypes(info), reason)
 end
 
 --- One line for each instance of a sharded model, in module order: its path and class, strategy,

@@ -154,6 +154,7 @@ function methods:units()
     if unit then
       local info = runtime.info(unit)
       info.name, info.shared = names[i], instance._shared
+      info.strategy = instance.sharding_strategy
       out[#out + 1] = info
     end
   end

@@ -48,7 +48,7 @@ local function sharded(param, value)
   local _, extent = parameter.part(param)
   local manager = parameter.manager(param)
   return ShardedTensor(extent.shape, value and value:dtype() or extent.dtype, extent.start + 1,
-    value and value:clone(), manager.process_group)
+    value and value:clone(), manager.shard_group, manager.replica)
 end
 
 local function is_sharded(param)
@@ -70,7 +70,7 @@ local function exists(param, entry, states)
   if not is_sharded(param) or #states == 0 then
     return flags
   end
-  for i, ranks in ipairs(runtime.exchange(parameter.manager(param).process_group,
+  for i, ranks in ipairs(runtime.exchange(parameter.manager(param).shard_group,
     'optim_state_dict', flags)) do
     flags[i] = math.max(unpack(ranks))
   end

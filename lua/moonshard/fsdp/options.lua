@@ -22,7 +22,8 @@ local options = {}
 --- default { nn._BatchNorm }
 
 ---@class ms.fsdp.Options
----@field sharding_strategy? 'FULL_SHARD'|'SHARD_GRAD_OP'|'NO_SHARD'
+---@field sharding_strategy? 'FULL_SHARD'|'SHARD_GRAD_OP'|'NO_SHARD'|'HYBRID_SHARD'|
+---                        '_HYBRID_SHARD_ZERO2'  default 'FULL_SHARD'
 ---@field auto_wrap_policy? ms.fsdp.Policy|ms.fsdp.PolicyObject|ms.fsdp.Function
 ---@field backward_prefetch? 'BACKWARD_PRE'|'BACKWARD_POST'|'none'
 ---@field forward_prefetch? boolean
@@ -35,8 +36,10 @@ local options = {}
 ---                        optimizer state are in its memory already: accepted, moves nothing
 ---@field device_id? string|integer  the device that MS_DEVICE names: its kind, or on others than
 ---                        the CPU 0
----@field process_group? ms.dist.Group|ms.dist.DeviceMesh  default: all ranks; a mesh of one
---- dimension stands for its group
+---@field process_group? ms.dist.Group|ms.dist.DeviceMesh|ms.dist.Group[]  default: all ranks; a
+--- mesh of one dimension stands for its group. Hybrid strategies take { shard group, replicate
+--- group }, or a mesh of two dimensions: the ranks along the second one divide parameters, those
+--- along the first have equal parts
 ---@field device_mesh? ms.dist.DeviceMesh  the same
 ---@field param_init_fn? fun(module: ms.nn.Module)  called, once units are made, with each module
 ---                        that declared parameters without values; nn.init writes them by shards
@@ -47,6 +50,7 @@ options.KNOWN = {
   'sharding_strategy', 'auto_wrap_policy', 'backward_prefetch', 'forward_prefetch',
   'mixed_precision', 'use_orig_params', 'ignored_modules', 'ignored_states', 'limit_all_gathers',
   'process_group', 'cpu_offload', 'device_id', 'device_mesh', 'param_init_fn', 'sync_module_states',
+  'hybrid_groups', -- of the root, for what its policy chooses
 }
 
 local PRECISION = {
@@ -55,7 +59,7 @@ local PRECISION = {
   cast_root_forward_inputs = 'flag', module_classes_to_ignore = 'list',
 }
 
-local UNSUPPORTED_STRATEGIES = { HYBRID_SHARD = true, _HYBRID_SHARD_ZERO2 = true }
+local HYBRID = { HYBRID_SHARD = true, _HYBRID_SHARD_ZERO2 = true }
 
 --- No mixed precision at all: every field as it is without the option.
 ---@return ms.fsdp.MixedPrecision
@@ -119,21 +123,53 @@ local function one_of(name, value, default, allowed)
 end
 
 local function strategy(given)
-  if given ~= nil and UNSUPPORTED_STRATEGIES[given] then
-    errors.raise('NotImplementedError', '%s is not supported yet', given)
-  end
   return one_of('sharding_strategy', given, 'FULL_SHARD',
-    { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' })
+    { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD', 'HYBRID_SHARD', '_HYBRID_SHARD_ZERO2' })
+end
+
+-- The groups of hybrid sharding: among whose ranks parameters are divided, and whose ranks have
+-- equal parts. Together they have all ranks of the job.
+local function hybrid_groups(name, given)
+  local over = given.device_mesh or given.process_group
+  local shard, replicate
+  if mesh.is(over) then
+    if over.ndim ~= 2 then
+      errors.raise('ValueError', 'Expected device_mesh to have ndim=2 but got %d', over.ndim)
+    end
+    replicate, shard = over:get_group(1), over:get_group(2)
+  elseif over == nil and given.auto_wrap_policy == nil then
+    errors.raise('ValueError', 'Manual wrapping with %s requires explicit specification of process '
+      .. 'group or device_mesh.', name)
+  elseif over == nil then
+    return { B.world() } -- one host: all its ranks
+  elseif type(over) ~= 'table' or #over ~= 2 then
+    errors.raise('ValueError', 'Expected process_group to be passed in as either None or '
+      .. 'Tuple[dist.ProcessGroup, dist.ProcessGroup] but got %s', arguments.noun(over))
+  else
+    shard, replicate = over[1], over[2]
+  end
+  shard = arguments.group('FSDP', 'the shard group', shard)
+  replicate = arguments.group('FSDP', 'the replicate group', replicate)
+  local _, inside = runtime.place(shard)
+  local _, across = runtime.place(replicate)
+  local _, world = runtime.place(B.world())
+  if inside * across ~= world then
+    errors.raise('NotImplementedError', '%s over groups of %d and %d ranks needs a job of %d '
+      .. 'ranks, this one has %d', name, inside, across, inside * across, world)
+  end
+  return { shard, replicate }
 end
 
 -- The group over which is sharded.
 local function group_of(given)
   local name = given.device_mesh ~= nil and 'device_mesh' or 'process_group'
   local over = given[name]
-  if mesh.is(over) then
+  if given.hybrid_groups or HYBRID[given.sharding_strategy] then
+    return B.world()
+  elseif mesh.is(over) then
     if over.ndim > 1 then
-      errors.raise('NotImplementedError', "FSDP: '%s' has %d dimensions (hybrid sharding), which "
-        .. "is not supported yet; give one of them, as mesh['dp']", name, over.ndim)
+      errors.raise('ValueError', "FSDP: '%s' has %d dimensions, which the strategies HYBRID_SHARD "
+        .. "and _HYBRID_SHARD_ZERO2 take; give one of them, as mesh['dp']", name, over.ndim)
     end
     return arguments.group('FSDP', name, over:get_group())
   elseif given.device_mesh ~= nil then
@@ -177,6 +213,8 @@ function options.normalised(given)
     ignored_states = given.ignored_states,
     limit_all_gathers = arguments.flag('FSDP', 'limit_all_gathers', given.limit_all_gathers, true),
     process_group = group_of(given),
+    hybrid_groups = given.hybrid_groups or HYBRID[given.sharding_strategy]
+      and hybrid_groups(given.sharding_strategy, given) or nil,
     cpu_offload = offload(given.cpu_offload),
     device_id = check_device_id(given.device_id),
     param_init_fn = given.param_init_fn,

@@ -16,6 +16,7 @@ local util = require 'moonshard.internal.util'
 ---@field length integer
 ---@field local_tensor ms.Tensor?  (length)
 ---@field process_group ms.dist.Group  whose ranks have the other parts
+---@field replica integer  0, or with hybrid sharding the number of that group
 local ShardedTensor = class('fsdp.ShardedTensor')
 
 ---@param shape integer[]  of the whole tensor
@@ -23,11 +24,12 @@ local ShardedTensor = class('fsdp.ShardedTensor')
 ---@param start integer  from 1
 ---@param local_tensor ms.Tensor?  1-D
 ---@param group ms.dist.Group
-function ShardedTensor:init(shape, dtype, start, local_tensor, group)
+---@param replica? integer  number of the group among those that have equal parts (default 0)
+function ShardedTensor:init(shape, dtype, start, local_tensor, group, replica)
   self._shape, self._dtype = shape, dtype
   self.start, self.local_tensor = start, local_tensor
   self.length = local_tensor and local_tensor:numel() or 0
-  self.process_group = group
+  self.process_group, self.replica = group, replica or 0
 end
 
 --- Shape of the whole tensor.

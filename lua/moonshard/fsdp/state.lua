@@ -40,9 +40,12 @@ local wrap = require 'moonshard.fsdp.wrap'
 ---@field cpu_offload { offload_params: boolean }
 ---@field mixed_precision ms.fsdp.MixedPrecision
 ---@field use_orig_params boolean
----@field process_group ms.dist.Group
----@field rank integer
----@field world_size integer
+---@field process_group ms.dist.Group  over which gradients are summed
+---@field shard_group ms.dist.Group  among whose ranks parameters are divided: the same, or with
+---  hybrid sharding a part of it
+---@field rank integer  in the shard group
+---@field world_size integer  of the shard group
+---@field replica integer  number of this rank's shard group, from 0
 local State = class('fsdp.State')
 
 for _, functions in ipairs { methods, values } do
@@ -133,7 +136,10 @@ function State:init(face, module, opts, inherited, inner)
   self.reason, self.param_init_fn = opts.reason, opts.param_init_fn
   self.full_precision_in_eval = options.full_precision_in_eval()
   self._hold = runtime.hold(opts.process_group)
-  self.rank, self.world_size = runtime.place(opts.process_group)
+  local shard, replicate = unpack(opts.hybrid_groups or {})
+  self.shard_group = shard or opts.process_group
+  self.rank, self.world_size = runtime.place(self.shard_group)
+  self.replica = replicate and runtime.place(replicate) or 0
   rawset(face, '_fsdp', self)
 end
 
@@ -178,6 +184,7 @@ local function unit_options(self)
     reduce_dtype = self.mixed_precision.reduce_dtype,
     use_orig_params = self.use_orig_params,
     full_precision_in_eval = self.full_precision_in_eval,
+    shard_group = self.sharding_strategy ~= 'NO_SHARD' and self.shard_group or nil,
   }
 end
 
@@ -374,7 +381,8 @@ end
 -- Before a backward: units that stay unsharded after their forward would not see another value.
 local function check_fields(tree)
   for _, instance in ipairs(tree.instances) do
-    local keeps = instance.sharding_strategy ~= 'FULL_SHARD' or instance._is_root
+    local strategy = instance.sharding_strategy
+    local keeps = instance._is_root or strategy ~= 'FULL_SHARD' and strategy ~= 'HYBRID_SHARD'
     local field = watch.replaced(instance._watched)
     if field and keeps then
       errors.raise('AssertionError', 'FSDP does not support changing the parameters between '

@@ -22,7 +22,7 @@ function values:_full_values(rank0_only)
   end
   local flat, starts = runtime.gather_all(self._unit, #self._shapes)
   local full = {}
-  if not rank0_only or self.rank == 0 then
+  if not rank0_only or self.rank == 0 and self.replica == 0 then
     for key, i in next, self._index_of do
       local shape = self._shapes[i]
       full[key] = flat:narrow(1, starts[i], util.product(shape)):reshape(shape)
@@ -41,7 +41,7 @@ function values:_state_value(tensor, gathered, rank0_only)
   if settings.state_dict_type == 'SHARDED_STATE_DICT' and self.sharding_strategy ~= 'NO_SHARD' then
     local part, extent = parameter.part(tensor)
     return ShardedTensor(extent.shape, extent.dtype, extent.start + 1, part and part:clone(),
-      self.process_group)
+      self.shard_group, self.replica)
   elseif settings.state_dict_type ~= 'FULL_STATE_DICT' and not gathered[self] then
     errors.warn('UserWarning', 'When using ``NO_SHARD`` for ``ShardingStrategy``, full_state_dict '
       .. 'will be returned.', self.process_group)
@@ -66,7 +66,7 @@ function values:_local_state()
   local total, first = runtime.flat_numel(self._unit), self.rank * info.shard_numel
   local length = math.max(0, math.min(info.shard_numel, total - first))
   return ShardedTensor({ total }, flat:dtype(), first + 1,
-    length > 0 and flat:detach():narrow(1, 1, length) or nil, self.process_group)
+    length > 0 and flat:detach():narrow(1, 1, length) or nil, self.shard_group, self.replica)
 end
 
 --- Either all ranks load, equal values, or none. Collective. (state dicts ask)

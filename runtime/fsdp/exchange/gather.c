@@ -131,7 +131,7 @@ static bool all_filled_or_dropped(void *user)
 /* GATHER waits until all ranks have filled the slot. */
 static ms_status await_all(msi_gather *g)
 {
-    MS_TRY(msi_progress_wait(g->progress, g->seq, all_filled_or_dropped, g));
+    MS_TRY(msi_progress_wait(g->progress, g->pool->comm, g->seq, all_filled_or_dropped, g));
     const int32_t q = msi_slot_dropped_by(g->slot, g->pool->plan.world, MSI_SLOT_FILLED);
 
     return q >= 0 ? msi_comm_dropped(g->pool->comm, g->seq, q)

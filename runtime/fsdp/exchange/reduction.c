@@ -32,7 +32,7 @@ ms_status msi_reduction_open(msi_reduction *r)
     if (slot->generation == 1) {
         return MS_OK;
     }
-    MS_TRY(msi_progress_wait(r->progress, slot->seq, all_read, r));
+    MS_TRY(msi_progress_wait(r->progress, r->pool->comm, slot->seq, all_read, r));
     MS_TRY(msi_stream_dep_after(r->pool->ctx, MSI_DEP_REUSED, MSI_STREAM_COMPUTE, slot->used));
     return msi_slot_await(r->pool, slot, MSI_DEP_READ, MSI_STREAM_COMPUTE, MSI_SLOT_RELEASED,
                           slot->generation - 1);
@@ -315,7 +315,7 @@ static bool is_reduced_or_dropped(void *user)
 
 ms_status msi_reduction_wait(msi_reduction *r)
 {
-    MS_TRY(msi_progress_wait(r->progress, r->seq, is_reduced_or_dropped, r));
+    MS_TRY(msi_progress_wait(r->progress, r->pool->comm, r->seq, is_reduced_or_dropped, r));
     if (r->phase != MSI_GRAD_NONE) {
         return msi_comm_dropped(r->pool->comm, r->seq, dropped_by(r));
     }

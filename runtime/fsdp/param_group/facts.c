@@ -23,6 +23,7 @@ msi_group_facts msi_unit_facts(const ms_fsdp_unit *u)
 {
     msi_group_facts facts = {.full_numel = msi_unit_full_numel(u),
                              .shard_numel = u->shard_numel,
+                             .n_shards = u->is_sharded ? u->shard_world : 0,
                              .n_params = u->n_params,
                              .orig_dtype = u->orig_dtype,
                              .param_dtype = u->param_dtype,

@@ -15,14 +15,14 @@ static ms_status gather(ms_fsdp_unit *u, const char *what, const char *name, con
     if (u->run != NULL) { /* without a tree before the root's first forward */
         u->run->progress.peers_committed = true;
     }
-    return msi_comm_gather_named(u->comm, &label, msi_unit_model(u), in, nbytes, out);
+    return msi_comm_gather_named(u->shards, &label, msi_unit_model(u), in, nbytes, out);
 }
 
 /* The same, for shards. */
 static ms_status all_gather(ms_fsdp_unit *u, const char *what, const char *name, const void *in,
                             int64_t nbytes, void *out)
 {
-    msi_comm_count(u->comm, MSI_COLL_ALL_GATHER);
+    msi_comm_count(u->shards, MSI_COLL_ALL_GATHER);
     return gather(u, what, name, in, nbytes, out);
 }
 
@@ -45,7 +45,7 @@ done:
 
 ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out)
 {
-    const bool is_whole = !u->is_sharded || u->world == 1;
+    const bool is_whole = !u->is_sharded || u->shard_world == 1;
     const int64_t nbytes = msi_unit_full_numel(u) * ms_dtype_size(u->orig_dtype);
     msi_storage *full;
 
@@ -81,7 +81,7 @@ static ms_status place_pieces(const ms_fsdp_unit *u, int32_t index, int64_t most
     const int64_t size = ms_dtype_size(u->orig_dtype);
     ms_layout_piece piece;
 
-    for (int32_t q = 0; q < u->world; q++) {
+    for (int32_t q = 0; q < u->shard_world; q++) {
         MS_TRY(ms_layout_piece_get(u->layout, q, index, &piece));
         if (piece.present && piece.numel > 0) {
             MS_TRY(msi_mem_copy(u->ctx, (char *)full->v.storage->data + piece.start * size,
@@ -100,12 +100,13 @@ static ms_status gather_pieces(ms_fsdp_unit *u, int32_t index, const ms_tensor *
     ms_layout_piece piece;
     ms_status status;
 
-    for (int32_t q = 0; q < u->world; q++) {
+    for (int32_t q = 0; q < u->shard_world; q++) {
         MS_TRY(ms_layout_piece_get(u->layout, q, index, &piece));
         most = piece.present && piece.numel > most ? piece.numel : most;
     }
     MS_TRY_GOTO(msi_host_alloc(u->ctx, most * size, MS_MEM_SCRATCH, &send), done);
-    MS_TRY_GOTO(msi_host_alloc(u->ctx, most * u->world * size, MS_MEM_SCRATCH, &received), done);
+    MS_TRY_GOTO(msi_host_alloc(u->ctx, most * u->shard_world * size, MS_MEM_SCRATCH, &received),
+                done);
     memset(send->data, 0, (size_t)(most * size));
     MS_TRY_GOTO(msi_mem_copy(u->ctx, send->data,
                              (char *)u->master->data + own->offset_in_shard * size,
@@ -135,7 +136,7 @@ ms_status ms_fsdp_unit_gather(ms_tensor **out, ms_fsdp_unit *u, int32_t index)
     param = u->params[index].tensor->param;
     MS_TRY(
         msi_tensor_make(out, u->ctx, u->orig_dtype, param->ndim, param->shape, MS_MEM_ACTIVATION));
-    if (u->is_sharded && u->world > 1) {
+    if (u->is_sharded && u->shard_world > 1) {
         status = gather_pieces(u, index, *out);
     } else {
         const int64_t size = ms_dtype_size(u->orig_dtype);

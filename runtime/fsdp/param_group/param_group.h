@@ -101,6 +101,10 @@ struct ms_fsdp_unit {
     char hidden_why[200]; /* error of shards without memory in a forward */
     int32_t index;        /* in the tree */
     int32_t rank, world;
+    /* The ranks among which parameters are divided: `comm`, or with hybrid sharding a part of it.
+     * Gradients are summed over `comm`; each rank sums the elements that it owns. */
+    ms_comm *shards;
+    int32_t shard_rank, shard_world;
 
     /* plan */
     ms_fsdp_unit_options options;
@@ -147,7 +151,7 @@ static inline int64_t msi_unit_full_numel(const ms_fsdp_unit *u)
 /* True if it gathers in a slot; else the master or a private copy is used. */
 static inline bool msi_unit_shares(const ms_fsdp_unit *u)
 {
-    return u->is_sharded && (u->world > 1 || u->param_dtype != u->orig_dtype);
+    return u->is_sharded && (u->shard_world > 1 || u->param_dtype != u->orig_dtype);
 }
 
 /* dtype of a whole gradient in the slot. Equal on all ranks, even if one rank's backwards reached

@@ -130,7 +130,7 @@ static ms_status lay_out(ms_fsdp_unit *u)
         u->numel += numels[i];
     }
     ms_status status =
-        ms_layout_flat(&u->layout, numels, u->n_params, align, u->is_sharded ? u->world : 1);
+        ms_layout_flat(&u->layout, numels, u->n_params, align, u->is_sharded ? u->shard_world : 1);
 
     free(numels);
     MS_TRY(status);
@@ -138,7 +138,8 @@ static ms_status lay_out(ms_fsdp_unit *u)
     u->shard_numel = ms_layout_shard_numel(u->layout);
     for (int32_t i = 0; i < u->n_params; i++) {
         u->params[i].offset = ms_layout_offset(u->layout, i);
-        MS_TRY(ms_layout_piece_get(u->layout, u->is_sharded ? u->rank : 0, i, &u->params[i].piece));
+        MS_TRY(ms_layout_piece_get(u->layout, u->is_sharded ? u->shard_rank : 0, i,
+                                   &u->params[i].piece));
         if (!u->params[i].piece.present) {
             u->params[i].piece.numel = u->params[i].piece.start = 0;
         }
@@ -148,7 +149,7 @@ static ms_status lay_out(ms_fsdp_unit *u)
     if (u->own == NULL || u->theirs == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the extents of unit '%s'", u->name);
     }
-    MS_TRY(msi_layout_extents(u->layout, u->is_sharded ? u->rank : 0, u->own, &u->n_own));
+    MS_TRY(msi_layout_extents(u->layout, u->is_sharded ? u->shard_rank : 0, u->own, &u->n_own));
     u->sums = (msi_accumulator){.ctx = u->ctx,
                                 .numel = msi_unit_full_numel(u),
                                 .micro_dtype = u->reduce_dtype,
@@ -184,6 +185,7 @@ static const msi_field option_fields[] = {
     MSI_FIELD(ms_fsdp_unit_options, reduce_dtype),
     MSI_FIELD(ms_fsdp_unit_options, use_orig_params),
     MSI_FIELD(ms_fsdp_unit_options, full_precision_in_eval),
+    MSI_FIELD(ms_fsdp_unit_options, shard_group),
 };
 
 static ms_status check_dtype(const char *option, int32_t dtype)
@@ -217,6 +219,9 @@ static void describe(ms_fsdp_unit *u, ms_comm *comm, const ms_fsdp_unit_options 
     u->options = *o;
     u->rank = ms_comm_rank(comm);
     u->world = ms_comm_size(comm);
+    u->shards = o->shard_group != NULL ? o->shard_group : comm;
+    u->shard_rank = ms_comm_rank(u->shards);
+    u->shard_world = ms_comm_size(u->shards);
     u->is_sharded = o->strategy != MS_FSDP_NO_SHARD;
     msi_unit_set_dtypes(u, orig_dtype);
     u->use.eval_epoch = 1;
@@ -285,6 +290,7 @@ ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,
     u->ctx = params[0]->ctx;
     describe(u, comm, &o, params[0]->v.dtype);
     ms_comm_retain(comm);
+    ms_comm_retain(u->shards);
     ms_status status = build(u, name, params, n_params, names);
 
     if (status != MS_OK) {
@@ -396,6 +402,7 @@ void msi_unit_dispose(ms_fsdp_unit *u)
     msi_storage_release(u->micro_view);
     msi_storage_release(u->master);
     free(u->name);
+    ms_comm_release(u->shards);
     ms_comm_release(u->comm);
     u->ctx = NULL;
 }

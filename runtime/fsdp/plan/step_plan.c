@@ -94,6 +94,16 @@ static int64_t reduced(const msi_group_facts *groups, int32_t n, const msi_step 
     return nbytes;
 }
 
+int32_t msi_plan_shards(const msi_group_facts *groups, int32_t n, int32_t world)
+{
+    for (int32_t i = 0; i < n; i++) {
+        if (groups[i].n_shards > 0) {
+            return groups[i].n_shards;
+        }
+    }
+    return world;
+}
+
 /* -- a step ------------------------------------------------------------------------------------ */
 
 static ms_status plan_slots(const msi_group_facts *groups, int32_t n, const msi_step *s, bool wide,
@@ -106,7 +116,9 @@ static ms_status plan_slots(const msi_group_facts *groups, int32_t n, const msi_
     if (wishes == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to plan %d units", (int)n);
     }
-    MS_TRY_GOTO(msi_plan_param_slots(groups, n, s->n_ring, s->world, s->layout, wishes, &p), done);
+    MS_TRY_GOTO(msi_plan_param_slots(groups, n, s->n_ring, msi_plan_shards(groups, n, s->world),
+                                     s->layout, wishes, &p),
+                done);
     MS_TRY_GOTO(msi_plan_gradient_slots(groups, n, wide, s->world, wishes, &g), done);
     plan->param_ring = p.n_ring;
     plan->param_homes = p.n_homes;

@@ -18,6 +18,8 @@ ms_status msi_plan_check(const msi_group_facts *groups, int32_t n);
 /* All but `same_numerics`. */
 ms_status msi_plan_step(const msi_group_facts *groups, int32_t n, const msi_step *step,
                         ms_fsdp_plan *plan);
+/* Ranks among which the parameters of a tree are divided. */
+int32_t msi_plan_shards(const msi_group_facts *groups, int32_t n, int32_t world);
 /* Gathers of a group's parameters per step: one per forward, and one per backward if they were
  * released between. */
 int64_t msi_plan_gathers(const msi_group_facts *group, int64_t micro_batches);

@@ -82,7 +82,8 @@ static bool ready_or_work(void *user)
     return false;
 }
 
-ms_status msi_progress_wait(msi_progress *p, uint64_t seq, bool (*ready)(void *user), void *user)
+ms_status msi_progress_wait(msi_progress *p, ms_comm *comm, uint64_t seq, bool (*ready)(void *user),
+                            void *user)
 {
     waiting w = {p, ready, user};
 
@@ -91,7 +92,7 @@ ms_status msi_progress_wait(msi_progress *p, uint64_t seq, bool (*ready)(void *u
         if (ready(user)) {
             return MS_OK;
         }
-        MS_TRY(msi_comm_wait(p->comm, seq, ready_or_work, &w));
+        MS_TRY(msi_comm_wait(comm, seq, ready_or_work, &w));
     }
 }
 

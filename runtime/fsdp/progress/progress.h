@@ -22,7 +22,6 @@ typedef struct msi_task {
 } msi_task;
 
 typedef struct msi_progress {
-    ms_comm *comm;
     msi_task *first;
     bool peers_committed; /* peers rely on what runs: a collective of it is or will be committed */
 } msi_progress;
@@ -35,8 +34,9 @@ void msi_progress_remove(msi_progress *p, msi_task *task);
 msi_task *msi_progress_first(const msi_progress *p, int32_t order);
 /* Run all possible steps. */
 ms_status msi_progress_run(msi_progress *p);
-/* Run until `ready(user)`; `seq` is for messages. */
-ms_status msi_progress_wait(msi_progress *p, uint64_t seq, bool (*ready)(void *user), void *user);
+/* Run until `ready(user)`, waiting for ranks of `comm`; `seq` is its, for messages. */
+ms_status msi_progress_wait(msi_progress *p, ms_comm *comm, uint64_t seq, bool (*ready)(void *user),
+                            void *user);
 /* Drop all tasks. */
 void msi_progress_drop(msi_progress *p);
 

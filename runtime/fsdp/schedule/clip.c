@@ -12,7 +12,7 @@ static ms_status measure_all(const ms_fsdp_tree *tree, const msi_param_list *o, 
     int64_t blocks, fragments;
 
     *room = *kept = 0;
-    for (int32_t q = 0; q < tree->world; q++) {
+    for (int32_t q = 0; q < tree->shard_world; q++) {
         MS_TRY(msi_norm_measure(tree, o, q, &blocks, &fragments));
         *room = blocks + fragments > *room ? blocks + fragments : *room;
     }
@@ -28,9 +28,9 @@ static ms_status exchange(ms_fsdp_tree *tree, const msi_param_list *o, const cha
 {
     int64_t blocks, fragments;
 
-    MS_TRY(msi_tree_gather(tree, "clip_grad_norm_", mine, room, all));
+    MS_TRY(msi_tree_gather_over(tree, tree->shards, "clip_grad_norm_", mine, room, all));
     msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* equivalent collective */
-    for (int32_t q = 0; q < tree->world; q++) {
+    for (int32_t q = 0; q < tree->shard_world; q++) {
         MS_TRY(msi_norm_measure(tree, o, q, &blocks, &fragments));
         messages[q] =
             (msi_norm_message){(double *)(void *)(all + q * room), all + q * room + blocks};
@@ -47,9 +47,9 @@ static ms_status norm_of_all(ms_fsdp_tree *tree, const msi_param_list *o, double
     ms_status status;
 
     MS_TRY(measure_all(tree, o, &room, &kept));
-    MS_TRY(msi_host_alloc(tree->ctx, room * tree->world, MS_MEM_SCRATCH, &all));
+    MS_TRY(msi_host_alloc(tree->ctx, room * tree->shard_world, MS_MEM_SCRATCH, &all));
     MS_TRY_GOTO(msi_host_alloc(tree->ctx, room + kept, MS_MEM_SCRATCH, &mine), done);
-    MS_TRY_GOTO(msi_host_alloc(tree->ctx, (int64_t)sizeof(msi_norm_message) * tree->world,
+    MS_TRY_GOTO(msi_host_alloc(tree->ctx, (int64_t)sizeof(msi_norm_message) * tree->shard_world,
                                MS_MEM_SCRATCH, &of_ranks),
                 done);
     msi_norm_message *messages = of_ranks->data;
@@ -150,7 +150,8 @@ static ms_status check_units(const ms_fsdp_tree *tree, const msi_param_list *o)
         if (u == NULL || u == checked) {
             continue;
         }
-        if (msi_tree_of(u) == NULL || u->comm != tree->comm) {
+        if (msi_tree_of(u) == NULL || u->comm != tree->comm ||
+            (u->is_sharded && u->shards != tree->shards)) {
             return MS_FAIL(MS_VALUE_ERROR,
                            "clip_grad_norm: parameter '%s' is sharded over another group of ranks",
                            msi_tensor_label(o->places[i].tensor));

@@ -9,7 +9,7 @@ static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, double order,
     double cut[MSI_NORM_BLOCK]; /* elements of a cut block, in the unit's dtype */
     int64_t size = ms_dtype_size(u->orig_dtype), numel = u->params[index].numel;
 
-    for (int32_t q = 0; q < u->world; q++) {
+    for (int32_t q = 0; q < u->shard_world; q++) {
         ms_layout_piece piece;
 
         MS_TRY(msi_norm_piece(u, q, index, &piece));
@@ -46,13 +46,13 @@ static double agreed_block(const ms_fsdp_tree *tree, msi_norm_message *messages,
     double first = *messages[0].blocks, total = 0;
     bool equal = true;
 
-    for (int32_t q = 0; q < tree->world; q++) {
+    for (int32_t q = 0; q < tree->shard_world; q++) {
         double result = *messages[q].blocks++;
 
         equal = equal && memcmp(&result, &first, sizeof(first)) == 0;
         total = msi_norm_fold(total, &result, 1, order);
     }
-    return equal ? first : order == HUGE_VAL ? total : total / tree->world;
+    return equal ? first : order == HUGE_VAL ? total : total / tree->shard_world;
 }
 
 /* Fold one parameter's blocks. */

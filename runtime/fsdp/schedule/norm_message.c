@@ -81,7 +81,7 @@ static ms_status make_message(const ms_fsdp_tree *tree, const msi_param_list *o,
 {
     int64_t blocks, fragments;
 
-    MS_TRY(msi_norm_measure(tree, o, tree->rank, &blocks, &fragments));
+    MS_TRY(msi_norm_measure(tree, o, tree->shard_rank, &blocks, &fragments));
     const knowledge own = {{(double *)(void *)to, to + blocks}, (double *)(void *)(to + room)};
 
     MS_TRY(msi_mem_set(tree->ctx, to, 0, room + kept));

@@ -20,12 +20,12 @@ ms_status msi_norm_piece(const ms_fsdp_unit *u, int32_t rank, int32_t param, ms_
 
 bool msi_norm_is_cut(const msi_listed_param *at)
 {
-    return at->unit != NULL && at->unit->is_sharded && at->unit->world > 1;
+    return at->unit != NULL && at->unit->is_sharded && at->unit->shard_world > 1;
 }
 
 bool msi_norm_is_sent(const ms_fsdp_tree *tree, const msi_listed_param *at)
 {
-    return msi_norm_is_cut(at) || (at->unit == NULL && tree->world > 1);
+    return msi_norm_is_cut(at) || (at->unit == NULL && tree->shard_world > 1);
 }
 
 int64_t msi_norm_padded(const ms_fsdp_unit *u, int64_t n)

@@ -23,13 +23,19 @@ void msi_tree_note_options(const ms_fsdp_tree *tree)
     msi_tree_note(tree, &others);
 }
 
-ms_status msi_tree_gather(ms_fsdp_tree *tree, const char *what, const void *in, int64_t nbytes,
-                          void *out)
+ms_status msi_tree_gather_over(ms_fsdp_tree *tree, ms_comm *comm, const char *what, const void *in,
+                               int64_t nbytes, void *out)
 {
     msi_label label;
 
     msi_label_set(&label, what);
-    return msi_comm_gather_named(tree->comm, &label, tree->run.model, in, nbytes, out);
+    return msi_comm_gather_named(comm, &label, tree->run.model, in, nbytes, out);
+}
+
+ms_status msi_tree_gather(ms_fsdp_tree *tree, const char *what, const void *in, int64_t nbytes,
+                          void *out)
+{
+    return msi_tree_gather_over(tree, tree->comm, what, in, nbytes, out);
 }
 
 /* [Note: giving up] Peers may rely on what this rank committed and does not finish. On a forward or
@@ -47,6 +53,9 @@ void msi_tree_give_up(ms_fsdp_tree *tree, const char *what)
 
     snprintf(text, sizeof(text), "%s%s%s", what, what[0] != '\0' ? ": " : "", ms_error_message());
     ms_comm_failed(tree->comm, text);
+    if (tree->shards != tree->comm) {
+        ms_comm_failed(tree->shards, text);
+    }
     if (tree->run.progress.peers_committed && !msi_comm_broken(tree->comm)) {
         (void)msi_comm_publish(tree->comm, &fp, &seq);
     }

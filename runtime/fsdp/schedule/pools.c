@@ -130,9 +130,9 @@ static ms_status new_params(ms_fsdp_tree *tree)
     MS_TRY(choose_layout(tree, &layout));
     MS_TRY_GOTO(mapping_new(&m, tree), done);
     MS_TRY_GOTO(msi_plan_param_slots(m.facts, tree->n_units, ring_of_params(&tree->options),
-                                     tree->world, layout, m.wish, &m.plan),
+                                     tree->shard_world, layout, m.wish, &m.plan),
                 done);
-    MS_TRY_GOTO(msi_slot_pool_new(&tree->run.params, tree->ctx, tree->comm, &m.plan, m.wish,
+    MS_TRY_GOTO(msi_slot_pool_new(&tree->run.params, tree->ctx, tree->shards, &m.plan, m.wish,
                                   tree->n_units, m.home),
                 done);
     for (int32_t i = 0; i < tree->n_units; i++) {

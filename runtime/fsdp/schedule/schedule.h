@@ -43,6 +43,8 @@ struct ms_fsdp_tree {
     ms_fsdp_tree_options options;
     msi_slots_layout slots_wish; /* msi_pools_wish() at creation */
     int32_t rank, world;
+    ms_comm *shards; /* of the sharded units: see msi_unit */
+    int32_t shard_rank, shard_world;
     int32_t n_units;
     ms_fsdp_unit **units;
     msi_unit_schedule *course; /* (n_units) */
@@ -158,7 +160,10 @@ ms_status msi_numerics_agree(ms_fsdp_tree *tree);
 /* -- peers.c ----------------------------------------------------------------------------------- */
 void msi_tree_note(const ms_fsdp_tree *tree, const msi_note *note);
 void msi_tree_note_options(const ms_fsdp_tree *tree);
-/* All-gather of a few bytes for the script's call `what`. */
+/* All-gather of a few bytes for the script's call `what`, over a group: the tree's or its shards'.
+ */
+ms_status msi_tree_gather_over(ms_fsdp_tree *tree, ms_comm *comm, const char *what, const void *in,
+                               int64_t nbytes, void *out);
 ms_status msi_tree_gather(ms_fsdp_tree *tree, const char *what, const void *in, int64_t nbytes,
                           void *out);
 /* After a failure with the thread's last error: report to the peers that this rank does not finish

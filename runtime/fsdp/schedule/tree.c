@@ -58,6 +58,7 @@ static void dispose(ms_fsdp_tree *tree)
     msi_pools_free(tree);
     free(tree->units);
     free(tree->course);
+    ms_comm_release(tree->shards);
     ms_comm_release(tree->comm);
     tree->ctx = NULL;
 }
@@ -100,6 +101,7 @@ static ms_status take_options(ms_fsdp_tree_options *o, const ms_fsdp_tree_option
 ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree_options *options,
                            ms_fsdp_unit *const *units, int32_t n_units, bool root_has_unit)
 {
+    ms_comm *shards = NULL;
     ms_fsdp_tree_options o;
 
     *out = NULL;
@@ -119,6 +121,13 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
                            "(%d ranks)",
                            units[i]->name, (int)units[i]->world, (int)ms_comm_size(comm));
         }
+        if (units[i]->is_sharded && shards != NULL && units[i]->shards != shards) {
+            return MS_FAIL(MS_VALUE_ERROR,
+                           "unit '%s' divides its parameters among other ranks (%d) than the units "
+                           "before it (%d)",
+                           units[i]->name, (int)units[i]->shard_world, (int)ms_comm_size(shards));
+        }
+        shards = units[i]->is_sharded ? units[i]->shards : shards;
         units[i]->index = i;
     }
     for (int32_t i = 0; i < n_units; i++) {
@@ -136,10 +145,12 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
     tree->options = o;
     tree->rank = ms_comm_rank(comm);
     tree->world = ms_comm_size(comm);
+    tree->shards = shards != NULL ? shards : comm;
+    tree->shard_rank = ms_comm_rank(tree->shards);
+    tree->shard_world = ms_comm_size(tree->shards);
     tree->slots_wish = msi_pools_wish();
     tree->run.sync = true;
     tree->run.owner = tree;
-    tree->run.progress.comm = comm;
     tree->units = calloc((size_t)n_units + 1, sizeof(*tree->units));
     tree->course = calloc((size_t)n_units + 1, sizeof(*tree->course));
     if (tree->units == NULL || tree->course == NULL) {
@@ -149,6 +160,7 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a tree of %d units", (int)n_units);
     }
     ms_comm_retain(comm);
+    ms_comm_retain(tree->shards);
     msi_chain_add(tree->ctx, MSI_ROOM_FSDP, &tree->chained, tree, close_trees);
     for (int32_t i = 0; i < n_units; i++) {
         msi_unit_delist(units[i]);

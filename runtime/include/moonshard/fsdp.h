@@ -26,6 +26,9 @@ typedef struct ms_fsdp_unit_options {
     bool use_orig_params; /**< align parameters to 16 bytes in the flat (default true) */
     bool full_precision_in_eval; /**< ms_fsdp_unit_set_full_precision() is allowed, and slots are
                                     large enough for it (default false) */
+    ms_comm *shard_group; /**< hybrid sharding: parameters are divided among these ranks, a part of
+                             the unit's group, and every such part has all of them. Gradients are
+                             summed over the unit's group. NULL (default): that group */
 } ms_fsdp_unit_options;
 
 typedef struct ms_fsdp_tree_options {
@@ -81,6 +84,8 @@ typedef struct ms_fsdp_group {
     int64_t full_numel;    /**< of the unsharded flat, padded */
     int64_t shard_numel;   /**< of this rank's shard; all of a replica */
     int64_t trained_numel; /**< of this rank's shard, without padding and frozen elements */
+    int32_t n_shards; /**< ranks among which parameters are divided; 0: all. Equal in sharded units
+                         of a tree */
     int32_t n_params;
     int32_t orig_dtype;
     int32_t param_dtype;

@@ -1,0 +1,98 @@
+-- Hybrid sharding: parameters divided inside groups of ranks, equal parts in each.
+local ms = require 'moonshard'
+local nn, fsdp, optim, checkpoint = ms.nn, ms.fsdp, ms.optim, ms.checkpoint
+local checks = require 'support.checks'
+local wrap = require 'support.wrap'
+local runs = require 'support.runs'
+local shell = require 'support.shell'
+
+local function is_block(m) return ms.is(m, nn.TransformerBlock) end
+
+local function make(opts)
+  ms.manual_seed(1)
+  opts.auto_wrap_policy = opts.auto_wrap_policy or is_block
+  local model = wrap(runs.gpt(), opts)
+  return model, optim.AdamW(model:parameters(), { lr = 0.1 })
+end
+
+local function train(model, opt, rank, n)
+  for i = 1, n do
+    local ids = ms.tensor({ { i, 2, 3, rank }, { 4, 3, 2, i } }, { dtype = 'i64' })
+    ms.manual_seed(i)
+    model:no_sync(function() model(ids, ids):backward() end)
+    model(ids, ids):backward()
+    model:clip_grad_norm_(0.5)
+    opt:step()
+    opt:zero_grad()
+  end
+end
+
+describe('hybrid sharding', function()
+  it('gives the bits of FULL_SHARD, over meshes and groups', function()
+    ms.dist.spawn(4, function(rank)
+      local model, opt = make { mixed_precision = { param_dtype = 'bf16' } }
+      train(model, opt, rank, 2)
+      local expected = model:hash()
+      local mesh = ms.dist.init_device_mesh('cpu', { 2, 2 })
+      local odd = ms.dist.init_device_mesh('cpu', { 2, 2 })
+      for _, strategy in ipairs { 'HYBRID_SHARD', '_HYBRID_SHARD_ZERO2' } do
+        for _, groups in ipairs {
+          { device_mesh = mesh },
+          { process_group = { odd:get_group(1), odd:get_group(2) } }, -- ranks 0 and 2, 1 and 3
+        } do
+          groups.sharding_strategy = strategy
+          groups.mixed_precision = { param_dtype = 'bf16' }
+          model, opt = make(groups)
+          train(model, opt, rank, 2)
+          assert.equal(expected, model:hash())
+          assert.same({ 2, strategy }, { model.world_size, model:units()[1].strategy })
+        end
+      end
+    end)
+  end)
+
+  it('saves one copy, which any number of ranks loads', function()
+    local root = runs.folder()
+    ms.dist.spawn(4, function(rank)
+      local mesh = ms.dist.init_device_mesh('cpu', { 2, 2 })
+      local model, opt = make { sharding_strategy = 'HYBRID_SHARD', device_mesh = mesh }
+      train(model, opt, rank, 1)
+      checkpoint.save(root, 'a', { step = 1, model = model, optimizer = opt })
+      local sd = fsdp.state_dict_type(model, 'SHARDED_STATE_DICT', model.state_dict, model)
+      assert.equal(model:state_dict()['wte.weight']:hash(), sd['wte.weight']:full_tensor():hash())
+      local whole, its = make {}
+      checkpoint.load(root .. '/a', { model = whole, optimizer = its })
+      train(model, opt, rank, 1)
+      train(whole, its, rank, 1)
+      assert.equal(model:hash(), whole:hash())
+    end)
+    shell.remove_folder(root)
+  end)
+
+  it('plans and holds half of the shards', function()
+    ms.dist.spawn(4, function()
+      local mesh = ms.dist.init_device_mesh('cpu', { 2, 2 })
+      local model = make { sharding_strategy = 'HYBRID_SHARD', device_mesh = mesh }
+      local plan = model:plan { dry_run = true }
+      local ratio = plan.masters / make({}):plan { dry_run = true }.masters
+      assert.is_true(ratio > 1.9 and ratio <= 2)
+      model:hash()
+      assert.same(plan.masters, ms.memory().live.parameter)
+      assert.equal(plan.arena, model:plan().arena)
+    end)
+  end)
+
+  it('refuses groups that do not fit', function()
+    ms.dist.spawn(2, function()
+      local mesh = ms.dist.init_device_mesh('cpu', { 2 })
+      local function refuses(kind, text, opts)
+        opts.sharding_strategy = 'HYBRID_SHARD'
+        checks.raises(kind, text, fsdp.FSDP, nn.Linear(2, 2), opts)
+      end
+      refuses('ValueError', 'Expected device_mesh to have ndim=2', { device_mesh = mesh })
+      refuses('ValueError', 'Manual wrapping with HYBRID_SHARD requires explicit', {})
+      refuses('ValueError', 'Expected process_group to be passed in as either None or Tuple',
+        { process_group = ms.dist.world() })
+    end)
+  end)
+end)
