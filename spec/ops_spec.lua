@@ -227,6 +227,49 @@ describe('operators', function()
     checks.close({ { { 2 }, { 3 } } }, ops.attention_packed(qkv, 1, { causal = true }))
   end)
 
+  -- Numbers of PyTorch 2.15.
+  it('have scaled dot-product attention with masks, shared heads and dropout', function()
+    local sdpa = ops.scaled_dot_product_attention
+    local q = ((ms.arange(8):to('f32')) / 4 - 1):reshape(1, 2, 2, 2)
+    local k = ((ms.arange(6):to('f32')) / 3 - 1):reshape(1, 1, 3, 2)
+    local v = ms.tensor({ 1, 2, 4 }):reshape(1, 1, 3, 1)
+    local function attend(opts)
+      opts.enable_gqa = true
+      return sdpa(q, k, v, opts):reshape(-1)
+    end
+    local inf = math.huge
+    local added = ms.tensor({ { 0, -inf, 1 }, { -inf, 0.5, -inf } }, { requires_grad = true })
+    checks.close({ 1.4833610, 0, 2.6759627, 0 },
+      attend { attn_mask = ms.tensor({ { 1, 0, 1 }, { 0, 0, 0 } }):gt(0) }, 1e-6)
+    local y = attend { attn_mask = added }
+    checks.close({ 2.0290253, 2, 3.3244450, 2 }, y, 1e-6)
+    y:sum():backward()
+    checks.close({ { -1.1994909, 0, 1.1994909 }, { 0, 0, 0 } }, added:grad(), 1e-6)
+    checks.close({ 1, 1.4125209, 1, 1.6431944 }, attend { is_causal = true }, 1e-6)
+    checks.close({ 7 / 3, 7 / 3, 7 / 3, 7 / 3 }, attend { scale = 0 }, 1e-6)
+    checks.close({ { 1.6222410 }, { 1.9936851 } }, sdpa(q[1][1], k[1][1], v[1][1]), 1e-6)
+
+    local function heads(x, mask)
+      return sdpa(x, x, x, { attn_mask = mask, dropout_p = 0.5, site = 'a' })
+    end
+    local x, mask = ms.randn({ 2, 3, 5, 2 }, { seed = 1 }), ms.randn({ 3, 5, 5 }, { seed = 2 })
+    local function again(...)
+      ms.manual_seed(4)
+      return heads(...):reshape(-1):totable()
+    end
+    local dropped = again(x, mask)
+    assert.not_same(dropped, heads(x, mask):reshape(-1):totable())
+    assert.same(dropped, again(x, mask:unsqueeze(1)))
+    local weights = ops.softmax(ops.matmul(x, x:transpose(3, 4)) / math.sqrt(2) + mask)
+    checks.close(dropped, ops.matmul(ops.dropout(weights, 0.5, 'a', 0), x):reshape(-1), 1e-5)
+    assert.same({ 1, 2, 3, 5, 2 }, heads(x:unsqueeze(1), mask):shape())
+    checks.raises('RuntimeError', 'attn_mask is given and is_causal is true', sdpa, x, x, x,
+      { attn_mask = mask, is_causal = true })
+    checks.raises('ValueError', 'q has 2 heads and k 1', sdpa, q, k, v)
+    checks.raises('ValueError', 'the mask has shape (3, 5, 5), expected one that broadcasts to '
+      .. '(1, 2, 2, 3)', sdpa, q, k, v, { attn_mask = mask, enable_gqa = true })
+  end)
+
   it('drop elements by site and call', function()
     local x = ms.ones(4, 64)
     local a = ops.dropout(x, 0.5, 'h.0.drop', 0)

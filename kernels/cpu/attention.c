@@ -3,11 +3,13 @@
  * Between the products stand exp() and rounding over every score, so both are cut to what scores
  * need: arguments are at most 0 (a little above, by rounding), and NaN are the machine's own. */
 #include "lanes.h"
+#include "philox.h"
 #include "table.h"
 
 #include "backend.h"
 
 #include <float.h>
+#include <math.h>
 
 /* exp(x) for x <= about 0. NaN passes. From half of 2^-126 down, about, the result is 0: n is -127
  * there, and the bits of 2^n are none. */
@@ -96,7 +98,12 @@ typedef struct tiles {
     void *p, *ds;                 /* TILE (nq, padded(nk)) */
     void *acc;                    /* forward: REAL (nq, D) */
     void *dq, *dk, *dv, *delta;   /* REAL (T, D), (nk, D), (nk, D), (T) */
+    void *dk_sum, *dv_sum;        /* of query heads that share a key head: REAL (S, D) */
     void *max, *rsum;             /* REAL (T) of the present head, in their places */
+    const void *mask;             /* of the present head; NULL: none */
+    void *dmask;
+    uint64_t key, sample; /* of dropout */
+    int64_t element;      /* of the present head's first probability in its sample */
 } tiles;
 
 static tiles lay_out(const msi_attention_args *a, int64_t tile, int64_t real, bool gradient)
@@ -120,6 +127,10 @@ static tiles lay_out(const msi_attention_args *a, int64_t tile, int64_t real, bo
         w.dk = next_part(&work, cols * depth, real);
         w.dv = next_part(&work, cols * depth, real);
         w.delta = next_part(&work, a->q_len, real);
+        if (a->kv_heads < a->heads) {
+            w.dk_sum = next_part(&work, a->kv_len * depth, real);
+            w.dv_sum = next_part(&work, a->kv_len * depth, real);
+        }
     } else {
         w.acc = next_part(&work, rows * depth, real);
     }
@@ -132,6 +143,35 @@ static int64_t visible(const msi_attention_args *a, int64_t t, int64_t k0, int64
     int64_t n = a->causal ? t + 1 - k0 : nk;
 
     return n < 0 ? 0 : n < nk ? n : nk;
+}
+
+/* -- dropout ----------------------------------------------------------------------------------- */
+
+/* Words of the most keys that a tile has, from a multiple of 4 on. */
+enum { DROP_WORDS = MSI_ATTENTION_COLS + PHILOX_WORDS };
+
+/* A probability stays if its word is at least this; as in dropout_body.h. */
+static uint64_t drop_threshold(const msi_attention_args *a)
+{
+    return (uint64_t)ceil(a->dropout_p * 0x1p32);
+}
+
+/* What probabilities that stay are multiplied by. */
+static double drop_factor(const msi_attention_args *a)
+{
+    return a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 0;
+}
+
+/* Words of the probabilities of query t and n keys from k0 on. @return the first */
+static const uint32_t *drop_words(const msi_attention_args *a, const tiles *w,
+                                  uint32_t words[DROP_WORDS], int64_t t, int64_t k0, int64_t n)
+{
+    const int64_t first = w->element + t * a->kv_len + k0, skipped = first % 4;
+
+    for (int64_t i = 0; i < skipped + n; i += PHILOX_WORDS) {
+        philox(words + i, (uint64_t)((first + i) / 4), w->sample, w->key);
+    }
+    return words + skipped;
 }
 
 /* The rows of a head lie far apart, each on its own few cache lines, and no hardware sees them

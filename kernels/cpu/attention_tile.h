@@ -11,7 +11,9 @@
  * Products of tiles are msi_gemm()'s; sums stay in the compute type until the end. Blocks that the
  * causal mask hides are skipped, and tiles end at the last key that any of their queries sees. What
  * the mask hides inside a tile has p = ds = 0, and 0 times inf or NaN is NaN: where a tile so cut
- * meets such values, each sum takes what is seen alone. */
+ * meets such values, each sum takes what is seen alone.
+ * With a mask the scores of a tile are scaled and the mask is added in place. A mask of bools is
+ * one of 0 and -inf. Tiles end at the last key that the mask shows to any of their queries. */
 
 /* c (m, n) = x (m, k) y (k, n) [+ c], c in the compute type. */
 static void LOCAL(product)(const msi_attention_args *a, int64_t m, int64_t n, int64_t k, const T *x,
@@ -161,21 +163,126 @@ static void LOCAL(scale_row)(REAL *row, int64_t n, REAL factor)
     }
 }
 
+/* -- masks and dropout ------------------------------------------------------------------------- */
+
+/* Where the mask of query t and key k0 lies, in elements. */
+static int64_t LOCAL(mask_offset)(const int64_t *stride, int64_t t, int64_t k0)
+{
+    return t * stride[2] + k0 * stride[3];
+}
+
+/* Keys of [k0, k0 + nk) up to the last that the mask shows to any of queries [q0, q0 + nq). */
+static int64_t LOCAL(shown)(const msi_attention_args *a, const tiles *w, int64_t q0, int64_t nq,
+                            int64_t k0, int64_t nk)
+{
+    const int64_t rows = a->mask_stride[2] == 0 ? 1 : nq, step = a->mask_stride[3];
+    int64_t n = 0;
+
+    if (a->mask == NULL) {
+        return nk;
+    }
+    for (int64_t i = 0; i < rows && n < nk; i++) {
+        const int64_t at = LOCAL(mask_offset)(a->mask_stride, q0 + i, k0);
+        int64_t end = nk;
+
+        if (a->mask_is_bool) {
+            const uint8_t *m = (const uint8_t *)w->mask + at;
+
+            while (end > n && m[(end - 1) * step] == 0) {
+                end--;
+            }
+        } else {
+            const REAL *m = (const REAL *)w->mask + at;
+
+            while (end > n && m[(end - 1) * step] == -(REAL)INFINITY) {
+                end--;
+            }
+        }
+        n = end;
+    }
+    return n;
+}
+
+/* What is added to the scores of query t and keys [k0, k0 + nk): in place, or in `room`. */
+static const REAL *LOCAL(bias_row)(const msi_attention_args *a, const tiles *w, REAL *room,
+                                   int64_t t, int64_t k0, int64_t nk)
+{
+    const int64_t at = LOCAL(mask_offset)(a->mask_stride, t, k0), step = a->mask_stride[3];
+
+    if (!a->mask_is_bool) {
+        const REAL *m = (const REAL *)w->mask + at;
+
+        if (step == 1) {
+            return m;
+        }
+        for (int64_t j = 0; j < nk; j++) {
+            room[j] = m[0];
+        }
+        return room;
+    }
+    const uint8_t *m = (const uint8_t *)w->mask + at;
+
+    if (step == 1) {
+        for (int64_t j = 0; j < nk; j++) {
+            room[j] = m[j] != 0 ? 0 : -(REAL)INFINITY;
+        }
+    } else {
+        for (int64_t j = 0; j < nk; j++) {
+            room[j] = m[0] != 0 ? 0 : -(REAL)INFINITY;
+        }
+    }
+    return room;
+}
+
+/* scores = scale scores + mask, for a tile. @return what the scores must be multiplied by now */
+static REAL LOCAL(add_mask)(const msi_attention_args *a, const tiles *w, REAL *scores, int64_t q0,
+                            int64_t nq, int64_t k0, int64_t nk)
+{
+    const int64_t row = padded(nk);
+    const REAL scale = (REAL)a->scale, *bias = NULL;
+    REAL room[MSI_ATTENTION_COLS];
+
+    if (a->mask == NULL) {
+        return scale;
+    }
+    for (int64_t i = 0; i < nq; i++, scores += row) {
+        if (i == 0 || a->mask_stride[2] != 0) {
+            bias = LOCAL(bias_row)(a, w, room, q0 + i, k0, nk);
+        }
+        for (int64_t j = 0; j < nk; j += 16) {
+            STORE_REAL(scores + j, LOAD_REAL(scores + j) * scale + OF_REAL(at)(bias, j, nk));
+        }
+    }
+    return 1;
+}
+
+/* Zero the probabilities that dropout takes out of the first n of a row. */
+static void LOCAL(drop_row)(T *p, const uint32_t *words, uint64_t threshold, int64_t n)
+{
+    const uint32_t most = (uint32_t)(threshold - 1); /* threshold is 1 to 2^32 */
+
+    for (int64_t j = 0; j < n; j++) {
+        p[j] = words[j] > most ? p[j] : 0;
+    }
+}
+
 /* -- forward ----------------------------------------------------------------------------------- */
 
 /* One tile: fold keys [k0, k0 + nk) into the sums of queries [q0, q0 + nq). */
 static void LOCAL(forward_tile)(const msi_attention_args *a, const tiles *w, int64_t q0, int64_t nq,
-                                int64_t k0, int64_t nk)
+                                int64_t k0, int64_t nk, bool first)
 {
     const int64_t depth = a->head_dim, row = padded(nk);
-    const REAL scale = (REAL)a->scale;
     const T *q = (const T *)w->q + q0 * depth, *k = (const T *)w->k + k0 * depth;
     const T *v = (const T *)w->v + k0 * depth;
     REAL *scores = w->scores, *acc = w->acc, *m = (REAL *)w->max + q0, *l = (REAL *)w->rsum + q0;
     REAL m_new[MSI_ATTENTION_ROWS], shrink[MSI_ATTENTION_ROWS] = {0};
+    uint32_t words[DROP_WORDS];
     T *p = w->p;
 
     LOCAL(product)(a, nq, nk, depth, q, depth, 1, k, 1, depth, scores, row, false);
+    const REAL scale = LOCAL(add_mask)(a, w, scores, q0, nq, k0, nk);
+
     for (int64_t i = 0; i < nq; i++) {
         const int64_t n = visible(a, q0 + i, k0, nk);
         const REAL most = LOCAL(row_max)(scores + i * row, n, scale);
@@ -189,14 +296,18 @@ static void LOCAL(forward_tile)(const msi_attention_args *a, const tiles *w, int
     for (int64_t i = 0; i < nq; i++) {
         const int64_t n = visible(a, q0 + i, k0, nk);
 
-        if (k0 > 0 && n > 0 && shrink[i] != 1) {
+        if (!first && n > 0 && shrink[i] != 1) {
             LOCAL(scale_row)(acc + i * depth, depth, shrink[i]);
             l[i] *= shrink[i];
         }
         l[i] += LOCAL(row_exp)(p + i * row, scores + i * row, n, nk, scale, m_new[i]);
         m[i] = m_new[i];
+        if (a->dropout_p > 0) {
+            LOCAL(drop_row)
+            (p + i * row, drop_words(a, w, words, q0 + i, k0, n), drop_threshold(a), n);
+        }
     }
-    LOCAL(sum_keys)(a, q0, nq, k0, nk, p, v, acc, k0 > 0);
+    LOCAL(sum_keys)(a, q0, nq, k0, nk, p, v, acc, !first);
 }
 
 /* acc, m and (in the place of rsum) l of queries [q0, q0 + nq). */
@@ -205,18 +316,23 @@ static void LOCAL(forward_queries)(const msi_attention_args *a, const tiles *w, 
 {
     const int64_t end = visible(a, q0 + nq - 1, 0, a->kv_len);
     REAL *m = (REAL *)w->max + q0, *l = (REAL *)w->rsum + q0;
+    bool first = true;
 
     for (int64_t i = 0; i < nq; i++) {
         m[i] = OF_REAL(lowest); /* not -inf: a score of -inf has the probability 0 beside it */
         l[i] = 0;
     }
-    if (end == 0) {
-        memset(w->acc, 0, (size_t)(nq * a->head_dim) * sizeof(REAL));
-    }
     for (int64_t k0 = 0; k0 < end; k0 += MSI_ATTENTION_COLS) {
-        const int64_t nk = end - k0 < MSI_ATTENTION_COLS ? end - k0 : MSI_ATTENTION_COLS;
+        const int64_t most = end - k0 < MSI_ATTENTION_COLS ? end - k0 : MSI_ATTENTION_COLS;
+        const int64_t nk = LOCAL(shown)(a, w, q0, nq, k0, most);
 
-        LOCAL(forward_tile)(a, w, q0, nq, k0, nk);
+        if (nk > 0) {
+            LOCAL(forward_tile)(a, w, q0, nq, k0, nk, first);
+            first = false;
+        }
+    }
+    if (first) {
+        memset(w->acc, 0, (size_t)(nq * a->head_dim) * sizeof(REAL));
     }
 }
 
@@ -224,18 +340,18 @@ static void LOCAL(forward_queries)(const msi_attention_args *a, const tiles *w, 
 
 /* p and ds of one query from its scores and dp: the first n of nk keys, 0 for the rest. */
 static void LOCAL(row_grad)(T *p, T *ds, const REAL *scores, const REAL *dp, int64_t n, int64_t nk,
-                            REAL scale, REAL max, REAL rsum, REAL delta)
+                            REAL score_scale, REAL scale, REAL max, REAL rsum, REAL delta)
 {
     int64_t j = 0;
 
     for (; j + 16 <= n; j += 16) {
-        V e = OF_REAL(exp_neg)(LOAD_REAL(scores + j) * scale - max) * rsum;
+        V e = OF_REAL(exp_neg)(LOAD_REAL(scores + j) * score_scale - max) * rsum;
 
         LOCAL(store_score)(p + j, e);
         LOCAL(store_score)(ds + j, e * (LOAD_REAL(dp + j) - delta) * scale);
     }
     if (j < n) {
-        V e = OF_REAL(exp_neg)(LOAD_REAL(scores + j) * scale - max) * rsum;
+        V e = OF_REAL(exp_neg)(LOAD_REAL(scores + j) * score_scale - max) * rsum;
 
         LOCAL(store_score)(p + j, LOCAL(keep)(e, n - j, 0));
         e = e * (LOAD_REAL(dp + j) - delta) * scale;
@@ -248,7 +364,40 @@ static void LOCAL(row_grad)(T *p, T *ds, const REAL *scores, const REAL *dp, int
     }
 }
 
-/* One tile. The first tile of a block of keys stores dk and dv, the first of queries dq. */
+/* dmask += p (dp - delta), for a query and n keys; one sum of all keys where `step` is 0. */
+static void LOCAL(add_dmask)(REAL *dmask, int64_t step, const REAL *scores, const REAL *dp,
+                             int64_t n, REAL score_scale, REAL max, REAL rsum, REAL delta)
+{
+    V sum = SPLAT(0);
+
+    for (int64_t j = 0; j < n; j += 16) {
+        V e = OF_REAL(exp_neg)(LOAD_REAL(scores + j) * score_scale - max) * rsum;
+
+        e = e * (LOAD_REAL(dp + j) - delta);
+        if (step == 1) {
+            OF_REAL(put)(dmask, j, n, OF_REAL(at)(dmask, j, n) + e);
+        } else {
+            sum += n - j < 16 ? LOCAL(keep)(e, n - j, 0) : e;
+        }
+    }
+    if (step == 0) {
+        dmask[0] += HSUM(sum);
+    }
+}
+
+/* dp of a query and n keys, as dropout leaves it. */
+static void LOCAL(drop_dp)(REAL *dp, const uint32_t *words, uint64_t threshold, REAL factor,
+                           int64_t n)
+{
+    const uint32_t most = (uint32_t)(threshold - 1);
+
+    for (int64_t j = 0; j < n; j++) {
+        dp[j] = words[j] > most ? dp[j] * factor : 0;
+    }
+}
+
+/* One tile. The first tile of a block of keys stores dk and dv, the first of queries dq; with a
+ * mask all add. */
 static void LOCAL(backward_tile)(const msi_attention_args *a, const tiles *w, int64_t q0,
                                  int64_t nq, int64_t k0, int64_t nk, bool first)
 {
@@ -257,18 +406,36 @@ static void LOCAL(backward_tile)(const msi_attention_args *a, const tiles *w, in
     const T *q = (const T *)w->q + q0 * depth, *dout = (const T *)w->dout + q0 * depth;
     const T *k = (const T *)w->k + k0 * depth, *v = (const T *)w->v + k0 * depth;
     REAL *scores = w->scores, *dp = w->dp, *dq = (REAL *)w->dq + q0 * depth;
+    uint32_t words[DROP_WORDS];
     T *p = w->p, *ds = w->ds;
 
     LOCAL(product)(a, nq, nk, depth, q, depth, 1, k, 1, depth, scores, row, false);
     LOCAL(product)(a, nq, nk, depth, dout, depth, 1, v, 1, depth, dp, row, false);
-    for (int64_t i = 0; i < nq; i++) {
+    const REAL score_scale = LOCAL(add_mask)(a, w, scores, q0, nq, k0, nk);
+
+    for (int64_t i = 0; i < nq; i++, scores += row, dp += row) {
+        const int64_t t = q0 + i, n = visible(a, t, k0, nk);
+        const uint32_t *chosen = NULL;
+
+        if (a->dropout_p > 0) {
+            chosen = drop_words(a, w, words, t, k0, n);
+            LOCAL(drop_dp)(dp, chosen, drop_threshold(a), (REAL)drop_factor(a), n);
+        }
         LOCAL(row_grad)
-        (p + i * row, ds + i * row, scores + i * row, dp + i * row, visible(a, q0 + i, k0, nk), nk,
-         scale, max[q0 + i], rsum[q0 + i], delta[q0 + i]);
+        (p + i * row, ds + i * row, scores, dp, n, nk, score_scale, scale, max[t], rsum[t],
+         delta[t]);
+        if (chosen != NULL) {
+            LOCAL(drop_row)(p + i * row, chosen, drop_threshold(a), n);
+        }
+        if (a->dmask != NULL) {
+            LOCAL(add_dmask)
+            ((REAL *)w->dmask + LOCAL(mask_offset)(a->dmask_stride, t, k0), a->dmask_stride[3],
+             scores, dp, n, score_scale, max[t], rsum[t], delta[t]);
+        }
     }
     LOCAL(sum_queries)(a, q0, nq, k0, nk, p, dout, w->dv, !first);
     LOCAL(sum_queries)(a, q0, nq, k0, nk, ds, q, w->dk, !first);
-    LOCAL(sum_keys)(a, q0, nq, k0, nk, ds, k, dq, k0 > 0);
+    LOCAL(sum_keys)(a, q0, nq, k0, nk, ds, k, dq, k0 > 0 || a->mask != NULL);
 }
 
 /* dk and dv of keys [k0, k0 + nk), and what they add to dq. */
@@ -279,7 +446,7 @@ static void LOCAL(backward_keys)(const msi_attention_args *a, const tiles *w, in
     const int64_t first = a->causal ? k0 / rows * rows : 0; /* queries before it see none of them */
     int64_t stored = 0; /* keys whose dk and dv the first tile stores: later ones may be wider */
 
-    if (first < a->q_len) {
+    if (first < a->q_len && a->mask == NULL) {
         const int64_t last = first + rows < a->q_len ? first + rows : a->q_len;
 
         stored = visible(a, last - 1, k0, nk);
@@ -288,8 +455,10 @@ static void LOCAL(backward_keys)(const msi_attention_args *a, const tiles *w, in
     memset((REAL *)w->dv + stored * depth, 0, (size_t)((nk - stored) * depth) * sizeof(REAL));
     for (int64_t q0 = first; q0 < a->q_len; q0 += rows) {
         const int64_t nq = a->q_len - q0 < rows ? a->q_len - q0 : rows;
-        const int64_t n = visible(a, q0 + nq - 1, k0, nk);
+        const int64_t n = LOCAL(shown)(a, w, q0, nq, k0, visible(a, q0 + nq - 1, k0, nk));
 
-        LOCAL(backward_tile)(a, w, q0, nq, k0, n, q0 == first);
+        if (n > 0) {
+            LOCAL(backward_tile)(a, w, q0, nq, k0, n, q0 == first && a->mask == NULL);
+        }
     }
 }

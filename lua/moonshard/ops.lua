@@ -3,6 +3,7 @@
 --- Letters in shapes: B batch, T positions, C width, H heads, D width of a head, V vocabulary.
 
 local B = require 'moonshard_ffi'
+local attend = require 'moonshard.internal.attend'
 local arguments = require 'moonshard_ffi.arguments'
 local compare = require 'moonshard.internal.compare'
 local dims = require 'moonshard.internal.dims'
@@ -333,6 +334,44 @@ function ops.dropout(x, p, site, call)
   local out = calls.dropout(x, p, site.key, n)
   samples.count(site, n)
   return out
+end
+
+---@class ms.ops.ScaledDotProductAttentionOptions
+---@field attn_mask? ms.Tensor  broadcasts to (..., H, T, S). bool: true where a query attends to a
+---  key; or f32 or q's dtype: added to the scaled scores
+---@field dropout_p? number  of the probabilities (default 0)
+---@field is_causal? boolean  position t sees s <= t only; without attn_mask (default false)
+---@field scale? number  finite (default 1 / sqrt(D))
+---@field enable_gqa? boolean  k and v may have fewer heads, a divisor of H (default false)
+---@field site? boolean|string|ms.Site  of the dropout, as in ops.dropout
+
+local SDPA = 'scaled_dot_product_attention'
+local sdpa_options = { 'attn_mask', 'dropout_p', 'is_causal', 'scale', 'enable_gqa', 'site' }
+
+--- softmax(q k^T scale + attn_mask) v without ever holding the scores. A query that attends to no
+--- key gives 0. What a mask hides must be finite in k and v.
+---@param q ms.Tensor  (..., H, T, D), of two dimensions or more
+---@param k ms.Tensor  (..., H, S, D)
+---@param v ms.Tensor  (..., H, S, E)
+---@param opts? ms.ops.ScaledDotProductAttentionOptions
+---@return ms.Tensor  (..., H, T, E)
+function ops.scaled_dot_product_attention(q, k, v, opts)
+  opts = errors.options(SDPA, opts, sdpa_options)
+  local p, site = arguments.number(SDPA, 'dropout_p', opts.dropout_p, 0), opts.site
+  local mask = opts.attn_mask and arguments.tensor(SDPA, 'attn_mask', opts.attn_mask)
+  local causal = arguments.flag(SDPA, 'is_causal', opts.is_causal, false)
+  local shared = arguments.flag(SDPA, 'enable_gqa', opts.enable_gqa, false)
+  if causal and mask then
+    errors.raise('RuntimeError', '%s: attn_mask is given and is_causal is true, expected one of '
+      .. 'them', SDPA)
+  elseif not (p >= 0 and p <= 1) then
+    errors.raise('ValueError', '%s: dropout probability is %g, expected 0 to 1', SDPA, p)
+  end
+  site = p > 0 and site ~= false and site_of(site) or nil
+  return attend.any(SDPA, q, k, v, {
+    mask = mask, causal = causal, shared = shared, p = site and p or 0, site = site,
+    scale = opts.scale and arguments.number(SDPA, 'scale', opts.scale),
+  })
 end
 
 -- -- reductions and shapes -----------------------------------------------------------------------

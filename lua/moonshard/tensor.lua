@@ -314,7 +314,8 @@ local functions_only = {
   conv1d = true, conv2d = true, conv3d = true, cross_entropy = true, dropout = true, einsum = true,
   embedding = true, huber_loss = true, l1_loss = true, layer_norm = true, linear = true,
   linear_gelu = true, max_pool1d = true, max_pool2d = true, max_pool3d = true, mse_loss = true,
-  nll_loss = true, one_hot = true, pad = true, site = true, smooth_l1_loss = true, stack = true,
+  nll_loss = true, one_hot = true, pad = true,
+  scaled_dot_product_attention = true, site = true, smooth_l1_loss = true, stack = true,
 }
 for name, operator in next, ops do
   if not functions_only[name] then

@@ -15,8 +15,11 @@ int64_t msi_attention_work_bytes(const msi_attention_args *a, int32_t dtype, boo
     if (gradient) {
         bytes += a->q_len * depth * (store + real) + tile * (real + store) +
                  2 * cols * depth * real + a->q_len * real;
+        if (a->kv_heads < a->heads) {
+            bytes += 2 * a->kv_len * depth * real;
+        }
     } else {
         bytes += rows * depth * real;
     }
-    return bytes + 12 * 64; /* cache line alignment of each part */
+    return bytes + 14 * 64; /* cache line alignment of each part */
 }

@@ -193,20 +193,31 @@ typedef struct msi_argsort_args {
 /** Scaled dot-product attention, element (b, h, t, d) at b*stride[0] + h*stride[1] + t*stride[2] +
  * d. Looked up by the dtype of q. max and rsum (B, H, T) are f32 (f64 for f64): a query's largest
  * scaled score m, and 1 / sum of exp(score - m). Causal: query t sees keys s <= t. Tiles use
- * msi_gemm(); `work` has msi_attention_work_bytes(). */
+ * msi_gemm(); `work` has msi_attention_work_bytes().
+ * Query head h reads key head h / (heads / kv_heads). A mask broadcasts to (B, H, T, S): its
+ * strides are 0 where it repeats, 0 or 1 in S. Dropout zeroes probabilities like msi_dropout_args,
+ * element (h T + t) S + s of sample b. */
 typedef struct msi_attention_args {
-    int64_t batch, heads, q_len, kv_len, head_dim;
+    int64_t batch, heads, kv_heads, q_len, kv_len, head_dim;
     const void *q, *k, *v;
     int64_t q_stride[3], k_stride[3], v_stride[3], o_stride[3];
     double scale;
     bool causal;
     int32_t tile_dtype; /**< of tile products: msi_gemm_operands() of q's dtype */
+    const void *mask; /**< NULL; bool, true: attend; or in the dtype of max, added to the scores */
+    int64_t mask_stride[4];
+    bool mask_is_bool;
+    double dropout_p; /**< 0: no dropout, and the next four are not read */
+    uint64_t seed, site;
+    int64_t call, sample_base;
     void *out;
     void *max, *rsum; /**< forward writes, gradient reads */
     /* gradient; dq, dk, dv have their own strides */
     const void *o, *dout;
     int64_t do_stride[3], dq_stride[3], dk_stride[3], dv_stride[3];
     void *dq, *dk, *dv;
+    void *dmask; /**< NULL, or of dmask_numel elements in the dtype of max */
+    int64_t dmask_stride[4], dmask_numel;
     void *work;
     struct ms_context *ctx; /**< for msi_gemm() */
     ms_status *status;      /**< first failure of a product (results are invalid); not NULL */

@@ -16,7 +16,7 @@
 /* Finite differences of oracles in long double are good to ten digits. */
 typedef long double real;
 
-enum { MAX_NUMEL = 8192, MAX_IN = 3 };
+enum { MAX_NUMEL = 8192, MAX_IN = 4 };
 
 /* What a drawn operand holds. */
 enum {

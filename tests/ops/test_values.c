@@ -259,7 +259,7 @@ static void run_on_all(const call *c, ms_tensor *const *in, int32_t mode, int64_
 /* -- gradients --------------------------------------------------------------------------------- */
 
 static array arrays[MAX_IN], want;
-static const array *const operands[MAX_IN] = {&arrays[0], &arrays[1], &arrays[2]};
+static const array *const operands[MAX_IN] = {&arrays[0], &arrays[1], &arrays[2], &arrays[3]};
 static int64_t differences, refused;
 
 /* The weighted sum of the oracle's results with operand k moved by `step` along a direction of

@@ -321,6 +321,34 @@ function rows.attention(p, x)
     function(q, k, v) return ops.attention(q, k, v, { causal = causal, scale = scale }) end)
 end
 
+function rows.scaled_dot_product_attention(p, x)
+  local shape = x:shape()
+  if #shape ~= 4 or util.product(shape) == 0 or not tame(x) then
+    return nil
+  end
+  local scores, operands, opts = x:shape(), { x }, { enable_gqa = p:chance(2) }
+  shape[2] = opts.enable_gqa and 1 or shape[2]
+  shape[3] = SIZES[p.random(#SIZES)]
+  scores[4] = shape[3]
+  operands[2], operands[3] = p:operand(shape, x:dtype(), false), p:operand(shape, x:dtype(), false)
+  for d = 1, 4 do
+    scores[d] = p:chance(3) and 1 or scores[d]
+  end
+  if p:chance(2) then
+    operands[4] = p:operand(scores, x:dtype(), false)
+  else
+    local shown = {}
+    for i = 1, util.product(scores) do
+      shown[i] = not p:chance(3)
+    end
+    operands[4] = p:leaf(scores, 'bool', shown)
+    p.ended = true -- the slope at a row of zeros
+  end
+  return p:call('scaled_dot_product_attention', operands, opts, function(q, k, v, mask)
+    return ops.scaled_dot_product_attention(q, k, v, util.merged(opts, { attn_mask = mask }))
+  end)
+end
+
 function rows.attention_packed(p, x)
   if x:dim() ~= 4 or x:numel() == 0 or not tame(x) then
     return nil

@@ -57,6 +57,7 @@ OPS = {
     "layer_norm": layer_norm, "log_softmax": F.log_softmax,
     "cross_entropy": lambda x, at, reduction: F.cross_entropy(wide(x), at, reduction=reduction),
     "mse_loss": lambda x, y, reduction: F.mse_loss(wide(x), wide(y), reduction=reduction),
+    "scaled_dot_product_attention": F.scaled_dot_product_attention,
     "attention": attention, "attention_packed": attention_packed,
     "dropout": lambda x, kept, p: torch.where(kept, x / (1 - p), 0),
     "cat": lambda *list, dim: torch.cat(list, dim),

@@ -1,20 +1,24 @@
 /* softmax(q k^T scale + mask) v in tiles (arXiv:2205.14135), without the (T, S) scores. Saves the
  * operands, the result and two statistics per query.
  *
- * One rule serves both forms. The packed one uses q, k and v as strided views of the (B, T, 3 C)
- * projection, and writes their gradients likewise. */
+ * One rule serves all forms. The packed one uses q, k and v as strided views of the (B, T, 3 C)
+ * projection, and writes their gradients likewise. Masks and dropout are operands and attributes of
+ * scaled_dot_product_attention alone. */
 #include "meta.h"
 #include "operand.h"
 
 #include <math.h>
 
-enum { Q, K, V, PACKED = 0 };
-enum { SAVED_Q, SAVED_K, SAVED_V, SAVED_OUT, SAVED_STATS };
+enum { Q, K, V, MASK, PACKED = 0 };
+enum { SAVED_Q, SAVED_K, SAVED_V, SAVED_OUT, SAVED_STATS, SAVED_MASK };
 
 typedef struct attention_attrs {
     double scale;
     int32_t heads; /* packed only */
     bool causal;
+    double dropout_p;
+    uint64_t seed, site;
+    int64_t call, sample_base;
 } attention_attrs;
 
 /* -- views as the kernel reads them: (B, H, T, D) with unit stride in D ------------------------ */
@@ -66,6 +70,7 @@ static ms_status set_operands(msi_attention_args *args, const msi_view *q, const
     args->batch = q->shape[0];
     args->heads = q->shape[1];
     args->q_len = q->shape[2];
+    args->kv_heads = k->shape[1];
     args->kv_len = k->shape[2];
     args->head_dim = q->shape[3];
     args->q = data[Q];
@@ -77,9 +82,61 @@ static ms_status set_operands(msi_attention_args *args, const msi_view *q, const
     return MS_OK;
 }
 
+/* NaN: the default. */
 static double scale_of(const attention_attrs *attrs, int64_t depth)
 {
-    return attrs->scale != 0 ? attrs->scale : 1.0 / sqrt((double)depth);
+    return isnan(attrs->scale) ? 1.0 / sqrt((double)depth) : attrs->scale;
+}
+
+static msi_attention_args args_of(const attention_attrs *attrs, ms_context *ctx, int64_t depth)
+{
+    return (msi_attention_args){.scale = scale_of(attrs, depth),
+                                .causal = attrs->causal,
+                                .dropout_p = attrs->dropout_p,
+                                .seed = attrs->seed,
+                                .site = attrs->site,
+                                .call = attrs->call,
+                                .sample_base = attrs->sample_base,
+                                .ctx = ctx};
+}
+
+/* -- masks ------------------------------------------------------------------------------------- */
+
+/* Strides of a mask in (B, H, T, S): 0 where its size is 1 or it has no such dimension. */
+static void mask_strides(const msi_view *mask, int64_t stride[4])
+{
+    for (int32_t i = 0; i < 4; i++) {
+        const int32_t d = i - (4 - mask->ndim);
+
+        stride[i] = d < 0 || mask->shape[d] == 1 ? 0 : mask->stride[d];
+    }
+}
+
+/* The mask as the kernel reads it: bools, or the compute dtype; steps of 0 or 1 in S. The caller
+ * owns a reference. */
+static ms_status readable_mask(msi_view *out, ms_context *ctx, const msi_view *mask, int32_t dtype)
+{
+    const int32_t last = mask->ndim - 1;
+    const bool is_bool = mask->dtype == MS_DTYPE_BOOL;
+
+    if ((is_bool || mask->dtype == dtype) &&
+        (last < 0 || mask->shape[last] == 1 || mask->stride[last] == 1)) {
+        *out = *mask;
+        msi_storage_retain(out->storage);
+        return MS_OK;
+    }
+    return msi_view_like(out, ctx, mask, is_bool ? MS_DTYPE_BOOL : dtype, MS_MEM_ACTIVATION, true);
+}
+
+static ms_status set_mask(msi_attention_args *args, const msi_view *mask)
+{
+    void *data;
+
+    MS_TRY(msi_view_data(mask, &data));
+    args->mask = data;
+    args->mask_is_bool = mask->dtype == MS_DTYPE_BOOL;
+    mask_strides(mask, args->mask_stride);
+    return MS_OK;
 }
 
 /* Run a kernel with the scratch it asks for. */
@@ -114,15 +171,16 @@ static void set_statistics(msi_attention_args *args, const msi_view *stats)
 
 /* `out` is a view (B, H, T, D). Saves the statistics. */
 static ms_status attend(msi_op_call *c, const msi_view *q, const msi_view *k, const msi_view *v,
-                        const msi_view *out)
+                        const msi_view *mask, const msi_view *out)
 {
-    const attention_attrs *attrs = c->attrs;
-    msi_attention_args args = {
-        .scale = scale_of(attrs, q->shape[3]), .causal = attrs->causal, .ctx = c->ctx};
+    msi_attention_args args = args_of(c->attrs, c->ctx, q->shape[3]);
     const int64_t shape[4] = {2, q->shape[0], q->shape[1], q->shape[2]};
     msi_view stats;
 
     MS_TRY(set_operands(&args, q, k, v));
+    if (mask != NULL) {
+        MS_TRY(set_mask(&args, mask));
+    }
     MS_TRY(msi_internal(&stats, c->ctx, msi_stat_dtype(q->dtype), 4, shape));
     args.out = msi_view_ptr(out);
     strides_of(out, args.o_stride);
@@ -136,17 +194,26 @@ static ms_status attend(msi_op_call *c, const msi_view *q, const msi_view *k, co
     return status;
 }
 
-/* Write gradients to dq, dk and dv, views as the kernel needs; all are written. */
+/* Write gradients to dq, dk and dv, views as the kernel needs; all are written. `dmask` may be
+ * NULL.
+ */
 static ms_status differentiate(msi_bwd *b, const msi_view *q, const msi_view *k, const msi_view *v,
-                               const msi_view *out, const msi_view *dout, const msi_view *grad)
+                               const msi_view *mask, const msi_view *out, const msi_view *dout,
+                               const msi_view *grad, const msi_view *dmask)
 {
-    const attention_attrs *attrs = msi_bwd_attrs(b);
-    msi_attention_args args = {
-        .scale = scale_of(attrs, q->shape[3]), .causal = attrs->causal, .ctx = msi_bwd_context(b)};
+    msi_attention_args args = args_of(msi_bwd_attrs(b), msi_bwd_context(b), q->shape[3]);
     const msi_view *stats;
 
     MS_TRY(msi_bwd_saved(b, SAVED_STATS, &stats));
     MS_TRY(set_operands(&args, q, k, v));
+    if (mask != NULL) {
+        MS_TRY(set_mask(&args, mask));
+    }
+    if (dmask != NULL) {
+        args.dmask = msi_view_ptr(dmask);
+        args.dmask_numel = msi_view_numel(dmask);
+        mask_strides(dmask, args.dmask_stride);
+    }
     args.o = msi_view_ptr(out);
     args.dout = msi_view_ptr(dout);
     set_statistics(&args, stats);
@@ -183,29 +250,38 @@ static ms_status attention_meta(const msi_meta *m)
 
 static ms_status attention_forward(msi_op_call *c)
 {
-    msi_view operand[3] = {{0}};
+    const bool is_masked = c->n_in > MASK && c->in[MASK] != NULL;
+    msi_view operand[3] = {{0}}, mask = {0};
     ms_status status = MS_OK;
 
     for (int32_t i = 0; i < 3; i++) {
         MS_TRY_GOTO(with_unit_stride(&operand[i], c->ctx, &c->in[i]->v), out);
     }
-    MS_TRY_GOTO(attend(c, &operand[Q], &operand[K], &operand[V], &c->out[0]->v), out);
+    if (is_masked) {
+        MS_TRY_GOTO(readable_mask(&mask, c->ctx, &c->in[MASK]->v, msi_stat_dtype(operand[Q].dtype)),
+                    out);
+        msi_save(c, SAVED_MASK, &mask);
+    }
+    MS_TRY_GOTO(
+        attend(c, &operand[Q], &operand[K], &operand[V], is_masked ? &mask : NULL, &c->out[0]->v),
+        out);
     for (int32_t i = 0; i < 3; i++) {
         msi_save(c, SAVED_Q + i, &operand[i]);
     }
     msi_save(c, SAVED_OUT, &c->out[0]->v);
 out:
+    msi_storage_release(mask.storage);
     for (int32_t i = 0; i < 3; i++) {
         msi_storage_release(operand[i].storage);
     }
     return status;
 }
 
-static ms_status attention_backward(msi_bwd *b)
+static ms_status backward_of(msi_bwd *b, bool is_masked)
 {
-    const msi_view *operand[3], *out;
+    const msi_view *operand[3], *mask = NULL, *out;
     msi_view dout, grad[3];
-    msi_target t[3];
+    msi_target t[3], dmask = {0};
 
     for (int32_t i = 0; i < 3; i++) {
         MS_TRY(msi_bwd_saved(b, SAVED_Q + i, &operand[i]));
@@ -220,11 +296,22 @@ static ms_status attention_backward(msi_bwd *b)
             MS_TRY(msi_bwd_temp(b, out->dtype, 4, operand[i]->shape, &grad[i]));
         }
     }
-    MS_TRY(differentiate(b, operand[Q], operand[K], operand[V], out, &dout, grad));
+    if (is_masked) {
+        MS_TRY(msi_bwd_saved(b, SAVED_MASK, &mask));
+        MS_TRY(msi_target_open(&dmask, b, MASK, mask->dtype, 0));
+    }
+    MS_TRY(differentiate(b, operand[Q], operand[K], operand[V], mask, out, &dout, grad,
+                         dmask.data != NULL ? &dmask.view : NULL));
+    MS_TRY(msi_target_close(&dmask));
     for (int32_t i = 0; i < 3; i++) {
         MS_TRY(msi_target_close(&t[i]));
     }
     return MS_OK;
+}
+
+static ms_status attention_backward(msi_bwd *b)
+{
+    return backward_of(b, false);
 }
 
 const msi_op msi_op_attention = {.name = "attention",
@@ -233,6 +320,57 @@ const msi_op msi_op_attention = {.name = "attention",
                                  .backward = attention_backward,
                                  .attrs_size = sizeof(attention_attrs),
                                  .n_saved = 5};
+
+static ms_status masked_meta(const msi_meta *m)
+{
+    const char *op = "scaled_dot_product_attention";
+    const msi_view *q = m->in[Q], *k = m->in[K], *v = m->in[V], *mask = m->in[MASK];
+
+    if (q->ndim != 4 || k->ndim != 4 || !msi_view_same_shape(k, v) || q->shape[0] != k->shape[0] ||
+        q->shape[3] != k->shape[3] ||
+        (q->shape[1] != k->shape[1] && (k->shape[1] == 0 || q->shape[1] % k->shape[1] != 0))) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "%s: shapes are q %s, k %s, v %s, expected (B, H, T, D) and twice "
+                       "(B, H, S, D), with as many heads or a divisor of them in k and v",
+                       op, msi_shape_text(q->ndim, q->shape), msi_shape_text(k->ndim, k->shape),
+                       msi_shape_text(v->ndim, v->shape));
+    }
+    MS_TRY(msi_same_dtype(op, "q", q, "k", k));
+    MS_TRY(msi_same_dtype(op, "q", q, "v", v));
+    MS_TRY(msi_meta_like(m));
+    MS_TRY(msi_check_kernel(op, MSI_K_attention, q->dtype));
+    if (mask == NULL) {
+        return MS_OK;
+    }
+    if (mask->dtype != MS_DTYPE_BOOL && mask->dtype != MS_DTYPE_F32 && mask->dtype != q->dtype) {
+        return MS_FAIL(MS_TYPE_ERROR, "%s: the mask is %s, expected bool, f32 or q's %s", op,
+                       ms_dtype_name(mask->dtype), ms_dtype_name(q->dtype));
+    }
+    const int64_t shape[4] = {q->shape[0], q->shape[1], q->shape[2], k->shape[2]};
+    bool fits = mask->ndim <= 4;
+
+    for (int32_t d = 0; fits && d < mask->ndim; d++) {
+        fits = mask->shape[d] == 1 || mask->shape[d] == shape[4 - mask->ndim + d];
+    }
+    if (!fits) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "%s: the mask has shape %s, expected one that broadcasts to %s", op,
+                       msi_shape_text(mask->ndim, mask->shape), msi_shape_text(4, shape));
+    }
+    return MS_OK;
+}
+
+static ms_status masked_backward(msi_bwd *b)
+{
+    return backward_of(b, msi_bwd_operand(b, MASK) != NULL);
+}
+
+const msi_op msi_op_scaled_dot_product_attention = {.name = "scaled_dot_product_attention",
+                                                    .meta = masked_meta,
+                                                    .forward = attention_forward,
+                                                    .backward = masked_backward,
+                                                    .attrs_size = sizeof(attention_attrs),
+                                                    .n_saved = 6};
 
 /* Scores of f32 and narrower dtypes are multiplied in f32. */
 static ms_status check_scale(const char *op, double scale, int32_t dtype)
@@ -248,11 +386,43 @@ ms_status ms_op_attention(ms_tensor **out, ms_tensor *q, ms_tensor *k, ms_tensor
                           double scale)
 {
     ms_tensor *const in[3] = {q, k, v};
-    const attention_attrs attrs = {.scale = scale, .causal = causal};
+    const attention_attrs attrs = {.scale = scale != 0 ? scale : NAN, .causal = causal};
 
     *out = NULL;
     MS_TRY(check_scale("attention", scale, q->v.dtype));
     return msi_op_run(&msi_op_attention, &attrs, in, 3, out, 1);
+}
+
+ms_status ms_op_scaled_dot_product_attention(ms_tensor **out, ms_tensor *q, ms_tensor *k,
+                                             ms_tensor *v, ms_tensor *mask, bool causal,
+                                             double scale, double dropout_p, uint64_t site,
+                                             int64_t call)
+{
+    const char *op = "scaled_dot_product_attention";
+    const ms_context *ctx = q->ctx;
+    ms_tensor *const in[4] = {q, k, v, mask};
+    const attention_attrs attrs = {.scale = scale,
+                                   .causal = causal,
+                                   .dropout_p = dropout_p,
+                                   .seed = ctx->seed,
+                                   .site = site,
+                                   .call = call,
+                                   .sample_base = ctx->sample_base_known || q->v.ndim == 0
+                                                      ? ctx->sample_base
+                                                      : ctx->sample_rank * q->v.shape[0]};
+
+    *out = NULL;
+    if (!(dropout_p >= 0 && dropout_p <= 1)) {
+        return MS_FAIL(MS_VALUE_ERROR, "%s: dropout probability is %g, expected 0 to 1", op,
+                       dropout_p);
+    }
+    if (call < 0) {
+        return MS_FAIL(MS_VALUE_ERROR, "%s: call is %lld, expected 0 or more", op, (long long)call);
+    }
+    if (!isnan(scale)) {
+        MS_TRY(check_scale(op, scale, q->v.dtype));
+    }
+    return msi_op_run(&msi_op_scaled_dot_product_attention, &attrs, in, 4, out, 1);
 }
 
 /* -- packed ------------------------------------------------------------------------------------ */
@@ -285,7 +455,7 @@ static ms_status packed_forward(msi_op_call *c)
                    k = head_view(&qkv, width, attrs->heads, K),
                    v = head_view(&qkv, width, attrs->heads, V),
                    out = head_view(&c->out[0]->v, width, attrs->heads, 0);
-    ms_status status = attend(c, &q, &k, &v, &out);
+    ms_status status = attend(c, &q, &k, &v, NULL, &out);
 
     if (status == MS_OK) {
         msi_save(c, PACKED, &qkv);
@@ -315,7 +485,7 @@ static ms_status packed_backward(msi_bwd *b)
                               head_view(&t.view, width, heads, K),
                               head_view(&t.view, width, heads, V)};
 
-    MS_TRY(differentiate(b, &q, &k, &v, &o, &d, grad));
+    MS_TRY(differentiate(b, &q, &k, &v, NULL, &o, &d, grad, NULL));
     return msi_target_close(&t);
 }
 
@@ -329,7 +499,8 @@ const msi_op msi_op_attention_packed = {.name = "attention_packed",
 ms_status ms_op_attention_packed(ms_tensor **out, ms_tensor *qkv, int32_t heads, bool causal,
                                  double scale)
 {
-    const attention_attrs attrs = {.scale = scale, .heads = heads, .causal = causal};
+    const attention_attrs attrs = {
+        .scale = scale != 0 ? scale : NAN, .heads = heads, .causal = causal};
 
     *out = NULL;
     MS_TRY(check_scale("attention_packed", scale, qkv->v.dtype));

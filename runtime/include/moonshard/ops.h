@@ -191,8 +191,23 @@ MS_API ms_status ms_op_mse_loss(ms_tensor **out, ms_tensor *x, ms_tensor *y, int
  */
 MS_API ms_status ms_op_attention(ms_tensor **out, ms_tensor *q, ms_tensor *k, ms_tensor *v,
                                  bool causal, double scale);
-/** The same for a packed projection: qkv (B, T, 3 C) with q, k, v in a row, each split into
- * `heads`, -> (B, T, C). Copies neither operands nor result. */
+/**
+ * The same with masks, dropout of the probabilities, and key heads that several query heads share.
+ * A row without a key to attend to gives 0, and so does its gradient. What a mask hides must be
+ * finite in k and v.
+ * @param q          (B, H, T, D), k and v (B, G, S, D), H a multiple of G: head h reads h / (H / G)
+ * @param mask       broadcasts to (B, H, T, S), else MS_VALUE_ERROR. bool: true where a query
+ *                   attends to a key. f32 or q's dtype: added to the scaled scores; has a gradient
+ * @param causal     as above; both hold if there is a mask
+ * @param scale      finite as above, 0 too; NaN means 1/sqrt(D)
+ * @param dropout_p  0 to 1. Element (h, t, s) of sample b of (B, H, T, S), as in ms_op_dropout()
+ */
+MS_API ms_status ms_op_scaled_dot_product_attention(ms_tensor **out, ms_tensor *q, ms_tensor *k,
+                                                    ms_tensor *v, MS_NULLABLE ms_tensor *mask,
+                                                    bool causal, double scale, double dropout_p,
+                                                    uint64_t site, int64_t call);
+/** The same as ms_op_attention() for a packed projection: qkv (B, T, 3 C) with q, k, v in a row,
+ * each split into `heads`, -> (B, T, C). Copies neither operands nor result. */
 MS_API ms_status ms_op_attention_packed(ms_tensor **out, ms_tensor *qkv, int32_t heads, bool causal,
                                         double scale);
 /**

@@ -1,4 +1,5 @@
 /* Rows of products and attention. */
+#include "philox_oracle.h"
 #include "row.h"
 
 #include <float.h>
@@ -149,18 +150,50 @@ static void oracle_linear_gelu(const call *c, const array *const *in, array *out
 typedef struct heads {
     int64_t b, h, t, s, d;
     int64_t q_row, q_head, q_batch, k_row, k_head, k_batch; /* strides, d has 1 */
+    int64_t group;                                          /* query heads of a key head; 0: 1 */
+    const array *mask;                                      /* may be NULL */
+    bool has_scale;                                         /* p[0] as it is */
+    uint64_t key;                                           /* of dropout with probability p[1] */
 } heads;
+
+/* What the mask adds to the score of query `row`, counted over batches and heads, and key s. */
+static real mask_at(const heads *n, int64_t row, int64_t s)
+{
+    const int64_t shape[4] = {n->b, n->h, n->t, n->s};
+
+    if (n->mask == NULL) {
+        return 0;
+    }
+    const real m = n->mask->v[broadcast_at(&n->mask->form, 4, shape, row * n->s + s)];
+
+    return n->mask->form.dtype != MS_DTYPE_BOOL ? m : m != 0 ? 0 : -INFINITY;
+}
+
+/* What dropout multiplies the probability of that pair by. */
+static real kept_at(const call *c, const heads *n, int64_t row, int64_t s)
+{
+    const int64_t rows = n->h * n->t, e = row % rows * n->s + s;
+
+    if (c->p[1] == 0) {
+        return 1;
+    }
+    const uint32_t word =
+        oracle_word((uint64_t)e / 4, (uint64_t)(row / rows), n->key, (int)(e % 4));
+
+    return word < c->p[1] * 0x1p32 ? 0 : 1 / (1 - (real)c->p[1]);
+}
 
 /* out has q's strides but for the batch and row of a packed projection. */
 static void attend(const call *c, const heads *n, const real *q, const real *k, const real *v,
                    array *out, int64_t o_row, int64_t o_head, int64_t o_batch)
 {
     const int32_t dtype = out->form.dtype;
-    const real scale = c->p[0] != 0 ? (real)c->p[0] : 1 / sqrtl((real)n->d);
+    const real scale = c->p[0] != 0 || n->has_scale ? (real)c->p[0] : 1 / sqrtl((real)n->d);
     real p[MAX_NUMEL];
 
     for (int64_t row = 0; row < n->b * n->h * n->t; row++) {
         const int64_t b = row / (n->h * n->t), h = row / n->t % n->h, t = row % n->t;
+        const int64_t k_at = b * n->k_batch + h / (n->group > 0 ? n->group : 1) * n->k_head;
         const int64_t seen = c->i[0] && t < n->s ? t + 1 : n->s;
         const real *at = q + b * n->q_batch + h * n->q_head + t * n->q_row;
         real most = -INFINITY, sum = 0, size = 0;
@@ -168,24 +201,27 @@ static void attend(const call *c, const heads *n, const real *q, const real *k, 
         for (int64_t s = 0; s < seen; s++) {
             real slack;
 
-            p[s] = scale * dot(dtype, at, 1, k + b * n->k_batch + h * n->k_head + s * n->k_row, 1,
-                               n->d, &slack);
+            p[s] = scale * dot(dtype, at, 1, k + k_at + s * n->k_row, 1, n->d, &slack) +
+                   mask_at(n, row, s);
             size = fmaxl(size, fabsl(scale) * slack);
             most = fmaxl(most, p[s]);
         }
         for (int64_t s = 0; s < seen; s++) {
-            p[s] = expl(p[s] - most);
+            p[s] = most > -INFINITY ? expl(p[s] - most) : 0;
             sum += p[s];
+        }
+        for (int64_t s = 0; s < seen; s++) {
+            p[s] = sum > 0 ? p[s] / sum * kept_at(c, n, row, s) : 0;
         }
         for (int64_t d = 0; d < n->d; d++) {
             const int64_t o = b * o_batch + h * o_head + t * o_row + d;
             real y = 0, magnitude = 0, largest = 0;
 
             for (int64_t s = 0; s < seen; s++) {
-                const real x = v[b * n->k_batch + h * n->k_head + s * n->k_row + d];
+                const real x = v[k_at + s * n->k_row + d];
 
-                y += p[s] / sum * x;
-                magnitude += p[s] / sum * fabsl(x);
+                y += p[s] * x;
+                magnitude += p[s] * fabsl(x);
                 largest = fmaxl(largest, fabsl(x));
             }
             out->v[o] = y;
@@ -245,6 +281,79 @@ static void oracle_attention(const call *c, const array *const *in, array *out)
     attend(c, &n, in[0]->v, in[1]->v, in[2]->v, out, n.q_row, n.q_head, n.q_batch);
 }
 
+enum { SEED = 7 };
+
+static bool plan_scaled_dot_product_attention(call *c)
+{
+    static const double rates[] = {0, 0, 0.25, 1};
+    form *q = &c->in[0], *mask = &c->in[3];
+
+    if (!plan_attention(c)) {
+        return false;
+    }
+    c->i[1] = below(c->rng, 100);
+    c->i[2] = below(c->rng, 5);
+    c->p[0] = below(c->rng, 3) ? 0.75 : 0;
+    c->p[1] = rates[below(c->rng, COUNT(rates))];
+    if (below(c->rng, 3) == 0 && 2 * numel_of(q) <= MAX_NUMEL) {
+        q->shape[1] *= 2; /* two query heads read a key head */
+    }
+    if (below(c->rng, 4) == 0) {
+        return true;
+    }
+    const int64_t shape[4] = {q->shape[0], q->shape[1], q->shape[2], c->in[1].shape[2]};
+    const int32_t skipped = below(c->rng, 4);
+    int64_t n = 1;
+
+    c->n_in = 4;
+    *mask = (form){.dtype = q->dtype, .ndim = 4 - skipped};
+    for (int32_t d = 3; d >= skipped; d--) {
+        const bool repeats = below(c->rng, 3) == 0 || n * shape[d] > MAX_NUMEL;
+
+        mask->shape[d - skipped] = repeats ? 1 : shape[d];
+        n *= mask->shape[d - skipped];
+    }
+    if (below(c->rng, 2)) {
+        mask->dtype = MS_DTYPE_BOOL;
+        mask->draw = DRAW_BOOL;
+    } else if (ms_dtype_is_narrow(q->dtype) && below(c->rng, 2)) {
+        mask->dtype = MS_DTYPE_F32;
+    }
+    return true;
+}
+
+static ms_status run_scaled_dot_product_attention(ms_tensor **out, ms_tensor *const *in,
+                                                  const call *c)
+{
+    ms_seed(SEED);
+    return ms_op_scaled_dot_product_attention(out, in[0], in[1], in[2], c->n_in > 3 ? in[3] : NULL,
+                                              c->i[0], c->p[0], c->p[1], (uint64_t)c->i[1],
+                                              c->i[2]);
+}
+
+static void oracle_scaled_dot_product_attention(const call *c, const array *const *in, array *out)
+{
+    const int64_t *q = in[0]->form.shape, *k = in[1]->form.shape;
+    const heads n = {.b = q[0],
+                     .h = q[1],
+                     .t = q[2],
+                     .s = k[2],
+                     .d = q[3],
+                     .q_row = q[3],
+                     .q_head = q[2] * q[3],
+                     .q_batch = q[1] * q[2] * q[3],
+                     .k_row = k[3],
+                     .k_head = k[2] * k[3],
+                     .k_batch = k[1] * k[2] * k[3],
+                     .group = q[1] / k[1],
+                     .mask = c->n_in > 3 ? in[3] : NULL,
+                     .has_scale = true,
+                     .key = oracle_key(SEED, (uint64_t)c->i[1], (uint64_t)c->i[2])};
+
+    set_form(out, in[0]->form.dtype, 4, q);
+    attend(c, &n, in[0]->v, in[1]->v, in[2]->v, out, n.q_row, n.q_head, n.q_batch);
+}
+
 static bool plan_attention_packed(call *c)
 {
     c->n_in = 1;
@@ -291,6 +400,8 @@ const op_row matrix_rows[] = {
     OP(linear, plan_linear, .flags = ROW_LIBRARY),
     OP(linear_gelu, plan_linear, .flags = ROW_LIBRARY),
     OP(attention, plan_attention, .begin = begin_attention, .flags = ROW_FINITE, .grad_error = 256),
+    OP(scaled_dot_product_attention, plan_scaled_dot_product_attention, .begin = begin_attention,
+       .flags = ROW_FINITE, .grad_error = 256),
     OP(attention_packed, plan_attention_packed, .begin = begin_attention_packed,
        .flags = ROW_FINITE, .grad_error = 256),
     {0},
