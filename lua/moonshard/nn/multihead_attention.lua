@@ -2,8 +2,8 @@
 ---
 --- Masks are bool, true where attention is not allowed, or floating and added to the scores. In a
 --- key_padding_mask (N, S) entries stand for keys of samples, in an attn_mask (L, S), or
---- (N num_heads, L, S), for pairs of query and key. With need_weights = false, no dropout and no
---- mask other than is_causal, the scores are never stored in full.
+--- (N num_heads, L, S), for pairs of query and key. With need_weights = false the
+--- scores are never stored in full, and a query that attends to no key gives zeros in place of NaN.
 ---
 --- Shapes: query (L, N, E)  key (S, N, kdim)  value (S, N, vdim)  output (L, N, E); N comes
 ---         first with batch_first. One sample may come without N.
@@ -14,6 +14,7 @@
 local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
+local attend = require 'moonshard.internal.attend'
 local check = require 'moonshard.nn.check'
 local create = require 'moonshard.internal.create'
 local dtypes = require 'moonshard.internal.dtype'
@@ -129,9 +130,10 @@ end
 
 -- -- scores --------------------------------------------------------------------------------------
 
-local function masked(self, scores, name, mask, ...)
+-- A mask of this shape; nil for none.
+local function shaped(self, name, mask, ...)
   if mask == nil then
-    return scores
+    return nil
   end
   local numel = 1
   for _, size in ipairs { ... } do
@@ -141,31 +143,66 @@ local function masked(self, scores, name, mask, ...)
     errors.raise('ValueError', '%s: %s is (%s), expected (%s)', self._name, name,
       table.concat(mask:shape(), ', '), table.concat({ ... }, ', '))
   end
-  mask = mask:reshape(...)
-  if mask:dtype() == 'bool' then
-    return scores:masked_fill(mask, -math.huge)
-  elseif not dtypes.is_floating(mask:dtype()) then
+  if mask:dtype() ~= 'bool' and not dtypes.is_floating(mask:dtype()) then
     errors.raise('TypeError', '%s: %s is %s, expected bool or a floating dtype', self._name, name,
       mask:dtype())
+  end
+  return mask:reshape(...)
+end
+
+-- The masks of a call, that of keys (N, 1, 1, S) and that of pairs (L, S) or (N, heads, L, S).
+local function masks_of(self, q, k, opts)
+  local n, heads, from, to = q:size(1), q:size(2), q:size(3), k:size(3)
+  local keys = shaped(self, 'key_padding_mask', opts.key_padding_mask, n, 1, 1, to)
+  local pairs_of = opts.attn_mask
+  if pairs_of and pairs_of:dim() == 3 then
+    return keys, shaped(self, 'attn_mask', pairs_of, n, heads, from, to)
+  end
+  return keys, shaped(self, 'attn_mask', pairs_of, from, to)
+end
+
+local function masked(scores, mask)
+  if mask == nil then
+    return scores
+  elseif mask:dtype() == 'bool' then
+    return scores:masked_fill(mask, -math.huge)
   end
   return scores + mask:to(scores:dtype())
 end
 
+-- Both masks as one that ops.scaled_dot_product_attention takes: true where attention is allowed,
+-- or added.
+local function merged(keys, pairs_of, dtype)
+  if keys and pairs_of and (keys:dtype() ~= 'bool' or pairs_of:dtype() ~= 'bool') then
+    return masked(masked(create.zeros(1, 1, { dtype = dtype }), pairs_of), keys)
+  end
+  local function allowed(mask)
+    return mask and (mask:dtype() == 'bool' and mask:eq(0) or mask:to(dtype))
+  end
+  if keys and pairs_of then
+    return allowed(ops.where(keys, keys, pairs_of))
+  end
+  return allowed(keys or pairs_of)
+end
+
+local function attend_without_weights(self, q, k, v, opts, active)
+  local keys, pairs_of = masks_of(self, q, k, opts)
+  local causal = opts.is_causal == true
+  if causal then
+    pairs_of = nil
+  end
+  return attend.heads(q, k, v, merged(keys, pairs_of, q:dtype()), causal, q:size(4) ^ -0.5,
+    active and self.dropout or 0, active and (self._site or self:materialize()._site))
+end
+
 -- Weights (N, heads, L, S) of q and k (N, heads, length, width of a head).
 local function weights_of(self, q, k, opts, active)
-  local n, heads, from, to = q:size(1), q:size(2), q:size(3), k:size(3)
   local scores = ops.matmul(q * q:size(4) ^ -0.5, k:transpose(3, 4))
-  local mask = opts.attn_mask
-  if mask == nil and opts.is_causal then
-    mask = ops.gt(ops.triu(create.ones(from, to), 1), 0)
+  local keys, pairs_of = masks_of(self, q, k, opts)
+  if pairs_of == nil and opts.is_causal then
+    pairs_of = ops.gt(ops.triu(create.ones(q:size(3), k:size(3)), 1), 0)
   end
-  if mask and mask:dim() == 3 then
-    scores = masked(self, scores, 'attn_mask', mask, n, heads, from, to)
-  else
-    scores = masked(self, scores, 'attn_mask', mask, from, to)
-  end
-  scores = masked(self, scores, 'key_padding_mask', opts.key_padding_mask, n, 1, 1, to)
-  local weights = ops.softmax(scores)
+  local weights = ops.softmax(masked(masked(scores, pairs_of), keys))
   if active then
     weights = ops.dropout(weights, self.dropout, self._site or self:materialize()._site)
   end
@@ -218,12 +255,11 @@ function MultiheadAttention:forward(query, key, value, opts)
 
   local active = self.training and self.dropout > 0
   local y, weights
-  if opts.need_weights ~= false or active or opts.key_padding_mask
-    or opts.attn_mask and not opts.is_causal then
+  if opts.need_weights == false then
+    y = attend_without_weights(self, q, k, v, opts, active)
+  else
     weights = weights_of(self, q, k, opts, active)
     y = ops.matmul(weights, v)
-  else
-    y = ops.attention(q, k, v, { causal = opts.is_causal })
   end
   y = self.out_proj(y:transpose(2, 3):reshape(query:size(1), query:size(2), self.embed_dim))
   y = not is_batch and y:squeeze(1) or self.batch_first and y or y:transpose(1, 2)
