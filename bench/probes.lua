@@ -120,6 +120,17 @@ return {
       time('two Conv2d forward', 'forward'),
       time('two Conv2d forward and backward', 'both'),
     } },
+  { name = 'attention', about = 'attention with a padding mask: 8 sequences of 134 to 512, 8 heads '
+    .. 'of 64, f32, one rank', row = 'attention', runs = 3, torch_runs = 3,
+    variants = { { args = { ranks = 1 } } },
+    rows = {
+      time('masked attention forward', 'forward'),
+      time('masked attention forward and backward', 'both'),
+    } },
+  { name = 'transformer', about = 'nn.Transformer, 2 + 2 layers of width 256, 16 pairs of 64, '
+    .. 'padding and causal masks, f32, one rank', row = 'transformer', runs = 3, torch_runs = 3,
+    variants = { { args = { ranks = 1 } } },
+    rows = { time('step of an encoder and a decoder', 'step') } },
   { name = 'start', about = 'process start to the end of the first step', row = 'first_step',
     runs = 5, torch_runs = 3,
     variants = {

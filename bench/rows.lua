@@ -1,7 +1,8 @@
 --- Our side of every row: `luajit bench/rows.lua ROW key=value ...` measures one thing in ranks of
 --- its own and prints one line of JSON. torch_rows.py answers to the same words, run.lua compares.
 ---
---- Rows: train, all_reduce, eager, tiny_step, conv, first_step. Times are medians in seconds.
+--- Rows: train, all_reduce, eager, tiny_step, conv, attention, transformer,
+--- first_step. Times are medians in seconds.
 
 local here = arg[0]:match('^(.*)/') or '.'
 dofile(here .. '/../examples/setup.lua')
@@ -205,6 +206,61 @@ function rows.conv()
     model:zero_grad()
   end)
   emit { forward = forward, both = both }
+end
+
+-- bool (n, length), true past each row's length.
+local function padding(n, length, length_of)
+  local lengths = {}
+  for i = 1, n do
+    lengths[i] = { length_of(i) }
+  end
+  return ms.arange(length):unsqueeze(1):ge(ms.tensor(lengths, { dtype = ms.i64 }))
+end
+
+function rows.attention()
+  ms.dist.init { ranks = 1 }
+  local x = {}
+  for i = 1, 4 do
+    x[i] = ms.randn(8, 8, 512, 64):requires_grad_(i < 4)
+  end
+  local hidden = padding(8, 512, function(i) return 512 - 54 * (i - 1) end)
+  local shown = hidden:eq(0):reshape(8, 1, 1, -1)
+  local function attend()
+    return ms.ops.scaled_dot_product_attention(x[1], x[2], x[3], { attn_mask = shown })
+  end
+  local forward = median_call(9, 3, function()
+    ms.scope(ms.no_grad, attend)
+  end)
+  local both = median_call(9, 3, function()
+    ms.scope(function() attend():backward(x[4]) end)
+    for i = 1, 3 do
+      x[i]:set_grad(nil)
+    end
+  end)
+  emit { forward = forward, both = both }
+end
+
+function rows.transformer()
+  ms.dist.init { ranks = 1 }
+  local model = nn.Transformer {
+    d_model = 256, nhead = 8, num_encoder_layers = 2, num_decoder_layers = 2,
+    dim_feedforward = 1024, dropout = 0, batch_first = true,
+  }:materialize()
+  local opt = optim.AdamW(model:parameters(), { lr = 1e-3 })
+  local src, tgt = ms.randn(16, 64, 256), ms.randn(16, 64, 256)
+  local hidden = padding(16, 64, function(i) return 40 + i end)
+  local seconds = median_call(9, 2, function()
+    ms.scope(function()
+      local y = model(src, tgt, {
+        tgt_is_causal = true, src_key_padding_mask = hidden, tgt_key_padding_mask = hidden,
+        memory_key_padding_mask = hidden,
+      })
+      ms.ops.mse_loss(y, tgt):backward()
+    end)
+    opt:step()
+    opt:zero_grad()
+  end)
+  emit { step = seconds }
 end
 
 -- -- the command line ----------------------------------------------------------------------------

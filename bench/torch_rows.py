@@ -205,7 +205,45 @@ def conv(o, rank):
     return {"forward": median_call(9, 5, forward), "both": median_call(9, 5, both)}
 
 
-ROWS = {f.__name__: f for f in (train, first_step, all_reduce, eager, tiny_step, conv)}
+def attention(o, rank):
+    x = [torch.randn(8, 8, 512, 64, requires_grad=i < 3) for i in range(4)]
+    lengths = 512 - 54 * torch.arange(8)
+    shown = (torch.arange(512) < lengths[:, None])[:, None, None]
+
+    def attend():
+        return F.scaled_dot_product_attention(*x[:3], attn_mask=shown)
+
+    def forward():
+        with torch.no_grad():
+            attend()
+
+    def both():
+        attend().backward(x[3])
+        for t in x[:3]:
+            t.grad = None
+
+    return {"forward": median_call(9, 3, forward), "both": median_call(9, 3, both)}
+
+
+def transformer(o, rank):
+    model = nn.Transformer(256, 8, 2, 2, 1024, dropout=0, batch_first=True)
+    opt = adamw(model, lr=1e-3)
+    src, tgt = torch.randn(16, 64, 256), torch.randn(16, 64, 256)
+    hidden = torch.arange(64) >= torch.arange(41, 57)[:, None]
+    causal = nn.Transformer.generate_square_subsequent_mask(64).isinf()
+
+    def step():
+        y = model(src, tgt, tgt_mask=causal, tgt_is_causal=True, src_key_padding_mask=hidden,
+                  tgt_key_padding_mask=hidden, memory_key_padding_mask=hidden)
+        F.mse_loss(y, tgt).backward()
+        opt.step()
+        opt.zero_grad()
+
+    return {"step": median_call(9, 2, step)}
+
+
+ROWS = {f.__name__: f for f in (train, first_step, all_reduce, eager, tiny_step, conv, attention,
+                                transformer)}
 
 
 def run_rank(rank, name, o, rendezvous):
