@@ -186,6 +186,12 @@ local runs = {
   ['./dev moonshard run -n 2 examples/classify.lua'] = function(command)
     finds('on 2 ranks', succeeds(command .. ' --steps=2 --batch=8 --test=8'))
   end,
+  ['luajit examples/translate.lua'] = function(command)
+    finds('accuracy', succeeds(command .. ' --steps=2 --batch=8 --test=8'))
+  end,
+  ['./dev moonshard run -n 2 examples/translate.lua'] = function(command)
+    finds('on 2 ranks', succeeds(command .. ' --steps=2 --batch=8 --test=8'))
+  end,
   ['luajit examples/custom_policy.lua'] = function(command)
     finds('step 5', succeeds(command))
   end,

@@ -227,6 +227,15 @@ describe('an example', function()
     refuses('--batch=9 cannot be dealt to 2 ranks evenly', run('classify', '--ranks=2 --batch=9'))
   end)
 
+  it('learns to write sequences in reverse, on one rank and on two', function()
+    for ranks = 1, 2 do
+      local output = succeeds(run('translate', '--steps=150 --layers=1 --longest=6 --test=128 '
+        .. '--ranks=' .. ranks))
+      assert.truthy(tonumber(output:match('accuracy ([%d.]+) %%')) > 60, output)
+    end
+    refuses('--test=9 cannot be dealt to 2 ranks evenly', run('translate', '--ranks=2 --test=9'))
+  end)
+
   it('writes the same text from a checkpoint for the same seed', function()
     succeeds(train('--steps=2'))
     local a = succeeds(run('sample', 'out --length=30 --prompt=in --seed=7'))
