@@ -11,6 +11,10 @@ local CASES = {
   { 'xavier_uniform_', { 2 }, 2 * math.sqrt(6 / 500), 2 * math.sqrt(2 / 500) },
   { 'xavier_normal_', {}, nil, math.sqrt(2 / 500) },
   { 'kaiming_uniform_', { { a = math.sqrt(5) } }, math.sqrt(1 / 200), math.sqrt(1 / 600) },
+  -- A normal distribution cut at two deviations has the deviation 0.8796257, half of one
+  -- sqrt(1 - 2 / pi).
+  { 'trunc_normal_', { 0, 0.5, -1, 1 }, 1, 0.5 * 0.8796257 },
+  { 'trunc_normal_', { 1, 2, 1, 31 }, 31, 2 * math.sqrt(1 - 2 / math.pi) },
   { 'kaiming_normal_', { { mode = 'fan_out', nonlinearity = 'relu' } }, nil, math.sqrt(2 / 300) },
 }
 
@@ -35,23 +39,42 @@ describe('nn.init', function()
     checks.raises('ValueError', 'two dimensions or more', nn.init.xavier_normal_, bias)
   end)
 
+  it('makes rows or columns orthonormal, and ones on the diagonal', function()
+    for _, shape in ipairs { { 40, 70 }, { 70, 40 }, { 3, 4, 5 } } do
+      local x = nn.init.orthogonal_(ms.zeros(shape, { dtype = 'f64' }), 2):reshape(shape[1], -1)
+      x = x:size(1) > x:size(2) and x:t() or x
+      local one = nn.init.eye_(ms.zeros(x:size(1), x:size(1)))
+      checks.close((one * 4):totable(), ms.ops.matmul(x, x:t()), 1e-13)
+    end
+    assert.same({ { 1, 0, 0 }, { 0, 1, 0 } }, nn.init.eye_(ms.ones(2, 3)):totable())
+    checks.raises('ValueError', '3 dimensions, expected 2', nn.init.eye_, ms.ones(2, 2, 2))
+    checks.raises('ValueError', "'high' is 1, expected more than 2 ('low')", nn.init.trunc_normal_,
+      ms.ones(2), 0, 1, 2, 1)
+  end)
+
   it('writes the same values into shards, before and after the first use', function()
-    local function hash(model, used)
+    local function hash(model, used, name)
       ms.manual_seed(4)
       if used then
         model(ms.ones(1, 6))
       end
       ms.manual_seed(5)
-      nn.init.kaiming_uniform_(model.weight)
+      nn.init[name or 'kaiming_uniform_'](model.weight)
       nn.init.normal_(model.bias)
       return model:hash()
     end
-    local expected = hash(nn.Linear(6, 5))
+    local names = { 'kaiming_uniform_', 'trunc_normal_', 'orthogonal_', 'eye_' }
+    local expected = {}
+    for _, name in ipairs(names) do
+      expected[name] = hash(nn.Linear(6, 5), false, name)
+    end
     ms.dist.spawn(2, function()
-      for _, strategy in ipairs { 'FULL_SHARD', 'NO_SHARD' } do
-        for _, used in ipairs { false, true } do
-          assert.equal(expected, hash(wrap(nn.Linear(6, 5),
-            { sharding_strategy = strategy, use_orig_params = true }), used))
+      for _, name in ipairs(names) do
+        for _, strategy in ipairs { 'FULL_SHARD', 'NO_SHARD' } do
+          for _, used in ipairs { false, true } do
+            assert.equal(expected[name], hash(wrap(nn.Linear(6, 5),
+              { sharding_strategy = strategy, use_orig_params = true }), used, name))
+          end
         end
       end
       local model = wrap(nn.Linear(6, 5), {})

@@ -8,10 +8,13 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
+local create = require 'moonshard.internal.create'
 local errors = require 'moonshard.internal.errors'
 local naming = require 'moonshard.internal.naming'
 local parameter = require 'moonshard_ffi.parameter'
+local ops = require 'moonshard.ops'
 local random = require 'moonshard.internal.random'
+local scope = require 'moonshard.internal.scope'
 local util = require 'moonshard.internal.util'
 
 ---@class ms.nn.init
@@ -238,6 +241,158 @@ end
 function init.kaiming_normal_(tensor, opts)
   return overwrite('kaiming_normal_', tensor,
     init.normal(0, kaiming_deviation('kaiming_normal_', tensor, opts)))
+end
+
+-- The inverse of erf() in f64: the approximation of Giles (2010) for f32, and Newton's method.
+local CENTRE = {
+  2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
+  -0.00417768164, 0.246640727, 1.50140941,
+}
+local TAIL = {
+  -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
+  0.00943887047, 1.00167406, 2.83297682,
+}
+
+local function polynomial(factors, x)
+  local p = x * 0
+  for _, factor in ipairs(factors) do
+    p = p * x + factor
+  end
+  return p
+end
+
+local function inverse_erf(y)
+  local w = -((1 - y) * (1 + y)):log()
+  local x = y * ops.where(w:lt(5), polynomial(CENTRE, w - 2.5), polynomial(TAIL, w:sqrt() - 3))
+  for _ = 1, 2 do
+    x = x - (x:erf() - y) * (x * x):exp() * (math.sqrt(math.pi) / 2)
+  end
+  return x
+end
+
+-- Uniform values within the bounds' images under the distribution function, mapped back.
+local function draw_between(tensor, mean, deviation, low, high)
+  local function image(bound)
+    local z = (bound - mean) / deviation / math.sqrt(2)
+    return create.full({ 1 }, z, { dtype = 'f64' }):erf():item()
+  end
+  overwrite('trunc_normal_', tensor, init.uniform(image(low), image(high)))
+  local most = 1 - 2 ^ -53 -- whose inverse is finite
+  local normal = inverse_erf(tensor:detach():to('f64'):clamp(-most, most))
+  tensor:copy_((normal * (deviation * math.sqrt(2)) + mean):clamp(low, high):to(tensor:dtype()))
+end
+
+--- The normal distribution between two bounds.
+---@param tensor ms.Tensor
+---@param mean? number  default 0
+---@param deviation? number  default 1; ValueError unless above 0
+---@param low? number  default -2
+---@param high? number  default 2; ValueError unless above `low`
+---@return ms.Tensor tensor
+function init.trunc_normal_(tensor, mean, deviation, low, high)
+  local function number(name, value, default)
+    return arguments.number('init.trunc_normal_', name, value, default)
+  end
+  arguments.tensor('init.trunc_normal_', 'tensor', tensor)
+  mean, deviation = number('mean', mean, 0), number('deviation', deviation, 1)
+  low, high = number('low', low, -2), number('high', high, 2)
+  if deviation <= 0 or deviation ~= deviation then
+    errors.raise('ValueError', "init.trunc_normal_: 'deviation' is %g, expected more than 0",
+      deviation)
+  elseif low >= high or low ~= low or high ~= high then
+    errors.raise('ValueError', "init.trunc_normal_: 'high' is %g, expected more than %g ('low')",
+      high, low)
+  elseif mean < low - 2 * deviation or mean > high + 2 * deviation then
+    errors.warn('UserWarning', 'mean is more than 2 std from [a, b] in init.trunc_normal_. The '
+      .. 'distribution of values may be incorrect.')
+  end
+  autograd.no_grad(scope.block, draw_between, tensor, mean, deviation, low, high)
+  return tensor
+end
+
+-- Write the elements of `whole`, of the tensor's full shape, that this rank holds.
+local function write(what, tensor, whole)
+  overwrite(what, tensor, init.zeros())
+  local shape, n, start = parameter.shape(tensor), tensor:numel(), 0
+  if n ~= whole:numel() then
+    start = select(2, parameter.part(tensor)).start
+  end
+  local part = whole:reshape(-1):narrow(1, start + 1, n)
+  tensor:copy_(part:reshape(shape):to(tensor:dtype()))
+end
+
+local function matrix_shape(what, tensor, least)
+  local shape = shape_of(arguments.tensor('init.' .. what, 'tensor', tensor))
+  if #shape < 2 or least == 'exactly' and #shape > 2 then
+    errors.raise('ValueError', 'init.%s: the tensor has %d dimensions, expected 2%s', what, #shape,
+      least == 'exactly' and '' or ' or more')
+  end
+  return shape
+end
+
+--- Ones on the diagonal, zeros elsewhere.
+---@param tensor ms.Tensor  of two dimensions
+---@return ms.Tensor tensor
+function init.eye_(tensor)
+  local shape = matrix_shape('eye_', tensor, 'exactly')
+  autograd.no_grad(scope.block, function()
+    local rows, columns = create.arange(shape[1]):unsqueeze(2), create.arange(shape[2])
+    write('eye_', tensor, rows:eq(columns):to('f32'))
+  end)
+  return tensor
+end
+
+local BLOCK = 32
+
+-- x without its components along the rows of `basis`, which are orthonormal; twice, because
+-- rounding leaves some the first time.
+local function without(x, basis)
+  for _ = 1, 2 do
+    x = x - ops.matmul(ops.matmul(x, basis:transpose(1, 2)), basis)
+  end
+  return x
+end
+
+-- Orthonormal rows that span those of x (n, m), n <= m, each with a positive component along the
+-- row it comes from: Gram and Schmidt's method, in blocks of rows.
+local function orthonormal_rows(x)
+  local done
+  for first = 1, x:size(1), BLOCK do
+    local count = math.min(BLOCK, x:size(1) - first + 1)
+    local rows, block = x:narrow(1, first, count), nil
+    rows = done and without(rows, done) or rows
+    for i = 1, count do
+      local row = rows:narrow(1, i, 1)
+      row = block and without(row, block) or row
+      row = row / (row * row):sum():sqrt()
+      block = block and ops.cat({ block, row }, 1) or row
+    end
+    done = done and ops.cat({ done, block }, 1) or block
+  end
+  return done
+end
+
+--- A matrix (d1, d2 d3 ...) with orthonormal rows or columns, whichever are fewer, of the uniform
+--- distribution of those, times `gain` (arXiv:1312.6120). Each rank computes all of it in f64.
+---@param tensor ms.Tensor  of two dimensions or more
+---@param gain? number  default 1
+---@return ms.Tensor tensor
+function init.orthogonal_(tensor, gain)
+  local shape = matrix_shape('orthogonal_', tensor)
+  gain = arguments.number('init.orthogonal_', 'gain', gain, 1)
+  local numel = util.product(shape)
+  if numel == 0 then
+    return tensor
+  end
+  autograd.no_grad(scope.block, function()
+    local rows, columns = shape[1], numel / shape[1]
+    local least, most = math.min(rows, columns), math.max(rows, columns)
+    local x = overwrite('orthogonal_', create.zeros({ least, most }, { dtype = 'f64' }),
+      init.normal())
+    x = orthonormal_rows(x) * gain
+    write('orthogonal_', tensor, rows <= columns and x or x:transpose(1, 2))
+  end)
+  return tensor
 end
 
 return naming.space('nn.init', init)
