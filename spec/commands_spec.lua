@@ -287,6 +287,14 @@ local parts = {
     assert.equal(5, #losses)
     assert.is_true(losses[5] < 0.1 and losses[5] < losses[1])
   end,
+  ['Data'] = function(code)
+    shell.write(checkout .. '/data.lua', [[
+      local ms = require 'moonshard'
+    ]] .. code .. [[
+      print('sizes', train:len(), valid:len(), batches:step(), batches:len())
+    ]])
+    finds('sizes\t90\t10\t24\t12\n', runs_script('data.lua'))
+  end,
   ['A wrap policy of your own'] = function(code)
     shell.write(checkout .. '/policy.lua', [[
       local ms = require 'moonshard'

@@ -61,6 +61,11 @@ arguments.flag = of_type('boolean', 'true or false')
 ---@type fun(what: string, name: string, value: any, default?: table): table
 arguments.list = of_type('table', 'a list')
 
+--- Any value: for options that the function checks itself.
+function arguments.any(_, _, value)
+  return value
+end
+
 --- A list without fields: what stands there by name, or under 0 or behind a gap, is nothing that
 --- anybody looks at.
 ---@param what string  the function

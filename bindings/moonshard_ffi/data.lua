@@ -29,6 +29,14 @@ function data.windows(x, y, tokens, sample, per_epoch, seed, shuffle)
   calls.data_windows(x, y, tokens, sample, per_epoch, seed, shuffle)
 end
 
+--- Sample i of an epoch over n samples, shuffled by (seed, epoch) as windows are.
+---@param i integer  from 0
+---@return integer  from 0
+function data.permute(i, n, seed, epoch)
+  B.check(B.C.ms_data_permute(count, i, n, parameter.bits(seed), epoch))
+  return tonumber(count[0])
+end
+
 local digest = B.new('uint64_t[1]')
 
 --- A number that tells token streams apart by length and ends.

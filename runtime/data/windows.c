@@ -58,6 +58,17 @@ static uint64_t permute(uint64_t i, uint64_t n, uint64_t key)
     return i;
 }
 
+ms_status ms_data_permute(int64_t *sample, int64_t i, int64_t n, uint64_t seed, int64_t epoch)
+{
+    *sample = 0;
+    if (i < 0 || i >= n) {
+        return MS_FAIL(MS_INDEX_ERROR, "sample %lld is asked for, %lld exist", (long long)i,
+                       (long long)n);
+    }
+    *sample = (int64_t)permute((uint64_t)i, (uint64_t)n, msi_stream(seed, (uint64_t)epoch));
+    return MS_OK;
+}
+
 static ms_status check_windows(const char *name, const ms_tensor *t, const ms_tensor *x)
 {
     if (t->v.dtype != MS_DTYPE_I64 || t->v.ndim != 2 || !msi_view_contiguous(&t->v) ||

@@ -78,6 +78,14 @@ static void test_data_windows__the_order_depends_on_seed_and_epoch_alone(void **
     order_of_epoch(1000, 1, 0, a);
     order_of_epoch(1000, 1, 0, b);
     assert_memory_equal(a, b, sizeof(a));
+    for (int64_t i = 0; i < 1000; i++) {
+        int64_t sample;
+
+        assert_ok(ms_data_permute(&sample, i, 1000, 1, 0));
+        assert_true(a[i] == (double)sample);
+    }
+    assert_fails(MS_INDEX_ERROR, "sample 3 is asked for, 3 exist",
+                 ms_data_permute(&(int64_t){0}, 3, 3, 1, 0));
     order_of_epoch(1000, 1, 1, b);
     assert_memory_not_equal(a, b, sizeof(a));
     order_of_epoch(1000, 2, 0, b);

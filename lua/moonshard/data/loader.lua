@@ -19,12 +19,12 @@
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.internal.class'
 local create = require 'moonshard.internal.create'
+local dealing = require 'moonshard.data.dealing'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.internal.errors'
 local naming = require 'moonshard.internal.naming'
 local runtime = require 'moonshard_ffi.data'
 local samples = require 'moonshard.internal.samples'
-local sharding = require 'moonshard_ffi.fsdp'
 
 ---@class ms.data.Loader
 ---@field batch integer
@@ -47,56 +47,18 @@ Loader._is_loader = true
 ---@field world_size? integer  default: ranks of the group
 ---@field micro_batches? integer  m, per rank and step (default 1)
 
--- Rank and size of the group that samples are dealt to. Asking for those of all ranks joins nobody.
-local function place(self)
-  if self._group then
-    return sharding.place(self._group)
-  end
-  return dist.rank(), dist.world_size()
-end
-
--- Windows are dealt as the group numbers its ranks: anything else would give some of them twice,
--- and sum gradients in another order than one rank does.
-local function check_place(self, rank, world_size)
-  if self.rank < 0 or self.rank >= self.world_size then
-    errors.raise('ValueError', 'rank is %s, expected 0 to %d', tostring(self.rank),
-      self.world_size - 1)
-  elseif world_size == 1 or self.world_size == 1 then
-    return
-  elseif self.world_size ~= world_size then
-    errors.raise('ValueError', 'world_size is %d, but the %s has %d ranks; leave it out, or give '
-      .. '1 for a loader that deals all samples to this rank', self.world_size,
-      self._group and 'group' or 'job', world_size)
-  elseif self.rank ~= rank then
-    errors.raise('ValueError', 'rank is %d, but this is rank %d of the %s; leave it out',
-      self.rank, rank, self._group and 'group' or 'job')
-  end
-end
-
 ---@param opts ms.data.Loader.Options
 function Loader:init(opts)
   opts = errors.options(self._name, opts, {
     tokens = 'tensor', batch = 'number', context = 'number', seed = 'whole', shuffle = 'flag',
     rank = 'whole', world_size = 'number', micro_batches = 'number', process_group = 'group',
   })
-  self._group = opts.process_group or false
-  self._hold = self._group and sharding.hold(self._group)
   self.tokens = arguments.tensor(self._name, 'tokens', opts.tokens)
   self.batch, self.context = opts.batch, opts.context
   self.seed = arguments.whole(self._name, 'seed', opts.seed, 0, 0)
   self.shuffle = opts.shuffle ~= false
-  local rank, world_size = place(self)
-  self.world_size = opts.world_size or world_size
-  self.rank = opts.rank or self.world_size == world_size and rank or 0
   self.micro_batches = opts.micro_batches or 1
-  for _, name in ipairs { 'batch', 'context', 'world_size', 'micro_batches' } do
-    local value = rawget(self, name)
-    if type(value) ~= 'number' or value < 1 or value % 1 ~= 0 then
-      errors.raise('ValueError', '%s is %s, expected a whole number above 0', name,
-        tostring(value))
-    end
-  end
-  check_place(self, rank, world_size)
+  dealing.place(self, opts, { 'batch', 'context', 'world_size', 'micro_batches' })
   self.samples_per_step = self.world_size * self.micro_batches * self.batch
   self.n_windows = runtime.n_windows(self.tokens, self.context)
   self.steps_per_epoch = math.floor(self.n_windows / self.samples_per_step)
@@ -105,11 +67,6 @@ function Loader:init(opts)
       self.n_windows, self.context, self.samples_per_step)
   end
   self._step, self._micro = 0, 0
-  -- A loader that deals to all ranks must be the same on all of them.
-  self._shared = self.world_size > 1 and self.world_size == world_size
-  -- The group that shares its samples; false: each rank that asks has them all.
-  self._dealt_to = self.world_size == world_size and self._group
-    or self._shared and dist.world()
   -- Now: a position can be saved still when the file is gone.
   self._contents = runtime.digest(self.tokens)
 end
@@ -142,11 +99,20 @@ function Loader:next()
   local first = self._step * self.samples_per_step + in_step
   runtime.windows(x, y, self.tokens, first, self.steps_per_epoch * self.samples_per_step,
     self.seed, self.shuffle)
-  samples.deal(x, y, first, self._dealt_to)
+  samples.deal({ x, y }, first, self._dealt_to)
   self._micro = self._micro + 1
   if self._micro == self.micro_batches then
     self._step, self._micro = self._step + 1, 0
   end
+  return x, y
+end
+
+--- The batch that next() gives next; the position stays.
+---@return ms.Tensor x, ms.Tensor y  (B, T)
+function Loader:peek()
+  local step, micro = self._step, self._micro
+  local x, y = self:next()
+  self._step, self._micro = step, micro
   return x, y
 end
 
@@ -170,7 +136,7 @@ end
 -- What its numbers of samples stand for.
 local function meaning(self)
   -- Where each rank of a group deals to itself alone, ranks may have other tokens.
-  local alone = self.world_size < select(2, place(self))
+  local alone = self.world_size < select(2, dealing.ranks(self))
   return {
     context = self.context,
     shuffle = self.shuffle,
@@ -202,20 +168,7 @@ function Loader:state()
   return state
 end
 
--- What to do about another number of samples a step: `batch` is that of one rank.
-local function batch_for(self, samples_per_step)
-  local rows = self.world_size * self.micro_batches
-  local dealt = ('%d rank%s x %d micro-batch%s'):format(self.world_size,
-    self.world_size > 1 and 's' or '', self.micro_batches, self.micro_batches > 1 and 'es' or '')
-  if type(samples_per_step) ~= 'number' or samples_per_step % 1 ~= 0 or samples_per_step < 1 then
-    return ''
-  elseif samples_per_step % rows ~= 0 then
-    return ('; %d samples cannot be dealt to %s evenly'):format(samples_per_step, dealt)
-  end
-  return ('; with %s, give batch = %d'):format(dealt, samples_per_step / rows)
-end
-
--- What the numbers of samples stand for, and how it is called.
+-- What the numbers of samples mean, and its text in errors.
 local MEANING = {
   { 'context', 'a context of %s' },
   { 'shuffle', 'shuffle = %s' },
@@ -223,40 +176,10 @@ local MEANING = {
   { 'contents', 'tokens of digest %s' },
 }
 
-local function check_meaning(state, own)
-  for _, entry in ipairs(MEANING) do
-    local name, text = entry[1], entry[2]
-    local was, is = state[name], own[name]
-    if was ~= nil and is ~= nil and was ~= is then -- checkpoints of old do not say
-      local function shown(value)
-        return text:format(type(value) == 'number' and ('%.0f'):format(value) or tostring(value))
-      end
-      errors.raise('ValueError', 'the position is that of a loader with %s, this one has %s',
-        shown(was), shown(is))
-    end
-  end
-end
-
 --- Is this a position of a loader like this one? Raises what is wrong with it.
 ---@param state ms.data.Loader.State
 function Loader:check_state(state)
-  if type(state) ~= 'table' then
-    errors.raise('TypeError', 'the position in the data is %s, expected a table',
-      arguments.noun(state))
-  elseif state.seed ~= self.seed or state.samples_per_step ~= self.samples_per_step then
-    errors.raise('ValueError', 'the position is that of a loader with seed %s and %s samples a '
-      .. 'step, this one has seed %d and %d%s', tostring(state.seed),
-      tostring(state.samples_per_step), self.seed, self.samples_per_step,
-      state.samples_per_step == self.samples_per_step and ''
-        or batch_for(self, state.samples_per_step))
-  end
-  check_meaning(state, meaning(self))
-  local drawn = state.samples
-  if type(drawn) ~= 'number' or not (drawn >= 0 and drawn <= 2 ^ 53)
-    or drawn % self.samples_per_step ~= 0 then
-    errors.raise('ValueError', 'the position is sample %s, expected a multiple of %d from 0 to '
-      .. '2^53', tostring(drawn), self.samples_per_step)
-  end
+  dealing.check_state(self, state, meaning(self), MEANING, 'batch')
 end
 
 --- Continue from where another loader over the same tokens stood, on any number of ranks: `batch`

@@ -37,16 +37,17 @@ local function begin(first, earlier)
   return { first = first, seeding = seeding, runs = no_runs(), earlier = earlier or NONE }
 end
 
---- `x` and `y` hold samples `first`, `first` + 1, ..., and so does what comes next. (The runtime
---- has heard of it from who filled them.)
----@param x ms.Tensor
----@param y ms.Tensor
+--- The values of a batch hold samples `first`, `first` + 1, ..., and so does what comes next. The
+--- caller begins the samples in the runtime.
+---@param values (ms.Tensor|table)[]
 ---@param first integer
----@param group? ms.dist.Group|false  who has the samples beside these
-function samples.deal(x, y, first, group)
+---@param group? ms.dist.Group|false  whose ranks have the other samples
+function samples.deal(values, first, group)
   present = begin(first)
   present.group = group
-  dealt[x], dealt[y] = present, present
+  for _, value in ipairs(values) do
+    dealt[value] = present
+  end
 end
 
 --- What comes next are the samples of the batch that `x` is part of, if it is part of one.

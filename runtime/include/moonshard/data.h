@@ -43,6 +43,13 @@ MS_API ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *to
                                  int64_t sample, int64_t per_epoch, uint64_t seed, bool shuffle);
 
 /**
+ * Sample `i` of an epoch over n samples in shuffled order: the permutation of ms_data_windows().
+ * @param i  0 to n - 1 (MS_INDEX_ERROR)
+ */
+MS_API ms_status ms_data_permute(int64_t *sample, int64_t i, int64_t n, uint64_t seed,
+                                 int64_t epoch);
+
+/**
  * Draw one token from softmax(logits / temperature), limited to the `top_k` largest.
  * @param logits       floating, V elements; -inf is never drawn, +inf always before finite ones;
  *                     MS_VALUE_ERROR for NaN, or if all are -inf

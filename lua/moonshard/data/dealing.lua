@@ -1,0 +1,114 @@
+--- What the loaders share: the ranks that samples are dealt to, and whether a position fits.
+
+local arguments = require 'moonshard_ffi.arguments'
+local dist = require 'moonshard.dist'
+local errors = require 'moonshard.internal.errors'
+local sharding = require 'moonshard_ffi.fsdp'
+
+local dealing = {}
+
+--- Rank and size of the group that samples are dealt to. Those of all ranks need no dist.init().
+---@return integer rank, integer world_size
+function dealing.ranks(self)
+  if self._group then
+    return sharding.place(self._group)
+  end
+  return dist.rank(), dist.world_size()
+end
+
+-- Samples are dealt as the group numbers its ranks: anything else would give some of them twice,
+-- and sum gradients in another order than one rank does.
+local function check_place(self, rank, world_size)
+  if self.rank < 0 or self.rank >= self.world_size then
+    errors.raise('ValueError', 'rank is %s, expected 0 to %d', tostring(self.rank),
+      self.world_size - 1)
+  elseif world_size == 1 or self.world_size == 1 then
+    return
+  elseif self.world_size ~= world_size then
+    errors.raise('ValueError', 'world_size is %d, but the %s has %d ranks; leave it out, or give '
+      .. '1 for a loader that deals all samples to this rank', self.world_size,
+      self._group and 'group' or 'job', world_size)
+  elseif self.rank ~= rank then
+    errors.raise('ValueError', 'rank is %d, but this is rank %d of the %s; leave it out',
+      self.rank, rank, self._group and 'group' or 'job')
+  end
+end
+
+--- Set rank, world_size and the group of a loader by its options.
+---@param self table  the loader
+---@param opts { process_group?: ms.dist.Group, rank?: integer, world_size?: integer }
+---@param positive string[]  fields that must be whole numbers above 0
+function dealing.place(self, opts, positive)
+  self._group = opts.process_group or false
+  self._hold = self._group and sharding.hold(self._group)
+  local rank, world_size = dealing.ranks(self)
+  self.world_size = opts.world_size or world_size
+  self.rank = opts.rank or self.world_size == world_size and rank or 0
+  for _, name in ipairs(positive) do
+    local value = rawget(self, name)
+    if type(value) ~= 'number' or value < 1 or value % 1 ~= 0 then
+      errors.raise('ValueError', '%s is %s, expected a whole number above 0', name,
+        tostring(value))
+    end
+  end
+  check_place(self, rank, world_size)
+  -- A loader that deals to all ranks must be the same on all of them.
+  local shared = self.world_size > 1 and self.world_size == world_size
+  -- The group that shares its samples; false: each rank that asks has them all.
+  self._dealt_to = self.world_size == world_size and self._group or shared and dist.world()
+end
+
+-- What to do about another number of samples a step: `batch` is that of one rank.
+local function batch_for(self, samples_per_step, batch)
+  local rows = self.world_size * self.micro_batches
+  local dealt = ('%d rank%s x %d micro-batch%s'):format(self.world_size,
+    self.world_size > 1 and 's' or '', self.micro_batches, self.micro_batches > 1 and 'es' or '')
+  if type(samples_per_step) ~= 'number' or samples_per_step % 1 ~= 0 or samples_per_step < 1 then
+    return ''
+  elseif samples_per_step % rows ~= 0 then
+    return ('; %d samples cannot be dealt to %s evenly'):format(samples_per_step, dealt)
+  end
+  return ('; with %s, give %s = %d'):format(dealt, batch, samples_per_step / rows)
+end
+
+local function check_meaning(state, own, meaning)
+  for _, entry in ipairs(meaning) do
+    local name, text = entry[1], entry[2]
+    local was, is = state[name], own[name]
+    if was ~= nil and is ~= nil and was ~= is then -- old checkpoints lack some
+      local function shown(value)
+        return text:format(type(value) == 'number' and ('%.0f'):format(value) or tostring(value))
+      end
+      errors.raise('ValueError', 'the position is that of a loader with %s, this one has %s',
+        shown(was), shown(is))
+    end
+  end
+end
+
+--- Raise what keeps a loader from continuing at a position.
+---@param self table  the loader
+---@param state any
+---@param own table  fields of the state that must be equal, as this loader has them
+---@param meaning string[][]  name and text of these fields, in order
+---@param batch string  the option for the rows of one rank
+function dealing.check_state(self, state, own, meaning, batch)
+  if type(state) ~= 'table' then
+    errors.raise('TypeError', 'the position in the data is %s, expected a table',
+      arguments.noun(state))
+  elseif state.seed ~= self.seed or state.samples_per_step ~= self.samples_per_step then
+    errors.raise('ValueError', 'the position is that of a loader with seed %s and %s samples a '
+      .. 'step, this one has seed %d and %d%s', tostring(state.seed),
+      tostring(state.samples_per_step), self.seed, self.samples_per_step,
+      state.samples_per_step == self.samples_per_step and ''
+        or batch_for(self, state.samples_per_step, batch))
+  end
+  check_meaning(state, own, meaning)
+  local drawn = state.samples
+  if type(drawn) ~= 'number' or not (drawn >= 0 and drawn <= 2 ^ 53)
+    or drawn % self.samples_per_step ~= 0 then
+    errors.raise('ValueError', 'the position is sample %s, expected a multiple of %d from 0 to '
+      .. '2^53', tostring(drawn), self.samples_per_step)
+  end
+end
+
+return dealing
