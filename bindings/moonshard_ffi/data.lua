@@ -22,6 +22,11 @@ function data.n_windows(tokens, context)
   return tonumber(count[0])
 end
 
+--- Fill an i64 tensor (n) with tokens from `first` (from 0) on.
+function data.read(out, tokens, first)
+  calls.data_read(out, tokens, first)
+end
+
 --- Fill x and y (B, T) with the windows of B samples from `sample` on; dropout learns of them.
 ---@param per_epoch integer
 ---@param shuffle boolean

@@ -11,8 +11,13 @@ static ms_status check_tokens(const ms_tensor *tokens)
         return MS_FAIL(MS_TYPE_ERROR, "tokens are u8 or i64, got %s",
                        ms_dtype_name(tokens->v.dtype));
     }
-    if (tokens->v.ndim != 1 || !msi_view_contiguous(&tokens->v)) {
-        return MS_FAIL(MS_VALUE_ERROR, "tokens have shape %s, expected one contiguous dimension",
+    const bool bytes = tokens->v.ndim == 2 && tokens->v.dtype == MS_DTYPE_U8 &&
+                       (tokens->v.shape[1] == 2 || tokens->v.shape[1] == 4);
+
+    if ((tokens->v.ndim != 1 && !bytes) || !msi_view_contiguous(&tokens->v)) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "tokens have shape %s, expected one contiguous dimension, or 2 or 4 bytes "
+                       "of u8 for each",
                        msi_shape_text(tokens->v.ndim, tokens->v.shape));
     }
     return MS_OK;
@@ -86,31 +91,80 @@ static msi_view tokens_at(const ms_tensor *tokens, int64_t first, int64_t n)
 {
     msi_view v = tokens->v;
 
-    v.offset += first;
+    v.offset += first * v.stride[0];
     v.shape[0] = n;
     return v;
+}
+
+/* Bytes of a token. */
+static int64_t token_size(const ms_tensor *tokens)
+{
+    return tokens->v.ndim == 2 ? tokens->v.shape[1] : ms_dtype_size(tokens->v.dtype);
+}
+
+/* Tokens [first, first + n) as numbers. */
+static ms_status copy_tokens(int64_t *out, const ms_tensor *tokens, int64_t first, int64_t n)
+{
+    const msi_view part = tokens_at(tokens, first, n);
+    msi_host_view host;
+
+    MS_TRY(msi_host_view_begin(&host, &part, MSI_HOST_READS));
+    const uint8_t *bytes = host.data;
+
+    switch (token_size(tokens)) {
+    case 1:
+        for (int64_t i = 0; i < n; i++) {
+            out[i] = bytes[i];
+        }
+        break;
+    case 2:
+        for (int64_t i = 0; i < n; i++) {
+            out[i] = bytes[2 * i] | bytes[2 * i + 1] << 8;
+        }
+        break;
+    case 4:
+        for (int64_t i = 0; i < n; i++) {
+            out[i] = bytes[4 * i] | bytes[4 * i + 1] << 8 | bytes[4 * i + 2] << 16 |
+                     (int64_t)bytes[4 * i + 3] << 24;
+        }
+        break;
+    default:
+        memcpy(out, bytes, (size_t)n * sizeof(*out));
+    }
+    return msi_host_view_end(&host, MS_OK);
 }
 
 /* The window's tokens and their successors. */
 static ms_status copy_window(int64_t *x, int64_t *y, const ms_tensor *tokens, int64_t first,
                              int64_t n)
 {
-    const msi_view window = tokens_at(tokens, first, n + 1);
-    msi_host_view host;
+    MS_TRY(copy_tokens(x, tokens, first, n));
+    MS_TRY(copy_tokens(y + n - 1, tokens, first + n, 1));
+    memcpy(y, x + 1, (size_t)(n - 1) * sizeof(*y));
+    return MS_OK;
+}
 
-    MS_TRY(msi_host_view_begin(&host, &window, MSI_HOST_READS));
-    if (tokens->v.dtype == MS_DTYPE_I64) {
-        memcpy(x, host.data, (size_t)n * sizeof(*x));
-        memcpy(y, (const int64_t *)host.data + 1, (size_t)n * sizeof(*y));
-    } else {
-        const uint8_t *bytes = host.data;
+ms_status ms_data_read(ms_tensor *out, const ms_tensor *tokens, int64_t first)
+{
+    msi_host_view to = {0};
 
-        for (int64_t i = 0; i < n; i++) {
-            x[i] = bytes[i];
-            y[i] = bytes[i + 1];
-        }
+    MS_TRY(check_tokens(tokens));
+    if (out->v.dtype != MS_DTYPE_I64 || out->v.ndim != 1 || !msi_view_contiguous(&out->v)) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "tokens go into a contiguous i64 tensor of one dimension, got %s of dtype "
+                       "%s",
+                       msi_shape_text(out->v.ndim, out->v.shape), ms_dtype_name(out->v.dtype));
     }
-    return msi_host_view_end(&host, MS_OK);
+    const int64_t n = out->v.shape[0], total = tokens->v.shape[0];
+
+    if (first < 0 || first > total - n) {
+        return MS_FAIL(MS_INDEX_ERROR, "tokens %lld to %lld are asked for, %lld exist",
+                       (long long)first, (long long)(first + n - 1), (long long)total);
+    }
+    MS_TRY(msi_tensor_begin_write(out, "data_read"));
+    MS_TRY(msi_host_view_begin(&to, &out->v, MSI_HOST_WRITES));
+    MS_TRY(msi_host_view_end(&to, copy_tokens(to.data, tokens, first, n)));
+    return msi_token_file_check(tokens->v.storage);
 }
 
 static ms_status hash_tokens(const ms_tensor *tokens, int64_t first, int64_t n, uint64_t *hash)
@@ -127,7 +181,7 @@ ms_status ms_data_digest(const ms_tensor *tokens, uint64_t *digest)
 
     *digest = 0;
     MS_TRY(check_tokens(tokens));
-    const int64_t n = tokens->v.shape[0], size = ms_dtype_size(tokens->v.dtype);
+    const int64_t n = tokens->v.shape[0], size = token_size(tokens);
     const int64_t end = n < END / size ? n : END / size;
 
     MS_TRY(hash_tokens(tokens, 0, end, &head));

@@ -90,6 +90,59 @@ describe('data', function()
     checks.raises('FormatError', '100 bytes, expected tokens of 8 bytes', data.tokens, path, 'i64')
   end)
 
+  it('maps u16 and u32 files, with headers of llm.c', function()
+    local ids = { 50256, 0, 258, 65535, 7, 8, 9 }
+    local function bytes_of(width, list)
+      local out = {}
+      for _, id in ipairs(list) do
+        for k = 1, width do
+          out[#out + 1] = string.char(math.floor(id / 256 ^ (k - 1)) % 256)
+        end
+      end
+      return table.concat(out)
+    end
+    local function mapped(bytes, dtype)
+      local file = file_of(bytes)
+      local ok, made = pcall(data.tokens, file, dtype)
+      os.remove(file)
+      return ok and made or error(made, 0)
+    end
+    local function header(magic, version, n)
+      return bytes_of(4, { magic, version, n }) .. ('\0'):rep(1012)
+    end
+    local wide = { 128000, 2 ^ 32 - 1, 1, 2, 3, 4, 5 }
+    local h16, h32 = header(20240520, 1, 7), header(20240801, 7, 7)
+    for _, case in ipairs {
+      { ids, 'u16', mapped(bytes_of(2, ids), 'u16') },
+      { ids, 'u16', mapped(h16 .. bytes_of(2, ids)) },
+      { wide, 'u32', mapped(bytes_of(4, wide), 'u32') },
+      { wide, 'u32', mapped(h32 .. bytes_of(4, wide), 'u32') },
+    } do
+      local list, dtype, found = unpack(case)
+      assert.equal(dtype, found:dtype())
+      assert.same({ 7 }, found:shape())
+      assert.same(list, found:narrow(1, 1, 7):totable())
+      assert.same({ list[3], list[4] }, found:narrow(1, 3, 2):totable())
+      local x, y = data.Loader { tokens = found, batch = 1, context = 3, shuffle = false }:next()
+      assert.same({ { unpack(list, 1, 3) } }, x:totable())
+      assert.same({ { unpack(list, 2, 4) } }, y:totable())
+      checks.raises('IndexError', 'tokens 5 to 7 are asked for, 7 exist', found.narrow, found, 1, 6,
+        3)
+    end
+    assert.equal('u8', mapped(h16 .. 'ab', 'u8'):dtype())
+    for text, given in pairs { -- order does not matter
+      ["' has 3 bytes, expected tokens of 2 bytes each"] = { 'abc', 'u16' },
+      ["(magic 20240520) of version 2, expected version 1"] = { header(20240520, 2, 1) .. 'ab' },
+      ["' has 2 bytes behind its header of llm.c, expected 14 for the 7 u16 tokens"] =
+        { h16 .. 'ab' },
+      ["' holds u16 tokens by its header, expected u32"] = { h16 .. bytes_of(2, ids), 'u32' },
+    } do
+      checks.raises('FormatError', text, mapped, unpack(given))
+    end
+    checks.raises('ValueError', "'dtype' is 'u17', expected one of u8, i64, u16, u32", mapped, 'ab',
+      'u17')
+  end)
+
   it('converts text to bytes and back', function()
     assert.same({ 72, 105 }, data.bytes('Hi'))
     assert.equal('Hi', data.text { 72, 105 })

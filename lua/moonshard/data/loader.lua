@@ -16,6 +16,7 @@
 ---
 --- Shapes: x, y i64 (B, T); y is x one token later
 
+local TokenFile = require 'moonshard.data.token_file'
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.internal.class'
 local create = require 'moonshard.internal.create'
@@ -25,6 +26,7 @@ local errors = require 'moonshard.internal.errors'
 local naming = require 'moonshard.internal.naming'
 local runtime = require 'moonshard_ffi.data'
 local samples = require 'moonshard.internal.samples'
+local util = require 'moonshard.internal.util'
 
 ---@class ms.data.Loader
 ---@field batch integer
@@ -37,7 +39,7 @@ local Loader = class('data.Loader')
 Loader._is_loader = true
 
 ---@class ms.data.Loader.Options
----@field tokens ms.Tensor  u8 or i64 (n)
+---@field tokens ms.Tensor|ms.data.TokenFile  u8 or i64 (n), or a file of u16 or u32
 ---@field batch integer  B, rows of one micro-batch
 ---@field context integer  T, tokens of a row
 ---@field seed? integer  of the order, from 0 (default 0)
@@ -50,17 +52,19 @@ Loader._is_loader = true
 ---@param opts ms.data.Loader.Options
 function Loader:init(opts)
   opts = errors.options(self._name, opts, {
-    tokens = 'tensor', batch = 'number', context = 'number', seed = 'whole', shuffle = 'flag',
+    tokens = 'any', batch = 'number', context = 'number', seed = 'whole', shuffle = 'flag',
     rank = 'whole', world_size = 'number', micro_batches = 'number', process_group = 'group',
   })
-  self.tokens = arguments.tensor(self._name, 'tokens', opts.tokens)
+  self.tokens = opts.tokens
+  self._ids = util.is(opts.tokens, TokenFile) and opts.tokens._bytes
+    or arguments.tensor(self._name, 'tokens', opts.tokens)
   self.batch, self.context = opts.batch, opts.context
   self.seed = arguments.whole(self._name, 'seed', opts.seed, 0, 0)
   self.shuffle = opts.shuffle ~= false
   self.micro_batches = opts.micro_batches or 1
   dealing.place(self, opts, { 'batch', 'context', 'world_size', 'micro_batches' })
   self.samples_per_step = self.world_size * self.micro_batches * self.batch
-  self.n_windows = runtime.n_windows(self.tokens, self.context)
+  self.n_windows = runtime.n_windows(self._ids, self.context)
   self.steps_per_epoch = math.floor(self.n_windows / self.samples_per_step)
   if self.steps_per_epoch < 1 then
     errors.raise('ValueError', 'the tokens hold %d windows of %d, one step takes %d',
@@ -68,7 +72,7 @@ function Loader:init(opts)
   end
   self._step, self._micro = 0, 0
   -- Now: a position can be saved still when the file is gone.
-  self._contents = runtime.digest(self.tokens)
+  self._contents = runtime.digest(self._ids)
 end
 
 --- The group of its ranks: `process_group`, else all. And whether they share the samples; else each
@@ -97,7 +101,7 @@ function Loader:next()
   local x = create.empty({ self.batch, self.context }, { dtype = 'i64' })
   local y = create.empty({ self.batch, self.context }, { dtype = 'i64' })
   local first = self._step * self.samples_per_step + in_step
-  runtime.windows(x, y, self.tokens, first, self.steps_per_epoch * self.samples_per_step,
+  runtime.windows(x, y, self._ids, first, self.steps_per_epoch * self.samples_per_step,
     self.seed, self.shuffle)
   samples.deal({ x, y }, first, self._dealt_to)
   self._micro = self._micro + 1

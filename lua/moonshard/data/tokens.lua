@@ -3,6 +3,7 @@
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.internal.errors'
 local runtime = require 'moonshard_ffi.data'
+local TokenFile = require 'moonshard.data.token_file'
 local Subset = require 'moonshard.data.subset'
 local collate = require 'moonshard.data.collate'
 
@@ -43,14 +44,27 @@ end
 --- Should it become shorter, what is gone reads as zeros, which is said once on stderr, and the
 --- loader raises an IOError; what is gone from the last page that is left is found by the loader
 --- only.
+---
+--- u16 and u32 numbers, the lowest byte first, are those of nanoGPT's .bin files, or follow a
+--- header of llm.c (magic 20240520, version 1: u16; magic 20240801, version 7: u32), which is
+--- checked and left out. FormatError where a file has another size than its header or dtype asks
+--- for.
 ---@param path string
----@param dtype? 'u8'|'i64'  bytes (default), or 64-bit numbers in this machine's order
----@return ms.Tensor  (n)
+---@param dtype? 'u8'|'i64'|'u16'|'u32'  bytes, 64-bit numbers in this machine's order, unsigned
+---  numbers; default: what a header of llm.c names, else 'u8'
+---@return ms.Tensor|ms.data.TokenFile  (n); a TokenFile for u16 and u32
 function data.tokens(path, dtype)
   if type(path) ~= 'string' then
     errors.raise('TypeError', 'data.tokens takes a path, got a %s', type(path))
+  elseif dtype ~= nil then
+    errors.choice('data.tokens', 'dtype', dtype, { 'u8', 'i64', 'u16', 'u32' })
   end
-  return runtime.map(path, dtype == nil and 'u8' or dtype)
+  if dtype == 'i64' then
+    return runtime.map(path, dtype)
+  end
+  local bytes = runtime.map(path, 'u8')
+  dtype = dtype or TokenFile._header(path, bytes) or 'u8'
+  return dtype == 'u8' and bytes or TokenFile(path, bytes, dtype)
 end
 
 --- The bytes of a string as tokens.

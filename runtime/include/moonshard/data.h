@@ -20,8 +20,20 @@ extern "C" {
  */
 MS_API ms_status ms_data_map(ms_tensor **out, const char *path, int32_t dtype);
 
+/**
+ * Tokens are u8 or i64 (n), or u8 (n, 2) or (n, 4): the bytes of unsigned numbers, the lowest
+ * first. MS_TYPE_ERROR or MS_VALUE_ERROR for others.
+ */
+
 /** Number of windows of `context` tokens in `tokens`, each followed by at least one token. */
 MS_API ms_status ms_data_n_windows(const ms_tensor *tokens, int64_t context, int64_t *n);
+
+/**
+ * Copy tokens [first, first + n).
+ * @param out  i64 (n), contiguous, overwritten
+ * @return MS_INDEX_ERROR if there are not so many, MS_IO_ERROR if a mapped file was truncated
+ */
+MS_API ms_status ms_data_read(ms_tensor *out, const ms_tensor *tokens, int64_t first);
 
 /** Hash of a stream's length and of 64 KiB at each end, to tell files apart cheaply. */
 MS_API ms_status ms_data_digest(const ms_tensor *tokens, uint64_t *digest);
@@ -33,7 +45,7 @@ MS_API ms_status ms_data_digest(const ms_tensor *tokens, uint64_t *digest);
  * where the permutation p of all windows depends only on (seed, epoch, number of windows) and is
  * computed without a table.
  * @param x, y       i64 (B, T), contiguous, overwritten
- * @param tokens     u8 or i64 (n)
+ * @param tokens     (n), or bytes as above
  * @param sample     number of row 0; it and the next B - 1 must be windows (MS_INDEX_ERROR)
  * @param per_epoch  at most the number of windows
  * @param shuffle    false: p is the identity

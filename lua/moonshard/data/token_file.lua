@@ -1,0 +1,109 @@
+--- Files of u16 and u32 tokens: dtypes that tensors do not have.
+
+local arguments = require 'moonshard_ffi.arguments'
+local class = require 'moonshard.internal.class'
+local create = require 'moonshard.internal.create'
+local dims = require 'moonshard.internal.dims'
+local errors = require 'moonshard.internal.errors'
+local naming = require 'moonshard.internal.naming'
+local runtime = require 'moonshard_ffi.data'
+
+--- Tokens of a mapped file, which data.Loader takes. What is read of them are i64 tensors.
+---@class ms.data.TokenFile
+---@field path string
+local TokenFile = class('data.TokenFile')
+
+local WIDTHS = { u16 = 2, u32 = 4 }
+
+-- Headers of llm.c: 256 numbers of 32 bits, the first three being magic, version and tokens.
+local HEADER = 1024
+local KINDS = {
+  [20240520] = { dtype = 'u16', version = 1 },
+  [20240801] = { dtype = 'u32', version = 7 },
+}
+
+local function header_numbers(bytes)
+  local numbers = {}
+  if bytes:size(1) >= HEADER then
+    local values = bytes:narrow(1, 1, 12):totable()
+    for k = 1, 3 do
+      local a, b, c, d = unpack(values, 4 * k - 3, 4 * k)
+      numbers[k] = a + 2 ^ 8 * b + 2 ^ 16 * c + 2 ^ 24 * d
+    end
+  end
+  return unpack(numbers)
+end
+
+--- The dtype that a header of llm.c names, and the number of tokens; nil: no such header.
+---@param path string
+---@param bytes ms.Tensor  u8, the file
+---@return 'u16'|'u32'|nil dtype, integer? n
+function TokenFile._header(path, bytes)
+  local magic, version, n = header_numbers(bytes)
+  local kind = KINDS[magic or 0]
+  if not kind then
+    return nil
+  elseif version ~= kind.version then
+    errors.raise('FormatError', "'%s' has a header of llm.c (magic %d) of version %d, expected "
+      .. 'version %d', path, magic, version, kind.version)
+  end
+  local found = bytes:size(1) - HEADER
+  if found ~= n * WIDTHS[kind.dtype] or n == 0 then
+    errors.raise('FormatError', "'%s' has %d bytes behind its header of llm.c, expected %.0f for "
+      .. 'the %.0f %s tokens that the header gives', path, found, n * WIDTHS[kind.dtype], n,
+      kind.dtype)
+  end
+  return kind.dtype, n
+end
+
+---@param path string
+---@param bytes ms.Tensor  u8, the file
+---@param dtype 'u16'|'u32'
+function TokenFile:init(path, bytes, dtype)
+  local width, named, n = WIDTHS[dtype], TokenFile._header(path, bytes)
+  if named and named ~= dtype then
+    errors.raise('FormatError', "'%s' holds %s tokens by its header, expected %s", path, named,
+      dtype)
+  elseif not named and bytes:size(1) % width ~= 0 then
+    errors.raise('FormatError', "'%s' has %d bytes, expected tokens of %d bytes each", path,
+      bytes:size(1), width)
+  end
+  n = n or bytes:size(1) / width
+  self.path, self._dtype = path, dtype
+  self._bytes = bytes:narrow(1, named and HEADER + 1 or 1, n * width):reshape(n, width)
+end
+
+--- Number of tokens.
+---@return integer
+function TokenFile:numel()
+  return self._bytes:size(1)
+end
+
+---@return integer[]  (n)
+function TokenFile:shape()
+  return { self:numel() }
+end
+
+---@return 'u16'|'u32'
+function TokenFile:dtype()
+  return self._dtype
+end
+
+--- Copy some tokens.
+---@param dim integer  1
+---@param start integer  from 1
+---@param length integer
+---@return ms.Tensor  i64 (length)
+function TokenFile:narrow(dim, start, length)
+  dims.index(dim, 1, 'narrow')
+  arguments.whole('narrow', 'start', start)
+  local out = create.empty(arguments.whole('narrow', 'length', length, nil, 0), { dtype = 'i64' })
+  runtime.read(out, self._bytes, start < 0 and start + self:numel() or start - 1)
+  return out
+end
+
+function TokenFile:__tostring()
+  return ("TokenFile('%s', %d tokens of %s)"):format(self.path, self:numel(), self._dtype)
+end
+
+return naming.close(TokenFile, { 'path' })
