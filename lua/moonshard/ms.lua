@@ -126,7 +126,7 @@ end
 
 local lazy = {}
 for _, name in ipairs {
-  'nn', 'models', 'optim', 'fsdp', 'data', 'schedule', 'checkpoint', 'dist', 'amp',
+  'nn', 'models', 'optim', 'fsdp', 'data', 'schedule', 'checkpoint', 'dist', 'amp', 'ema',
 } do
   lazy[name] = 'moonshard.' .. name
 end
