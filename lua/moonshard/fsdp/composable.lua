@@ -7,7 +7,6 @@ local State = require 'moonshard.fsdp.state'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.internal.errors'
 local module_tree = require 'moonshard.nn.tree'
-local scope = require 'moonshard.internal.scope'
 local util = require 'moonshard.internal.util'
 
 local composable = {}
@@ -55,10 +54,7 @@ function composable.register_forward_method(module, name)
     errors.raise('ValueError', "register_forward_method: %s has no method '%s'",
       state.module._name, name)
   end
-  rawset(module, name, function(self, ...)
-    self:materialize()
-    return scope.run(name, state.forward, state, method, ...)
-  end)
+  state:register_forward_method(name, method)
 end
 
 return composable

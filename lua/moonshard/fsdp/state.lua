@@ -143,6 +143,41 @@ function State:init(face, module, opts, inherited, inner)
   rawset(face, '_fsdp', self)
 end
 
+--- Shard another module with the options of this one, by a wrapper or in place, as this one is.
+---@param module ms.nn.Module
+---@param ignored_set ms.fsdp.Ignored
+---@return ms.nn.Module face
+function State:shard_alike(module, ignored_set)
+  local opts = { _ignored = ignored_set, _reason = self.reason }
+  for _, name in ipairs(self.OPTIONS) do
+    opts[name] = self[name]
+  end
+  if not self.in_place then
+    module = getmetatable(self.face)(module, opts)
+  else
+    local normalised, inherited = State.options_of(opts)
+    State(module, module, normalised, inherited)
+  end
+  local state = module_tree.state(module)
+  state._state_dict_settings = self._state_dict_settings
+  for _, entry in ipairs(self._forward_methods or {}) do
+    state:register_forward_method(entry.name, entry.method)
+  end
+  return module
+end
+
+--- Let a call of a method of `face` run as a forward.
+---@param name string
+---@param method fun(module: ms.nn.Module, ...): ...
+function State:register_forward_method(name, method)
+  self._forward_methods = self._forward_methods or {}
+  table.insert(self._forward_methods, { name = name, method = method })
+  rawset(self.face, name, function(face, ...)
+    face:materialize()
+    return scope.run(name, self.forward, self, method, ...)
+  end)
+end
+
 -- -- units ---------------------------------------------------------------------------------------
 
 --- Make the units of the tree it is in, unless there are.

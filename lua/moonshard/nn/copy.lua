@@ -1,22 +1,33 @@
---- Copies of modules, with all below: of a layer that a model repeats.
+--- Copies of modules, with all below: layers that a model repeats, and whole models.
 
 local errors = require 'moonshard.internal.errors'
+local autograd = require 'moonshard.autograd'
 local parameter = require 'moonshard_ffi.parameter'
+local scope = require 'moonshard.internal.scope'
 local tree = require 'moonshard.nn.tree'
 
 -- What a module has by being where it is and having run.
 local OWN = {
   _params = true, _buffers = true, _children = true, _owner = true, _home = true, _fields = true,
-  _ready = true, _scope = true, _site = true, _stream = true,
+  _ready = true, _scope = true, _site = true, _stream = true, _planned = true, _fsdp = true,
 }
 
-local function copy_value(value)
-  if type(value) ~= 'table' or getmetatable(value) ~= nil then
+---@class ms.nn.Copy  one in progress
+---@field tensors table<integer, ms.Tensor>  made so far, by key of the original
+---@field modules table<ms.nn.Module, ms.nn.Module>
+---@field rules table<integer, ms.nn.InitRule>  of parameters without values, by key
+---@field ignored table<ms.fsdp.Ignored, ms.fsdp.Ignored>
+---@field deep boolean  tensors in fields are copied, FSDP instances too
+
+local function copy_value(c, value)
+  if c.deep and parameter.is_tensor(value) then
+    return scope.keep(value:detach():clone())
+  elseif type(value) ~= 'table' or getmetatable(value) ~= nil then
     return value
   end
   local copied = {}
   for key, entry in next, value do
-    copied[key] = copy_value(entry)
+    copied[key] = copy_value(c, entry)
   end
   return copied
 end
@@ -35,71 +46,149 @@ local function rules_below(module)
   return rules
 end
 
-local function copy_param(from, into, p, tensors, rules)
+-- A parameter that an FSDP instance has: the copy's own instance will have this one.
+local function declare_managed(c, from, into, p, manager)
+  if not c.modules[manager.face] then
+    errors.raise('RuntimeError', "parameter '%s' of %s belongs to an FSDP instance around that "
+      .. 'module; copy the wrapped module', p.name, from._name)
+  end
+  local tensor = tree.param(from, p)
+  local _, extent = parameter.part(tensor)
+  return into:param(p.name, extent.shape, { kind = 'none' }, { dtype = extent.dtype })
+end
+
+local function copy_param(c, from, into, p)
   local tensor = tree.param(from, p)
   if not tensor then
     return
   end
   local key = parameter.key(tensor)
-  local made = tensors[key]
+  local made, manager = c.tensors[key], parameter.manager(tensor)
   if made then
     into:tie(p.name, made)
     return
+  elseif manager then
+    made = declare_managed(c, from, into, p, manager)
   elseif parameter.has_values(tensor) then
     made = into:tie(p.name, tensor:detach():clone())
-  elseif rules[key] then
-    made = into:param(p.name, p.shape, rules[key], { dtype = tensor:dtype() })
+  elseif c.rules[key] then
+    made = into:param(p.name, p.shape, c.rules[key], { dtype = tensor:dtype() })
   else
     errors.raise('RuntimeError', "parameter '%s' of %s is tied to one that is not copied, and has "
       .. 'no values yet: call materialize() first', p.name, from._name)
   end
   made:requires_grad_(tensor:requires_grad())
-  tensors[key] = made
+  c.tensors[key] = made
 end
 
-local function copy(from, tensors, modules, rules)
-  if modules[from] then
-    return modules[from]
-  elseif tree.state(from) or rawget(from, '_planned') then
+local function copy_fields(c, from, into, but)
+  for key, value in next, from do
+    if not OWN[key] and not but[key] then
+      rawset(into, key, copy_value(c, value))
+    end
+  end
+end
+
+local copy
+
+-- What a state ignores, of what is copied so far: all below it.
+local function copy_ignored(c, from)
+  local into = c.ignored[from] or { modules = {}, params = {} }
+  c.ignored[from] = into
+  for original, made in next, c.modules do -- order does not matter
+    into.modules[made] = from.modules[original]
+  end
+  for key, made in next, c.tensors do -- order does not matter
+    into.params[parameter.key(made)] = from.params[key]
+  end
+  return into
+end
+
+local function shard(c, state, module)
+  return state:shard_alike(module, copy_ignored(c, state._ignored))
+end
+
+local function copy_wrapper(c, from, state)
+  c.modules[from] = from -- parameters below may be its own
+  local into = shard(c, state, copy(c, state.module))
+  c.modules[from] = into
+  for _, field in ipairs { '_pre_hooks', '_post_hooks' } do
+    rawset(into, field, copy_value(c, rawget(from, field)))
+  end
+  return into
+end
+
+function copy(c, from)
+  if c.modules[from] then
+    return c.modules[from]
+  end
+  local state = tree.state(from)
+  if state and c.deep and not state.in_place then
+    return copy_wrapper(c, from, state)
+  elseif not c.deep and (state or rawget(from, '_planned')) then
     errors.raise('RuntimeError', '%s is wrapped by FSDP; copy it before', from._name)
   end
   local into = setmetatable({}, getmetatable(from))
-  modules[from] = into
+  c.modules[from] = into
   local declared = {}
   for _, p in ipairs(from._params) do
     declared[p.name] = true
-    copy_param(from, into, p, tensors, rules)
+    copy_param(c, from, into, p)
   end
   for _, b in ipairs(from._buffers) do
     declared[b.name] = true
-    local tensor = tree.buffer(b)
-    if tensor then
-      into:buffer(b.name, tensor:detach():clone(), { persistent = b.persistent })
+    if tree.buffer(b) then
+      into:buffer(b.name, b:uncast():clone(), { persistent = b.persistent })
     end
   end
   for _, entry in ipairs(from._children) do
     declared[entry.key] = true
     local child = tree.child(from, entry)
     if child then
-      into:child(entry.name, copy(child, tensors, modules, rules), entry.key)
+      into:child(entry.name, copy(c, child), entry.key)
     end
   end
   if rawget(from, '_stream') then
     into:_take_stream()
   end
-  for key, value in next, from do
-    if not OWN[key] and not declared[key] then
-      rawset(into, key, copy_value(value))
-    end
-  end
-  return into
+  copy_fields(c, from, into, declared)
+  return state and shard(c, state, into) or into
 end
 
---- A module like this one. Parameters that have values are copied; the others are declared by the
+local copies = {}
+
+local function begin(module, deep)
+  return { tensors = {}, modules = {}, ignored = {}, rules = rules_below(module), deep = deep }
+end
+
+--- A layer like this one. Parameters that have values are copied; the others are declared by the
 --- same rules, so that each copy draws its own first values.
 ---@generic M: ms.nn.Module
 ---@param module M
 ---@return M
-return function(module)
-  return copy(module, {}, {}, rules_below(module))
+function copies.layer(module)
+  return copy(begin(module, false), module)
 end
+
+local function copy_parts(params, made)
+  for i, p in ipairs(params) do
+    local part = parameter.manager(p.tensor) and parameter.part(p.tensor)
+    if part then
+      parameter.part(made[i].tensor):copy_(part)
+      parameter.touch(made[i].tensor)
+    end
+  end
+end
+
+--- See Module:deepcopy().
+---@generic M: ms.nn.Module
+---@param module M
+---@return M
+function copies.deep(module)
+  local into = copy(begin(module:materialize(), true), module)
+  local params, made = tree.prepared_params(module), tree.prepared_params(into:materialize())
+  autograd.no_grad(scope.run, 'deepcopy', copy_parts, params, made)
+  return into
+end
+
+return copies

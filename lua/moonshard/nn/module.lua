@@ -543,6 +543,16 @@ function Module:apply(fn)
   return self
 end
 
+--- A module like this one, with all below it: equal values of parameters and buffers, ties, modes,
+--- hooks, and fields with their tensors and plain tables; other objects in fields are shared.
+--- Gradients and hooks of tensors are not copied. Parameters without values get them first. An
+--- FSDP instance becomes one with the same options, and each rank copies its elements; RuntimeError
+--- for a part of an instance. Dropout draws other masks.
+---@return self
+function Module:deepcopy()
+  return once.run('deepcopy', require('moonshard.nn.copy').deep, self)
+end
+
 --- Drop all gradients.
 ---@param opts? { set_to_none?: boolean }  default true; false fills them with zeros
 function Module:zero_grad(opts)

@@ -7,7 +7,7 @@ local ModuleList = require 'moonshard.nn.module_list'
 local MultiheadAttention = require 'moonshard.nn.multihead_attention'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.nn.check'
-local copy = require 'moonshard.nn.copy'
+local copies = require 'moonshard.nn.copy'
 local errors = require 'moonshard.internal.errors'
 local ops = require 'moonshard.ops'
 local tree = require 'moonshard.nn.tree'
@@ -119,7 +119,7 @@ function parts.init_stack(self, layer, num_layers, norm)
   self.num_layers = arguments.whole(self._name, 'num_layers', num_layers, nil, 0)
   local layers = ModuleList()
   for _ = 1, num_layers do
-    layers:append(copy(layer))
+    layers:append(copies.layer(layer))
   end
   self:child('layers', layers)
   if norm ~= nil then
