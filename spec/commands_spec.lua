@@ -238,6 +238,7 @@ local runs = {
   ['./dev check'] = part_of_ci,
   ['./dev model'] = part_of_dev, -- minutes
   ['./dev soak'] = part_of_dev,
+  ['./dev docs'] = part_of_dev, -- writes into the tree
   ['./dev reference'] = part_of_dev,
   ['./dev test asan'] = part_of_ci,
   ['./dev test fake'] = part_of_ci,

@@ -137,7 +137,7 @@ describe('a class', function()
     assert.equal('Rex barks', rex:speak())
     assert.equal('RexRex', rex(2))
     assert.equal('zoo.Dog', rex._name)
-    assert.equal('class zoo.Dog', tostring(Dog))
+    assert.equal('class zoo.Dog(name)', tostring(Dog))
   end)
 
   it('refuses a constructor with another name', function()

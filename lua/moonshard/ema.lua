@@ -20,15 +20,15 @@ local state_dict = require 'moonshard.nn.state_dict'
 local tree = require 'moonshard.nn.tree'
 local util = require 'moonshard.internal.util'
 
----@class ms.EMA
+---@class ms.ema
 ---@field decay number
 ---@field n_averaged integer  updates so far
----@overload fun(model: ms.nn.Module, decay?: number): ms.EMA
+---@overload fun(model: ms.nn.Module, decay?: number): ms.ema
 local EMA = class('ema')
 
 local HALF = { f16 = true, bf16 = true }
 
----@class ms.EMA.Entry
+---@class ms.ema.Entry
 ---@field name string
 ---@field extent ms.Extent  of this rank's elements
 ---@field average ms.Tensor?  (elements of this rank); nil where it has none
@@ -207,14 +207,14 @@ local function value_of(entry)
   return average and average:reshape(shape) or create.zeros(shape, { dtype = dtype })
 end
 
----@class ms.EMA.State
+---@class ms.ema.State
 ---@field n_averaged integer
 ---@field params table<string, ms.Tensor|ms.fsdp.ShardedTensor>  by name; they share memory
 ---@field buffers table<string, ms.Tensor>
 
 --- The averages, of sharded parameters this rank's elements: ms.checkpoint.save { ema = ema }
 --- keeps them, to be loaded on any number of ranks.
----@return ms.EMA.State
+---@return ms.ema.State
 function EMA:state_dict()
   local sd = { n_averaged = self.n_averaged, params = {}, buffers = {} }
   for _, entry in ipairs(self._entries) do
@@ -286,7 +286,7 @@ end
 
 --- Take in a state, all of it or, with an error, nothing. Of full tensors each rank takes its
 --- elements.
----@param sd ms.EMA.State
+---@param sd ms.ema.State
 function EMA:load_state_dict(sd)
   check_not_applied(self, 'ema:load_state_dict')
   arguments.list('ema:load_state_dict', 'sd', sd)

@@ -65,6 +65,13 @@ function ms.is(object, class)
   return util.is(object, class)
 end
 
+--- The reference of a name ('nn.Linear', 'Tensor:cumsum'), a public function, a class or an object
+--- of one; of a namespace ('ops') its names. Prints it. KeyError gives the nearest name.
+---@param what any
+function ms.help(what)
+  print(require('moonshard.internal.reference').help(what))
+end
+
 local kinds = { 'parameter', 'gradient', 'optimizer', 'activation', 'arena', 'scratch' }
 local stats = B.new('ms_memory_stats')
 local as_memory, as_live, as_peak = figures 'memory()', figures 'memory().live',

@@ -21,6 +21,8 @@ function Subset:init(dataset, indices)
   self.get_batch = self.dataset.get_batch and self._get_batch or nil
 end
 
+--- Number of indices.
+---@return integer
 function Subset:len()
   return #self.indices
 end

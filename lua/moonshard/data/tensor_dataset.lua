@@ -26,6 +26,8 @@ function TensorDataset:init(...)
   end
 end
 
+--- Size of dimension 1.
+---@return integer
 function TensorDataset:len()
   return self.tensors[1]:size(1)
 end

@@ -9,6 +9,20 @@ local wrap = require 'moonshard.fsdp.wrap'
 
 ---@class ms.fsdp
 ---@field FSDP ms.fsdp.FSDP
+---@field optim_state_dict fun(model: ms.nn.Module, optim: ms.optim.Optimizer): table  The state of
+---  an optimizer over the model's parameters; those that took no step are absent. Collective with
+---  the type FULL_STATE_DICT; ranks other than 0 get {} with its `rank0_only`
+---@field optim_state_dict_to_load fun(model: ms.nn.Module, optim: ms.optim.Optimizer, sd: table):
+---  ms.optim.StateDict  What optim:load_state_dict() takes, from what optim_state_dict() gave on
+---  any number of ranks and for any wrapping. Collective for ShardedTensors
+---@field full_optim_state_dict fun(model: ms.nn.Module, optim: ms.optim.Optimizer, opts?: table):
+---  table  optim_state_dict() with whole tensors, whatever the state dict type; rank0_only: default
+---  true
+---@field sharded_optim_state_dict fun(model: ms.nn.Module, optim: ms.optim.Optimizer):
+---  table  optim_state_dict() with ShardedTensors
+---@field rekey_optim_state_dict fun(sd: table, key_type: 'PARAM_ID'|'PARAM_NAME', model:
+---  ms.nn.Module): table  The state dict with numbers of parameters, from 0 in order of the model,
+---  in place of their names, or the other way round
 local fsdp = {
   callable_policy = policies.callable_policy,
   always_wrap_policy = policies.always_wrap_policy,

@@ -189,6 +189,10 @@ function ModuleWrapPolicy:init(classes)
   end
 end
 
+--- Options by module to wrap; FSDP calls it.
+---@param root ms.nn.Module
+---@param ignored table<ms.nn.Module, boolean>
+---@param root_options ms.fsdp.Options
 function ModuleWrapPolicy:choose(root, ignored, root_options)
   return choose_all(root, ignored, root_options, function(module)
     return util.is_any(module, self.classes) and {} or nil
@@ -219,6 +223,10 @@ function CustomPolicy:init(fn)
   self.fn = arguments.fn(self._name, 'fn', fn)
 end
 
+--- Options by module to wrap; FSDP calls it.
+---@param root ms.nn.Module
+---@param ignored table<ms.nn.Module, boolean>
+---@param root_options ms.fsdp.Options
 function CustomPolicy:choose(root, ignored, root_options)
   return choose_all(root, ignored, root_options, function(module)
     return decision('CustomPolicy', self.fn(module))

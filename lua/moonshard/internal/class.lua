@@ -26,8 +26,14 @@ local function construct(cls, ...)
   return object
 end
 
+-- The class as it is called: "class nn.Linear(in_features, out_features, opts)".
 local function describe(cls)
-  return 'class ' .. cls._name
+  local names, info = {}, debug.getinfo(cls.init, 'u')
+  for i = 2, info.nparams do
+    names[#names + 1] = debug.getlocal(cls.init, i)
+  end
+  names[#names + 1] = info.isvararg and '...' or nil
+  return ('class %s(%s)'):format(cls._name, table.concat(names, ', '))
 end
 
 local function describe_object(object)

@@ -57,8 +57,9 @@ Print version, instruction set of the kernels, cores, and the folder of the libr
 local REPL_USAGE = [[
 usage: moonshard repl
 
-Start luajit's prompt with ms loaded. A line that begins with = prints values. Ctrl-C ends the line
-that runs, Ctrl-D the prompt.
+Start luajit's prompt with ms loaded. A line that begins with = prints values, of functions and
+classes how they are called; ms.help('nn.Linear') prints the reference of a name. Ctrl-C ends the
+line that runs, Ctrl-D the prompt.
 ]]
 
 local RUN_FLAGS = { '-n', '--ranks', '--no-prefix', '-h', '--help' }
@@ -216,11 +217,17 @@ local function explained(command, usage, words)
   end
 end
 
+-- What the prompt runs first: then functions are shown as they are called.
+local PROMPT = [[ms = require "moonshard"
+print("moonshard " .. ms.version .. ", a prompt of one rank: ms is there")
+debug.setmetatable(print, { __tostring = function(fn)
+  return require("moonshard.internal.reference").shown(fn)
+end })]]
+
 local function repl(words)
   if not explained('repl', REPL_USAGE, words) then
     -- interpreted: a compiled loop does not see a SIGINT
-    return os.execute([[luajit -joff -e 'ms = require "moonshard"; print("moonshard " .. ms.version
-      .. ", a prompt of one rank: ms is there")' -i]]) == 0 and 0 or 1
+    return os.execute(("luajit -joff -e '%s' -i"):format(PROMPT)) == 0 and 0 or 1
   end
   return 0
 end

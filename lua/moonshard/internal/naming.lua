@@ -31,6 +31,9 @@ function naming.space(name, members, lazy)
   lazy = lazy or {}
   return setmetatable(members, {
     _namespace = name,
+    _names = function()
+      return util.sorted_keys(util.merged(lazy, members))
+    end,
     __tostring = function()
       return ('%s: %s'):format(name,
         table.concat(util.sorted_keys(util.merged(lazy, members)), ' '))

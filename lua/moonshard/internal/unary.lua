@@ -3,6 +3,7 @@
 
 local unary = {}
 
+--- A function of every element of x.
 ---@class ms.Unary
 ---@field abs fun(x: ms.Tensor): ms.Tensor
 ---@field cos fun(x: ms.Tensor): ms.Tensor

@@ -32,6 +32,14 @@ local function reached(milestones, epoch)
   return n
 end
 
+--- Multiply the rate by `gamma` every `step_size` steps.
+---@class ms.optim.lr_scheduler.StepLR: ms.optim.lr_scheduler.LRScheduler
+---@overload fun(optimizer: ms.optim.Optimizer, opts: ms.optim.lr_scheduler.StepLR.Options):
+---  ms.optim.lr_scheduler.StepLR
+---@class ms.optim.lr_scheduler.StepLR.Options
+---@field step_size integer
+---@field gamma? number  default 0.1
+---@field last_epoch? integer  default -1: from the beginning
 rule('StepLR', {
   options = { step_size = 'number', gamma = 'number' },
   needs = { 'step_size' },
@@ -50,6 +58,14 @@ rule('StepLR', {
   end,
 })
 
+--- Multiply the rate by `gamma` at each milestone.
+---@class ms.optim.lr_scheduler.MultiStepLR: ms.optim.lr_scheduler.LRScheduler
+---@overload fun(optimizer: ms.optim.Optimizer, opts: ms.optim.lr_scheduler.MultiStepLR.Options):
+---  ms.optim.lr_scheduler.MultiStepLR
+---@class ms.optim.lr_scheduler.MultiStepLR.Options
+---@field milestones integer[]  steps, in order
+---@field gamma? number  default 0.1
+---@field last_epoch? integer  default -1: from the beginning
 rule('MultiStepLR', {
   options = { milestones = 'list', gamma = 'number' },
   needs = { 'milestones' },
@@ -71,6 +87,14 @@ rule('MultiStepLR', {
   end,
 })
 
+--- Multiply the rate by `factor` until step `total_iters`.
+---@class ms.optim.lr_scheduler.ConstantLR: ms.optim.lr_scheduler.LRScheduler
+---@overload fun(optimizer: ms.optim.Optimizer, opts?: ms.optim.lr_scheduler.ConstantLR.Options):
+---  ms.optim.lr_scheduler.ConstantLR
+---@class ms.optim.lr_scheduler.ConstantLR.Options
+---@field factor? number  0 to 1 (default 1/3)
+---@field total_iters? integer  default 5
+---@field last_epoch? integer  default -1: from the beginning
 rule('ConstantLR', {
   options = { factor = 'number', total_iters = 'number' },
   state = { 'factor', 'total_iters' },
@@ -96,6 +120,15 @@ rule('ConstantLR', {
   end,
 })
 
+--- Multiply the rate by a factor that goes from `start_factor` to `end_factor` in a line.
+---@class ms.optim.lr_scheduler.LinearLR: ms.optim.lr_scheduler.LRScheduler
+---@overload fun(optimizer: ms.optim.Optimizer, opts?: ms.optim.lr_scheduler.LinearLR.Options):
+---  ms.optim.lr_scheduler.LinearLR
+---@class ms.optim.lr_scheduler.LinearLR.Options
+---@field start_factor? number  above 0, up to 1 (default 1/3)
+---@field end_factor? number  0 to 1 (default 1)
+---@field total_iters? integer  steps of the line (default 5)
+---@field last_epoch? integer  default -1: from the beginning
 rule('LinearLR', {
   options = { start_factor = 'number', end_factor = 'number', total_iters = 'number' },
   state = { 'start_factor', 'end_factor', 'total_iters' },
@@ -128,6 +161,13 @@ rule('LinearLR', {
   end,
 })
 
+--- Multiply the rate by `gamma` at every step.
+---@class ms.optim.lr_scheduler.ExponentialLR: ms.optim.lr_scheduler.LRScheduler
+---@overload fun(optimizer: ms.optim.Optimizer, opts: ms.optim.lr_scheduler.ExponentialLR.Options):
+---  ms.optim.lr_scheduler.ExponentialLR
+---@class ms.optim.lr_scheduler.ExponentialLR.Options
+---@field gamma number
+---@field last_epoch? integer  default -1: from the beginning
 rule('ExponentialLR', {
   options = { gamma = 'number' },
   needs = { 'gamma' },
@@ -141,6 +181,15 @@ rule('ExponentialLR', {
   end,
 })
 
+--- Half a cosine from the first rate to `eta_min` (arXiv:1608.03983).
+---@class ms.optim.lr_scheduler.CosineAnnealingLR: ms.optim.lr_scheduler.LRScheduler
+---@overload fun(optimizer: ms.optim.Optimizer,
+---  opts: ms.optim.lr_scheduler.CosineAnnealingLR.Options):
+---  ms.optim.lr_scheduler.CosineAnnealingLR
+---@class ms.optim.lr_scheduler.CosineAnnealingLR.Options
+---@field T_max integer  steps of the half cosine
+---@field eta_min? number  default 0
+---@field last_epoch? integer  default -1: from the beginning
 rule('CosineAnnealingLR', { -- arXiv:1608.03983, without restarts
   options = { T_max = 'number', eta_min = 'number' },
   needs = { 'T_max' },

@@ -1,0 +1,225 @@
+--- Reads the LuaCATS annotations of source files: what the reference pages and ms.help() show.
+
+local annotations = {}
+
+---@class ms.Annotation.Value  a parameter, a result or a field
+---@field name string  '' for a result
+---@field optional boolean
+---@field type string
+---@field text string
+
+---@class ms.Annotation  a function
+---@field owner string  'optim' in function optim.clip_grad_norm_; '' without one
+---@field method boolean  called with a colon
+---@field name string
+---@field args string[]
+---@field text string
+---@field params ms.Annotation.Value[]
+---@field returns ms.Annotation.Value[]
+---@field raises string[]  "ValueError: message" of errors that the function itself raises
+---@field type? string  of a value that is declared as a function type
+---@field file string
+---@field line integer
+
+---@class ms.Annotation.Class
+---@field name string
+---@field parents string[]
+---@field text string
+---@field fields ms.Annotation.Value[]
+---@field overloads string[]
+---@field variable? string  the local that holds it in its file
+---@field file ms.Annotation.File
+
+---@class ms.Annotation.File
+---@field path string
+---@field text string  the comment at its top
+---@field functions ms.Annotation[]
+---@field classes table<string, ms.Annotation.Class>
+---@field order string[]  names of the classes
+---@field aliases table<string, string>  types by name
+---@field requires string[]  modules of the library that it mentions
+
+-- A type ends at two spaces; text follows.
+local function split_type(text)
+  local at = text:find('  ', 1, true)
+  if not at then
+    return text, ''
+  end
+  return text:sub(1, at - 1), (text:sub(at):gsub('^%s+', ''))
+end
+
+local function value_of(text, named)
+  local name, mark, rest = '', '', text
+  if named then
+    name, mark, rest = text:match '^([%w_.%[%]]+)(%??)%s*(.*)$'
+    if not name then -- @field [string] ms.Tensor
+      name, rest = text:match '^(%S+)%s*(.*)$'
+    end
+  end
+  local type_text, comment = split_type(rest or '')
+  return { name = name, optional = mark == '?', type = type_text, text = comment }
+end
+
+-- The lines of a comment: free text, then tags with the lines that continue them.
+local function block_of(lines)
+  local text, tags = {}, {}
+  for _, line in ipairs(lines) do
+    local body = line:gsub('^%s*%-%-%-', '')
+    local tag, rest = body:match '^@(%w+)%s*(.*)$'
+    if tag then
+      tags[#tags + 1] = { tag = tag, text = rest }
+    elseif tags[1] and body:find '^%s%s' or body:find '^|' then
+      local last = tags[#tags]
+      local more = body:gsub('^[|%s]+', '')
+      last.text = last.text .. ' ' .. more
+    elseif not tags[1] or body:find '%S' then
+      text[#text + 1] = body:gsub('^ ', '')
+    end
+  end
+  return { text = table.concat(text, '\n'):gsub('%s+$', ''), tags = tags }
+end
+
+local function tagged(block, tag, named)
+  local out = {}
+  for _, entry in ipairs(block.tags) do
+    if entry.tag == tag then
+      out[#out + 1] = value_of(entry.text, named)
+    end
+  end
+  return out
+end
+
+local function words(list)
+  local out = {}
+  for word in list:gmatch '[%w_.]+' do
+    out[#out + 1] = word
+  end
+  return out
+end
+
+-- Errors that are raised in lines of a function, until one of its indentation ends it.
+local function raises_in(lines, first)
+  local indent, body = lines[first]:match '^%s*', {}
+  for i = first, #lines do
+    body[#body + 1] = lines[i]
+    if lines[i]:find('^' .. indent .. 'end') then
+      break
+    end
+  end
+  local out, seen = {}, {}
+  local text = table.concat(body, '\n'):gsub("['\"]%s*%.%.%s*['\"]", '')
+  for kind, quote, message in text:gmatch "errors%.raise%('(%u%w+)',%s*(['\"])(.-)%2" do
+    local line = kind .. ': ' .. message
+    if quote and not seen[line] then
+      seen[line], out[#out + 1] = true, line
+    end
+  end
+  return out
+end
+
+local DEFINITIONS = {
+  '^%s*function ([%w_]+)([.:])([%w_]+)(%b())', '^%s*local function ()()([%w_]+)(%b())',
+  '^%s*return function ?()()()(%b())', "^([%w_]+)()%['([%w_]+)'%] = function ?(%b())",
+}
+
+-- What is defined at a line, if a function is.
+local function definition(lines, i)
+  local line, last = lines[i], i
+  if line:find 'function' then
+    while not line:find '%)' and last < #lines and last < i + 6 do
+      last = last + 1
+      line = line .. ' ' .. lines[last]:gsub('^%s+', '')
+    end
+  end
+  for _, pattern in ipairs(DEFINITIONS) do
+    local owner, mark, name, args = line:match(pattern)
+    if args then
+      return {
+        owner = type(owner) == 'string' and owner or '', method = mark == ':',
+        name = type(name) == 'string' and name or '', args = words(args:gsub('%.%.%.', '')),
+        vararg = args:find('...', 1, true) ~= nil,
+      }
+    end
+  end
+  local owner, name = line:match '^([%w_]+)%.([%w_]+) = '
+  return owner and { owner = owner, method = false, name = name, args = {}, assigned = true }
+end
+
+local function add_classes(file, block, next_line)
+  local class
+  for _, entry in ipairs(block.tags) do
+    if entry.tag == 'alias' then
+      local name, alias = entry.text:match '^([%w_.]+)%s+(.*)$'
+      file.aliases[name or ''] = alias and split_type(alias)
+    elseif entry.tag == 'class' then
+      local head, text = split_type(entry.text)
+      local name, parents = head:match '^([%w_.]+):?%s*(.*)$'
+      class = {
+        name = name, parents = words(parents), text = block.text ~= '' and block.text or text,
+        fields = {}, overloads = {}, file = file,
+        variable = next_line:match '^local ([%w_]+) =',
+      }
+      if file.classes[name] then -- a second block adds fields
+        class = file.classes[name]
+      else
+        file.classes[name], file.order[#file.order + 1] = class, name
+      end
+    elseif entry.tag == 'field' and class then
+      class.fields[#class.fields + 1] = value_of(entry.text, true)
+    elseif entry.tag == 'overload' and class then
+      class.overloads[#class.overloads + 1] = entry.text
+    end
+  end
+  return class ~= nil
+end
+
+local function add_function(file, lines, i, block)
+  local found = definition(lines, i)
+  local types = tagged(block, 'type', false)
+  if not found or found.assigned and not block.tags[1] then
+    return
+  end
+  found.text, found.file, found.line = block.text, file, i
+  found.params, found.returns = tagged(block, 'param', true), tagged(block, 'return', false)
+  for k, param in ipairs(found.assigned and found.params or {}) do
+    found.args[k] = param.name
+  end
+  found.type = types[1] and types[1].type
+  found.raises = found.assigned and {} or raises_in(lines, i)
+  file.functions[#file.functions + 1] = found
+end
+
+--- Read the annotations of a file.
+---@param path string
+---@return ms.Annotation.File
+function annotations.read(path)
+  local lines, file = {}, {
+    path = path, functions = {}, classes = {}, order = {}, aliases = {}, requires = {},
+  }
+  for line in io.lines(path) do
+    lines[#lines + 1] = line
+    for name in line:gmatch "'(moonshard[%w_.]*)'" do
+      file.requires[#file.requires + 1] = name
+    end
+  end
+  local i = 1
+  while i <= #lines do
+    local comment = {}
+    while lines[i] and lines[i]:find '^%s*%-%-%-' do
+      comment[#comment + 1] = lines[i]
+      i = i + 1
+    end
+    local block = block_of(comment)
+    if not file.text then
+      file.text = block.text
+    end
+    if lines[i] and not (comment[1] and add_classes(file, block, lines[i])) then
+      add_function(file, lines, i, block)
+    end
+    i = i + 1
+  end
+  file.text = file.text or ''
+  return file
+end
+
+return annotations
