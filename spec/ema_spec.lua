@@ -83,6 +83,21 @@ describe('averages of a sharded model', function()
   end)
 end)
 
+describe('averages of a model of a group', function()
+  it('are saved by the ranks of the group', function()
+    local root = runs.folder()
+    local _, cause = runs.reports(4, function()
+      local group = ms.dist.split(ms.dist.rank() % 2)
+      local ema = ms.ema(ms.fsdp.FSDP(net(), { process_group = group }))
+      local path = root .. ms.dist.rank() % 2
+      ms.checkpoint.save(path, 'a', { step = 0, ema = ema:update() })
+      ms.checkpoint.load(path .. '/a', { ema = ema })
+      return tostring(ema)
+    end)
+    assert.is_nil(cause)
+  end)
+end)
+
 describe('averages', function()
   it('are those of AveragedModel', function()
     for decay, expected in pairs { -- order does not matter; from PyTorch 2, f32

@@ -226,6 +226,16 @@ function EMA:state_dict()
   return sd
 end
 
+--- The parameters of the model: a checkpoint is of the group over which they are sharded.
+---@return ms.Tensor[]
+function EMA:_params()
+  local params = {}
+  for i, p in ipairs(tree.prepared_params(self._model)) do
+    params[i] = p.tensor
+  end
+  return params
+end
+
 -- This rank's elements of a value, which are to have this extent.
 local function elements_of(what, name, value, entry)
   local extent = entry.extent

@@ -18,7 +18,7 @@ function validate.path(what, name, value)
   end
 end
 
--- Parameters that a model or an optimizer holds; other parts have none.
+-- Parameters of a part; a state has none unless it has _params().
 local function params_of(part)
   local list = {}
   if part.kind == 'model' then
@@ -29,6 +29,8 @@ local function params_of(part)
     for i, entry in ipairs((part.value:_entries())) do
       list[i] = entry.param
     end
+  elseif part.kind == 'state' and type(part.value._params) == 'function' then
+    return part.value:_params()
   end
   return list
 end
