@@ -365,6 +365,31 @@ static ms_status on_recompute(void *user, ms_tensor *const *grads, int32_t n_out
     return call_with(user, refs);
 }
 
+static ms_status on_comm(void *user, const char *unit, ms_tensor *grad, ms_tensor *out)
+{
+    ms_ref refs[2];
+
+    (void)unit;
+    lend(refs, (ms_tensor *[]){grad, out}, 2);
+    return call_with(user, refs);
+}
+
+int lua_comm_hook(lua_State *L)
+{
+    ms_fsdp_tree *tree = *(ms_fsdp_tree *const *)lua_topointer(L, 1);
+    hook *h = NULL;
+    ms_status status = new_hook(&h, L, 2);
+
+    if (status == MS_OK) {
+        status = ms_fsdp_tree_set_comm_hook(tree, on_comm, h, on_drop);
+        if (status != MS_OK) {
+            on_drop(h);
+        }
+    }
+    lua_pushinteger(L, status);
+    return 1;
+}
+
 /* The tensors behind refs [0, n); NULL refs give NULL. */
 static ms_status handles_of(const ms_ref *refs, int32_t n, const char *function, ms_tensor **out)
 {

@@ -177,6 +177,11 @@ function fsdp.flat_numel(unit)
   return tonumber(C.ms_layout_total(C.ms_fsdp_unit_layout(unit)))
 end
 
+--- Let `fn(address of refs)` reduce the gradients of a tree.
+function fsdp.set_comm_hook(tree, fn)
+  B.check(B.core.comm_hook(B.new('ms_fsdp_tree *[1]', tree), fn))
+end
+
 --- Let the next forwards of a unit gather and compute in the parameters' own dtype.
 ---@param on boolean
 function fsdp.set_full_precision(unit, on)

@@ -56,6 +56,7 @@ for name, method in next, {
 end
 
 local lazy = {
+  comm_hooks = 'moonshard.fsdp.comm_hooks',
   explain = 'moonshard.fsdp.explain',
   ShardedGradScaler = 'moonshard.fsdp.sharded_grad_scaler',
   ShardedTensor = 'moonshard.fsdp.sharded_tensor',

@@ -148,6 +148,11 @@ static ms_status make_shown(ms_fsdp_unit *u)
     return MS_OK;
 }
 
+ms_status msi_unit_gradient_make(ms_fsdp_unit *u)
+{
+    return make_shown(u);
+}
+
 static void drop_shown(ms_fsdp_unit *u)
 {
     for (int32_t i = 0; i < u->n_params; i++) {
@@ -216,6 +221,26 @@ static void show_gradients(void *unit)
                 p->tensor->grad = p->shown;
                 p->shown = NULL;
             }
+        }
+    }
+    drop_shown(u);
+}
+
+void msi_unit_gradient_show(ms_fsdp_unit *u)
+{
+    for (int32_t i = 0; i < u->n_params; i++) {
+        msi_unit_param *p = &u->params[i];
+
+        if (!p->tensor->requires_grad) {
+            continue;
+        }
+        p->reduced = p->arrived = true;
+        if (p->place != NULL) {
+            p->place->version++;
+        }
+        if (p->tensor->grad == NULL) {
+            p->tensor->grad = p->shown;
+            p->shown = NULL;
         }
     }
     drop_shown(u);

@@ -11,7 +11,8 @@
 static ms_status begin_micro(ms_fsdp_unit *u)
 {
     const int64_t nbytes = msi_unit_full_numel(u) * ms_dtype_size(u->reduce_dtype);
-    const bool in_slot = u->run->sync && u->reduce_dtype == msi_unit_slot_dtype(u);
+    const bool in_slot =
+        u->run->sync && u->run->hook == NULL && u->reduce_dtype == msi_unit_slot_dtype(u);
 
     if (u->micro_view == NULL) {
         MS_TRY(msi_storage_wrap(&u->micro_view, u->ctx, MS_STORAGE_BORROWED, NULL, nbytes));
@@ -132,6 +133,15 @@ ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u)
                                 msi_unit_slot_dtype(u));
 }
 
+ms_status msi_unit_reduce(ms_fsdp_unit *u)
+{
+    if (u->run->hook != NULL) {
+        return msi_unit_reduce_by_hook(u);
+    }
+    MS_TRY(msi_unit_fold_into_slot(u));
+    return msi_gradient_announce(u);
+}
+
 /* All gradients of this backward are complete: pass them on. */
 static ms_status complete(ms_fsdp_unit *u)
 {
@@ -145,8 +155,7 @@ static ms_status complete(ms_fsdp_unit *u)
         u->reduction.phase = MSI_GRAD_NONE;
         return msi_unit_accumulate(u);
     }
-    MS_TRY(msi_unit_fold_into_slot(u));
-    return msi_gradient_announce(u);
+    return msi_unit_reduce(u);
 }
 
 static ms_status sink_done(void *user, int32_t index)

@@ -31,19 +31,27 @@
 #include "op.h"
 #include "reduction.h"
 
+/* The program's reduction of gradients. */
+typedef struct msi_comm_hook {
+    ms_comm_hook fn;
+    void *user;
+    void (*drop)(void *user);
+} msi_comm_hook;
+
 /* State shared by the units of one model. The schedule writes it, units read it. */
 typedef struct msi_model_state {
-    void *owner;       /* the schedule's tree */
-    int32_t model;     /* number in the group; 0: unused */
-    bool initialized;  /* units have slots */
-    bool sync;         /* backwards reduce */
-    bool summoned;     /* handles show full copies */
-    bool hides_shards; /* a root forward runs */
-    bool settled;      /* the running backward has no more reductions */
-    bool given_up;     /* its gradients were dropped meanwhile */
-    bool fp32_slots;   /* gradient slots are wide enough for inner nodes (no_sync) */
-    uint64_t n_kept;   /* unreduced no_sync backwards */
-    double factor;     /* of reduced gradients; 0: 1 / world */
+    void *owner;         /* the schedule's tree */
+    int32_t model;       /* number in the group; 0: unused */
+    bool initialized;    /* units have slots */
+    bool sync;           /* backwards reduce */
+    bool summoned;       /* handles show full copies */
+    bool hides_shards;   /* a root forward runs */
+    bool settled;        /* the running backward has no more reductions */
+    bool given_up;       /* its gradients were dropped meanwhile */
+    bool fp32_slots;     /* gradient slots are wide enough for inner nodes (no_sync) */
+    uint64_t n_kept;     /* unreduced no_sync backwards */
+    double factor;       /* of reduced gradients; 0: 1 / world */
+    msi_comm_hook *hook; /* reduces gradients; NULL: units do */
     msi_progress progress;
     msi_slot_pool params, gradients;
     /* Calls from units. */
@@ -254,6 +262,8 @@ ms_status msi_unit_check_kept(const ms_fsdp_unit *u);
 ms_status msi_unit_accumulate(ms_fsdp_unit *u);
 /* Sum the last backward's gradient, if any, and all levels into the slot. */
 ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u);
+/* Reduce it: announce it to the peers, or let the hook do it. */
+ms_status msi_unit_reduce(ms_fsdp_unit *u);
 
 /* -- accumulated.c: .grad of the levels -------------------------------------------------------- */
 void msi_unit_levels_free(ms_fsdp_unit *u);
@@ -261,6 +271,10 @@ void msi_unit_levels_free(ms_fsdp_unit *u);
 bool msi_unit_accumulates(void *unit, int32_t index);
 ms_status msi_unit_accumulated(void *unit, int32_t index, ms_tensor **out);
 ms_status msi_unit_replace_accumulated(void *unit, int32_t index, const msi_view *value);
+
+/* -- comm_hook.c ------------------------------------------------------------------------------- */
+/* Let the hook reduce the last backward's gradient, with all levels. */
+ms_status msi_unit_reduce_by_hook(ms_fsdp_unit *u);
 
 /* -- gradient.c: the reduced gradient ---------------------------------------------------------- */
 /* `home` slot, or NULL. The model's gradient slots exist. */
@@ -273,6 +287,10 @@ ms_status msi_unit_await_gradient(void *unit);
 /* For msi_param_ops: .grad was dropped; does the whole parameter have one? */
 void msi_unit_gradient_dropped(void *unit, int32_t index);
 bool msi_unit_has_gradient(void *unit, int32_t index);
+/* Allocate the reduced gradient and what .grad will show of it. */
+ms_status msi_unit_gradient_make(ms_fsdp_unit *u);
+/* Show it in .grad of every parameter that requires grad. */
+void msi_unit_gradient_show(ms_fsdp_unit *u);
 /* Free the reduced gradient if no .grad shows it. */
 void msi_unit_gradient_trim(ms_fsdp_unit *u);
 void msi_unit_gradient_free(ms_fsdp_unit *u);

@@ -187,8 +187,7 @@ static ms_status reduce_unreached(ms_fsdp_tree *tree)
 
         if (msi_accumulator_holds(&u->sums)) {
             u->use.expects_grad = true;
-            MS_TRY(msi_unit_fold_into_slot(u));
-            MS_TRY(msi_gradient_announce(u));
+            MS_TRY(msi_unit_reduce(u));
         }
     }
     return MS_OK;

@@ -182,6 +182,21 @@ ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
     return MS_OK;
 }
 
+ms_status ms_fsdp_tree_set_comm_hook(ms_fsdp_tree *tree, ms_comm_hook fn, void *user,
+                                     void (*drop)(void *user))
+{
+    if (tree->run.hook != NULL) {
+        return MS_FAIL(MS_ASSERTION_ERROR, "A communication hook is already registered");
+    }
+    if (tree->shards != tree->comm) {
+        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
+                       "Communication hook is not supported for hybrid strategies");
+    }
+    tree->hook = (msi_comm_hook){fn, user, drop};
+    tree->run.hook = &tree->hook;
+    return MS_OK;
+}
+
 ms_status ms_fsdp_unit_unshard(ms_fsdp_unit *u)
 {
     MS_TRY(check_in_tree(u));

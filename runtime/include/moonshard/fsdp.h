@@ -222,6 +222,21 @@ MS_API bool ms_fsdp_tree_sync(const ms_fsdp_tree *tree);
  * MS_ASSERTION_ERROR inside a backward that has not reduced all gradients. */
 MS_API ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor);
 
+#ifndef MS_FFI_CDEF
+/** Reduces gradients in place of the runtime (a communication hook). Called in each backward that
+ * reduces, when a unit's gradient on this rank is complete, in the same order on all ranks.
+ * @param unit  name, for messages
+ * @param grad  1-D, padded, in the reduce dtype: the unit's whole gradient on this rank; of a
+ *              replica (NO_SHARD) to be overwritten with the result
+ * @param out   this rank's shard of the result, to be written; NULL for a replica */
+typedef ms_status (*ms_comm_hook)(void *user, const char *unit, ms_tensor *grad, ms_tensor *out);
+/** Set it. The gradient factor does not apply then. `drop(user)` is called when the tree is freed.
+ * MS_ASSERTION_ERROR if there is one already, and MS_NOT_IMPLEMENTED_ERROR for hybrid sharding;
+ * then `drop` is not called. */
+MS_API ms_status ms_fsdp_tree_set_comm_hook(ms_fsdp_tree *tree, ms_comm_hook fn, void *user,
+                                            void (*drop)(void *user));
+#endif
+
 /** Gather a unit's full parameters and show them until ms_fsdp_unit_reshard(), until a forward or
  * backward of the unit reshards it, or until an optimizer, a load or ms_fsdp_tree_unsummon() writes
  * to it. Collective. */

@@ -1,0 +1,97 @@
+--- Communication hooks for register_comm_hook(): the mean that the runtime computes without a hook,
+--- and the same in a low precision.
+
+local arguments = require 'moonshard_ffi.arguments'
+local class = require 'moonshard.internal.class'
+local dist = require 'moonshard.dist'
+local naming = require 'moonshard.internal.naming'
+
+---@class ms.fsdp.comm_hooks
+local comm_hooks = {}
+
+-- The largest power of two whose square does not exceed the number of ranks it divides.
+local function predivide_factor(world)
+  local factor = 1
+  while world % factor == 0 and world / factor > factor do
+    factor = factor * 2
+  end
+  return factor
+end
+
+--- What the default hooks take: the group, and by what gradients are divided before and after the
+--- sum.
+---@class ms.fsdp.DefaultState
+---@field process_group ms.dist.Group
+---@field world_size integer
+---@field gradient_predivide_factor number
+---@field gradient_postdivide_factor number
+local DefaultState = class('fsdp.DefaultState')
+
+---@param process_group ms.dist.Group
+function DefaultState:init(process_group)
+  self.process_group = arguments.group(self._name, 'process_group', process_group)
+  self.world_size = dist.get_world_size(process_group)
+  self.gradient_predivide_factor = predivide_factor(self.world_size)
+  self.gradient_postdivide_factor = self.world_size / self.gradient_predivide_factor
+end
+
+--- The same for sums in a low precision.
+---@class ms.fsdp.LowPrecisionState: ms.fsdp.DefaultState
+local LowPrecisionState = class('fsdp.LowPrecisionState', DefaultState)
+
+comm_hooks.DefaultState, comm_hooks.LowPrecisionState = DefaultState, LowPrecisionState
+
+local function divide(t, factor)
+  if factor > 1 then
+    t:mul_(1 / factor)
+  end
+end
+
+--- The mean of `grad` over the ranks, in place: for NO_SHARD.
+---@param state ms.fsdp.DefaultState
+---@param grad ms.Tensor
+function comm_hooks.allreduce_hook(state, grad)
+  divide(grad, state.gradient_predivide_factor)
+  dist.all_reduce(grad, 'sum', state.process_group)
+  divide(grad, state.gradient_postdivide_factor)
+end
+
+--- This rank's part of the mean over the ranks.
+---@param state ms.fsdp.DefaultState
+---@param grad ms.Tensor  (W n)
+---@param out ms.Tensor  (n)
+function comm_hooks.reduce_scatter_hook(state, grad, out)
+  divide(grad, state.gradient_predivide_factor)
+  dist.reduce_scatter(out, grad, 'sum', state.process_group)
+  divide(out, state.gradient_postdivide_factor)
+end
+
+local function compress(dtype, state, grad, out)
+  local low = grad:to(dtype)
+  if not out then
+    comm_hooks.allreduce_hook(state, low)
+    grad:copy_(low)
+    return
+  end
+  local part = out:to(dtype)
+  comm_hooks.reduce_scatter_hook(state, low, part)
+  out:copy_(part)
+end
+
+--- The default hooks with gradients in f16.
+---@param state ms.fsdp.LowPrecisionState
+---@param grad ms.Tensor
+---@param out? ms.Tensor
+function comm_hooks.fp16_compress_hook(state, grad, out)
+  compress('f16', state, grad, out)
+end
+
+--- The default hooks with gradients in bf16.
+---@param state ms.fsdp.LowPrecisionState
+---@param grad ms.Tensor
+---@param out? ms.Tensor
+function comm_hooks.bf16_compress_hook(state, grad, out)
+  compress('bf16', state, grad, out)
+end
+
+return naming.space('fsdp.comm_hooks', comm_hooks)

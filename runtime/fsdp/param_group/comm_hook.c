@@ -1,0 +1,94 @@
+/* Gradients that the program reduces: see ms_fsdp_tree_set_comm_hook(). */
+#include "host.h"
+#include "param_group.h"
+
+static bool none_to_fill(void *progress)
+{
+    return msi_progress_first(progress, MSI_TASK_FILL) == NULL;
+}
+
+/* The hook may wait for peers without running tasks, for which these may wait. */
+static ms_status fill_all(msi_progress *progress)
+{
+    const msi_task *task;
+
+    while ((task = msi_progress_first(progress, MSI_TASK_FILL)) != NULL) {
+        const msi_gather *g = (const msi_gather *)task;
+
+        MS_TRY(msi_progress_wait(progress, g->pool->comm, g->seq, none_to_fill, progress));
+    }
+    return MS_OK;
+}
+
+static ms_status new_gradient(const ms_fsdp_unit *u, int64_t numel, ms_tensor **out)
+{
+    return msi_tensor_make(out, u->ctx, u->reduce_dtype, 1, &numel, MS_MEM_GRADIENT);
+}
+
+/* Run the hook on the unit's whole gradient; `*reduced` is this rank's part of what it gives, of a
+ * replica all. */
+static ms_status run_hook(ms_fsdp_unit *u, ms_tensor *whole, ms_tensor **reduced)
+{
+    const msi_comm_hook *hook = u->run->hook;
+
+    if (u->is_sharded) {
+        MS_TRY(new_gradient(u, u->shard_numel, reduced));
+    }
+    const char aside = msi_host_begin(u->ctx);
+    const ms_status status = hook->fn(hook->user, u->name, whole, *reduced);
+
+    MS_TRY(msi_host_end(u->ctx, aside, status, "a communication hook"));
+    if (*reduced == NULL) {
+        *reduced = ms_tensor_retain(whole);
+    }
+    return MS_OK;
+}
+
+/* Like a reduction's: of every parameter that requires grad, as other ranks may have one. */
+static ms_status take_piece(ms_fsdp_unit *u, int32_t index, const ms_tensor *reduced)
+{
+    msi_unit_param *p = &u->params[index];
+    msi_view from = reduced->v, to;
+
+    from.offset = u->is_sharded ? p->piece.offset_in_shard : p->offset;
+    msi_unit_gradient_like(u, index, &to);
+    from.ndim = to.ndim;
+    msi_view_set_contiguous(&from, reduced->v.dtype, to.ndim, to.shape);
+    if (p->tensor->grad != NULL) {
+        return msi_copy(&p->tensor->grad->v, &from, true);
+    }
+    return msi_copy(&to, &from, false);
+}
+
+static ms_status take(ms_fsdp_unit *u, const ms_tensor *reduced)
+{
+    MS_TRY(msi_unit_gradient_make(u));
+    for (int32_t i = 0; i < u->n_params; i++) {
+        if (u->params[i].piece.numel > 0 && u->params[i].tensor->requires_grad) {
+            MS_TRY(take_piece(u, i, reduced));
+        }
+    }
+    for (int32_t i = 0; i < u->n_params; i++) {
+        u->params[i].contributed = u->params[i].accumulated = false;
+    }
+    msi_unit_gradient_show(u);
+    return MS_OK;
+}
+
+ms_status msi_unit_reduce_by_hook(ms_fsdp_unit *u)
+{
+    ms_tensor *whole = NULL, *reduced = NULL;
+    ms_status status;
+
+    MS_TRY(fill_all(&u->run->progress));
+    MS_TRY(new_gradient(u, msi_unit_full_numel(u), &whole));
+    MS_TRY_GOTO(msi_accumulator_fold(&u->sums, whole->v.storage->data, u->reduce_dtype), done);
+    u->reduction.phase = MSI_GRAD_NONE;
+    u->run->progress.peers_committed = true;
+    MS_TRY_GOTO(run_hook(u, whole, &reduced), done);
+    status = take(u, reduced);
+done:
+    ms_tensor_free(reduced);
+    ms_tensor_free(whole);
+    return status;
+}
