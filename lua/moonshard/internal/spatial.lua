@@ -34,6 +34,25 @@ end
 
 local sizes = spatial.sizes
 
+--- The sizes of an adaptive pooling's result.
+---@param what string
+---@param value integer|(integer|false)[]  false: the size of the input
+---@param n integer  number of spatial dimensions
+---@return (integer|false)[]
+function spatial.output_size(what, value, n)
+  if type(value) ~= 'table' then
+    return sizes(what, 'output_size', value, n, nil, 1)
+  end
+  local known, list = {}, {}
+  for d, size in ipairs(arguments.array(what, 'output_size', value)) do
+    known[d] = size or 1
+  end
+  for d, size in ipairs(sizes(what, 'output_size', known, n, nil, 1)) do
+    list[d] = value[d] and size
+  end
+  return list
+end
+
 local function buffer(list)
   return B.new('int64_t[?]', #list, list)
 end
@@ -163,8 +182,11 @@ for n = 1, 3 do
 
   functions[adaptive] = function(x, output_size)
     local input, alone = batched(adaptive, x, n)
-    local y = calls.adaptive_avg_pool(input, n,
-      buffer(sizes(adaptive, 'output_size', output_size, n, nil, 1)))
+    local size = spatial.output_size(adaptive, output_size, n)
+    for d = 1, n do
+      size[d] = size[d] or input:size(d + 2)
+    end
+    local y = calls.adaptive_avg_pool(input, n, buffer(size))
     return alone and y:squeeze(1) or y
   end
 end
@@ -178,7 +200,9 @@ end
 ---| fun(x: ms.Tensor, kernel_size: ms.ops.Sizes, opts?: ms.ops.MaxPoolOptions): ms.Tensor
 ---@alias ms.ops.AvgPool
 ---| fun(x: ms.Tensor, kernel_size: ms.ops.Sizes, opts?: ms.ops.AvgPoolOptions): ms.Tensor
----@alias ms.ops.AdaptiveAvgPool fun(x: ms.Tensor, output_size: ms.ops.Sizes): ms.Tensor
+--- false: the size of the input
+---@alias ms.ops.AdaptiveAvgPool
+---| fun(x: ms.Tensor, output_size: integer|(integer|false)[]): ms.Tensor
 
 --- x (N, C, ...) or (C, ...), w (O, C / groups, ...), bias (O). ValueError for other sizes.
 ---@class ms.ops.Spatial

@@ -7,12 +7,12 @@ local ops = require 'moonshard.ops'
 local spatial = require 'moonshard.internal.spatial'
 
 ---@class ms.nn._AdaptiveAvgPool: ms.nn.Module
----@field output_size integer[]
+---@field output_size (integer|false)[]
 local AdaptiveAvgPool = Module.extend('nn._AdaptiveAvgPool')
 
----@param output_size integer|integer[]
+---@param output_size integer|(integer|false)[]  false: the size of the input
 function AdaptiveAvgPool:init(output_size)
-  self.output_size = spatial.sizes(self._name, 'output_size', output_size, self._spatial, nil, 1)
+  self.output_size = spatial.output_size(self._name, output_size, self._spatial)
 end
 
 ---@param x ms.Tensor  (N, C, ...) or (C, ...)
@@ -22,7 +22,11 @@ function AdaptiveAvgPool:forward(x)
 end
 
 function AdaptiveAvgPool:extra_repr()
-  return ('output_size=(%s)'):format(table.concat(self.output_size, ', '))
+  local sizes = {}
+  for d, size in ipairs(self.output_size) do
+    sizes[d] = size or 'None'
+  end
+  return ('output_size=(%s)'):format(table.concat(sizes, ', '))
 end
 
 return AdaptiveAvgPool
