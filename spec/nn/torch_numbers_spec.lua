@@ -3,31 +3,8 @@
 
 local ms = require 'moonshard'
 local json = require 'moonshard.internal.json'
-local nn = ms.nn
-
-local TOLERANCE = { f64 = 1e-10, f32 = 1e-5 }
-
-local function cases()
-  local file = assert(io.open('tests/fixtures/modules.json', 'r'))
-  local text = file:read('*a')
-  file:close()
-  return json.decode(text)
-end
-
-local function v(k, i)
-  return (31 * i * i + 17 * i + 29 * k + 7) % 101 / 50 - 1
-end
-
-local function formula(shape, k, dtype, scale, shift)
-  local n, values = 1, {}
-  for _, size in ipairs(shape) do
-    n = n * size
-  end
-  for i = 1, n do
-    values[i] = (scale or 1) * v(k, i - 1) + (shift or 0)
-  end
-  return ms.tensor(values, { dtype = dtype }):reshape(shape)
-end
+local numbers = require 'support.numbers'
+local nn, formula, close = ms.nn, numbers.formula, numbers.close
 
 -- The value that an entry of the file describes. Equal entries give one tensor.
 local function decoder(dtype)
@@ -63,28 +40,8 @@ local function decoder(dtype)
   return decode
 end
 
-local function close(what, t, wanted, tolerance)
-  assert.same(wanted.shape, t:shape(), what)
-  local found = t:detach():to('f64'):reshape(-1)
-  if wanted.sums then
-    local sums = {}
-    for j = 1, 3 do
-      sums[j] = (found * formula({ found:size(1) }, 899 + j, 'f64')):sum():item()
-    end
-    found = sums
-  else
-    found = found:totable()
-  end
-  for i, value in ipairs(wanted.values or wanted.sums) do
-    local near = math.abs(found[i] - value) <= tolerance * (1 + math.abs(value))
-    if not near then -- NaN too
-      error(('%s: number %d is %.17g, expected %.17g'):format(what, i, found[i], value), 0)
-    end
-  end
-end
-
 local function run(case, dtype)
-  local decode, tolerance = decoder(dtype), TOLERANCE[dtype]
+  local decode, tolerance = decoder(dtype), numbers.TOLERANCE[dtype]
   local module = decode({ module = case.name, args = case.args, opts = case.opts })
   module:to(dtype):materialize():train(case.training)
 
@@ -131,7 +88,7 @@ local function run(case, dtype)
 end
 
 describe('the numbers of PyTorch:', function()
-  for i, case in ipairs(cases()) do
+  for i, case in ipairs(numbers.read 'modules') do
     for _, dtype in ipairs { 'f64', 'f32' } do
       local title = ('case %d, nn.%s(%s) in %s, in %s'):format(i, case.name,
         json.encode({ case.args, case.opts }), case.training and 'training' or 'evaluation', dtype)
