@@ -1,24 +1,15 @@
 -- The training runs that were measured with PyTorch (tests/fixtures/golden.json): the same losses,
--- gradient norms and parameters, on one rank without wrapping and on two ranks with every strategy.
--- Rank r takes rows 4r .. 4r + 3 of the batch of 8.
+-- gradients, gradient norms, parameters and buffers, on one rank without wrapping and on two ranks
+-- with every strategy. Rank r takes rows 4r .. 4r + 3 of the batch of 8.
 
 local ms = require 'moonshard'
-local json = require 'moonshard.internal.json'
+local numbers = require 'support.numbers'
+local reference = require 'support.reference'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
+local STEPS = 5
 local TOLERANCE = { float64 = 1e-10, float32 = 1e-4 }
 local DTYPE = { float64 = 'f64', float32 = 'f32' }
-
-local function golden()
-  local file = assert(io.open('tests/fixtures/golden.json', 'r'))
-  local text = file:read('*a')
-  file:close()
-  return json.decode(text)
-end
-
-local function v(k, i)
-  return (31 * i * i + 17 * i + 29 * k + 7) % 101 / 50 - 1
-end
 
 -- -- models --------------------------------------------------------------------------------------
 
@@ -70,17 +61,21 @@ function Gpt:forward(x, y)
   return ms.ops.cross_entropy(self.head(self.lnf(h)), y)
 end
 
+local MlpBatchNorm = nn.Module.extend('MlpBatchNorm')
+
+function MlpBatchNorm:init(dtype)
+  self:child('l1', nn.Linear(6, 8, { dtype = dtype, bias = false }))
+  self:child('bn', nn.BatchNorm1d(8, { dtype = dtype }))
+  self:child('l2', nn.Linear(8, 3, { dtype = dtype }))
+end
+
+function MlpBatchNorm:forward(x, y)
+  return ms.ops.mse_loss(self.l2(ms.ops.relu(self.bn(self.l1(x)))), y)
+end
+
 -- Rows [from, to) of step s.
 local function rows(width, k, scale, dtype, from, to, s)
-  local out = {}
-  for b = from, to - 1 do
-    local row = {}
-    for j = 0, width - 1 do
-      row[j + 1] = scale * v(k + s, b * width + j)
-    end
-    out[#out + 1] = row
-  end
-  return ms.tensor(out, { dtype = dtype })
+  return numbers.formula({ 8, width }, k + s, dtype, scale):narrow(1, from + 1, to - from)
 end
 
 local function tokens(shift, from, to, s)
@@ -112,52 +107,55 @@ local models = {
     end,
     policy = fsdp.ModuleWrapPolicy { Block },
   },
+  mlp_batchnorm = {
+    class = MlpBatchNorm,
+    batch = function(dtype, from, to, s)
+      return rows(6, 100, 1, dtype, from, to, s), rows(3, 200, 0.5, dtype, from, to, s)
+    end,
+    policy = fsdp.ModuleWrapPolicy { nn.Linear },
+  },
 }
 
 -- -- one run -------------------------------------------------------------------------------------
 
-local function first_values(model, params, dtype)
-  local sd = {}
-  for k, entry in ipairs(params) do
-    local name, shape = entry[1], entry[2]
-    local is_norm = name:find('ln', 1, true) and name:find('.weight', 1, true)
-    local n, values = 1, {}
-    for _, size in ipairs(shape) do
-      n = n * size
-    end
-    for i = 0, n - 1 do
-      values[i + 1] = (#shape > 1 and 0.4 or 0.1) * v(k - 1, i) + (is_norm and 1 or 0)
-    end
-    sd[#sd + 1] = name
-    sd[name] = ms.tensor(values, { dtype = dtype }):reshape(shape)
-  end
-  if sd['a.weight'] then -- the tie stands under both its names
-    sd[#sd + 1] = 'b.weight'
-    sd['b.weight'] = sd['a.weight']
-  end
-  model:load_state_dict(sd)
-end
-
-local function close(what, actual, expected, tolerance)
-  local near = math.abs(actual - expected) <= tolerance * (1 + math.abs(expected))
-  if not near then -- NaN too
-    error(('%s is %.17g, expected %.17g within %g'):format(what, actual, expected, tolerance), 0)
+local function set_first_values(model, params, dtype)
+  for k, entry in ipairs(model:materialize():named_parameters()) do
+    local name, shape = unpack(params[k])
+    assert(entry.name == name)
+    local is_norm = name:find '^bn%.weight' or name:find 'ln.*%.weight'
+    ms.no_grad(entry.tensor.copy_, entry.tensor, numbers.formula(shape, k - 1, dtype,
+      #shape > 1 and 0.4 or 0.1, is_norm and 1 or 0))
   end
 end
 
-local function check_params(model, expected, tolerance)
-  local sd = model:state_dict()
-  for name, facts in next, expected do
-    local values, sum, squares = sd[name]:reshape(-1):totable(), 0, 0
-    for _, x in ipairs(values) do
-      sum, squares = sum + x, squares + x * x
-    end
-    assert(#values == facts.numel)
-    close(name .. ' sum', sum, facts.sum, tolerance)
-    close(name .. ' squares', squares, facts.sumsq, tolerance)
-    for j = 0, 7 do
-      local value = values[math.floor(j * (#values - 1) / 7) + 1]
-      close(name .. ' sample', value, facts.samples[j + 1], tolerance)
+local function check_tensor(name, t, facts, tolerance)
+  local values, sum, squares = t:detach():reshape(-1):totable(), 0, 0
+  for _, x in ipairs(values) do
+    sum, squares = sum + x, squares + x * x
+  end
+  assert(#values == facts.numel)
+  numbers.near(name .. ' sum', sum, facts.sum, tolerance)
+  numbers.near(name .. ' squares', squares, facts.sumsq, tolerance)
+  for j = 0, 7 do
+    local value = values[math.floor(j * (#values - 1) / 7) + 1]
+    numbers.near(name .. ' sample', value, facts.samples[j + 1], tolerance)
+  end
+end
+
+local function check_gradients(model, expected, tolerance)
+  local n = 0
+  for name, p in model:named_parameters() do
+    check_tensor('gradient of ' .. name, p:grad(), expected[name], tolerance)
+    n = n + 1
+  end
+  assert(n > 4)
+end
+
+local function check_buffers(buffers, expected, tolerance)
+  for name, wanted in next, expected do
+    wanted = type(wanted) == 'table' and wanted or { wanted }
+    for i, value in ipairs(buffers[name]:reshape(-1):totable()) do
+      numbers.near(name, value, wanted[i], tolerance)
     end
   end
 end
@@ -171,59 +169,99 @@ local function options_of(name, o)
     { lr = o.lr, betas = o.betas, eps = o.eps, weight_decay = o.weight_decay }
 end
 
--- Train as rank `rank` of `size`; `wrap` shards the model, or leaves it.
+local function copies(model)
+  local buffers = {}
+  for name, t in model:named_buffers() do
+    buffers[name] = t:clone()
+  end
+  return buffers
+end
+
+-- Train as rank `rank` of `size`; `wrap` shards the model, or leaves it. A plain model computes the
+-- parts of the batch one by one, each with buffers of its own.
 local function run(kind, entry, expected, optimizers, rank, size, wrap)
   local dtype, tolerance = DTYPE[expected.dtype], TOLERANCE[expected.dtype]
   local model = kind.class(dtype)
-  first_values(model, entry.params, dtype)
+  set_first_values(model, entry.params, dtype)
   model = wrap and wrap(model) or model
   local make, opts = options_of(expected.optimizer, optimizers[expected.optimizer])
   local opt = make(model:parameters(), opts)
-  local share = 8 / size
-  for s = 0, 4 do
-    local x, y = kind.batch(dtype, rank * share, (rank + 1) * share, s)
-    local loss = model(x, y)
-    loss:backward()
-    local mean = loss:item()
+  local parts, buffers = wrap and 1 or expected.parts, {}
+  local share = 8 / size / parts
+  for part = 1, parts do
+    buffers[part] = copies(model)
+  end
+  for s = 0, STEPS - 1 do
+    local mean = 0
+    for part = 1, parts do
+      for name, t in next, buffers[part] do
+        model.bn:set_buffer(name:match '[^.]*$', t)
+      end
+      local from = (rank + part - 1) * share
+      local loss = model(kind.batch(dtype, from, from + share, s))
+      loss:backward(ms.full({}, 1 / parts, { dtype = dtype }))
+      mean, buffers[part] = mean + loss:item() / parts, copies(model)
+    end
     if wrap then
       mean = ms.dist.all_reduce(ms.full({ 1 }, mean, { dtype = 'f64' }), 'avg'):item()
     end
-    close('loss of step ' .. s, mean, expected.loss[s + 1], tolerance)
-    if wrap then -- a bound no gradient reaches: measures without clipping
-      close('norm', model:clip_grad_norm_(1e9):item(), expected.norm2[s + 1], tolerance)
-      local largest = model:clip_grad_norm_(1e9, math.huge):item()
-      close('largest gradient', largest, expected.norminf[s + 1], tolerance)
+    numbers.near('loss of step ' .. s, mean, expected.loss[s + 1], tolerance)
+    if s == 0 and expected.grads_step0 then
+      if wrap then
+        fsdp.summon_full_params(model, { with_grads = true }, check_gradients, model,
+          expected.grads_step0, tolerance)
+      else
+        check_gradients(model, expected.grads_step0, tolerance)
+      end
     end
+    -- A bound that no gradient reaches: measures without clipping.
+    local params = model:parameters()
+    numbers.near('norm', optim.clip_grad_norm_(params, 1e9):item(), expected.norm2[s + 1],
+      tolerance)
+    numbers.near('largest gradient', optim.clip_grad_norm_(params, 1e9, math.huge):item(),
+      expected.norminf[s + 1], tolerance)
     opt:step()
     opt:zero_grad()
   end
-  check_params(model, expected.params, tolerance)
+  local sd = model:state_dict()
+  for name, facts in next, expected.params do
+    check_tensor(name, sd[name], facts, tolerance)
+  end
+  for part, wanted in ipairs(expected.buffers or {}) do
+    if not wrap or part == rank + 1 then
+      check_buffers(wrap and sd or buffers[part], wanted, tolerance)
+    end
+  end
 end
 
-local function each_run(name, fn)
-  local data, n = golden(), 0
+-- Runs of a model; of those that computed parts of the batch apart, only those with `parts`, if
+-- given.
+local function each_run(name, parts, fn)
+  local data, n = numbers.read 'golden', 0
   for _, entry in ipairs(data.training) do
     if entry.name == name then
       for _, expected in ipairs(entry.runs) do
-        fn(entry, expected, data.optimizers)
-        n = n + 1
+        if not parts or not expected.buffers or expected.parts == parts then
+          fn(entry, expected, data.optimizers)
+          n = n + 1
+        end
       end
     end
   end
-  assert(n == 6)
+  assert(n >= 6)
 end
 
 describe('golden training runs', function()
-  for _, name in ipairs { 'mlp_tied', 'gpt_tiny' } do
+  for _, name in ipairs { 'mlp_tied', 'gpt_tiny', 'mlp_batchnorm' } do
     it(name .. ' trains as in PyTorch, unsharded', function()
-      each_run(name, function(entry, expected, optimizers)
-        ms.dist.spawn(1, function() -- so that this process opens no device: it forks below
+      ms.dist.spawn(1, function() -- so that this process opens no device: it forks below
+        each_run(name, nil, function(entry, expected, optimizers)
           run(models[name], entry, expected, optimizers, 0, 1)
         end)
       end)
     end)
 
-    for _, strategy in ipairs { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } do
+    for _, strategy in ipairs(reference.STRATEGIES) do
       for _, orig in ipairs { true, false } do
         local layout = orig and 'aligned' or 'flat'
         local title = ('%s trains as in PyTorch on two ranks, %s, %s'):format(
@@ -231,16 +269,13 @@ describe('golden training runs', function()
         it(title, function()
           ms.collect()
           ms.dist.spawn(2, function(rank, size)
-            each_run(name, function(entry, expected, optimizers)
+            each_run(name, size, function(entry, expected, optimizers)
               run(models[name], entry, expected, optimizers, rank, size, function(model)
-                ms.capture_warnings(function()
-                  model = fsdp.FSDP(model, {
-                    auto_wrap_policy = models[name].policy,
-                    sharding_strategy = strategy,
-                    use_orig_params = orig,
-                  })
-                end)
-                return model
+                return reference.wrap(model, {
+                  auto_wrap_policy = models[name].policy,
+                  sharding_strategy = strategy,
+                  use_orig_params = orig,
+                })
               end)
             end)
           end)
