@@ -2,6 +2,7 @@
 
 local errors = require 'moonshard.internal.errors'
 local autograd = require 'moonshard.autograd'
+local hooks = require 'moonshard.nn.hooks'
 local parameter = require 'moonshard_ffi.parameter'
 local scope = require 'moonshard.internal.scope'
 local tree = require 'moonshard.nn.tree'
@@ -112,7 +113,7 @@ local function copy_wrapper(c, from, state)
   c.modules[from] = from -- parameters below may be its own
   local into = shard(c, state, copy(c, state.module))
   c.modules[from] = into
-  for _, field in ipairs { '_pre_hooks', '_post_hooks' } do
+  for _, field in ipairs(hooks.FIELDS) do
     rawset(into, field, copy_value(c, rawget(from, field)))
   end
   return into

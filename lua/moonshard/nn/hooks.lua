@@ -1,11 +1,16 @@
---- Functions around a module's forward, in the order in which they were registered. What they are
---- given and may give is that of PyTorch's: arguments are an array, several results too, one result
---- is itself.
+--- Functions around a module's forward and backward, in the order in which they were registered.
+--- What they are given and may give is that of PyTorch's: arguments are an array, several results
+--- too, one result is itself.
 
+local BackwardPass = require 'moonshard.nn.backward_hooks'
 local Hook = require 'moonshard.internal.hook'
 local arguments = require 'moonshard_ffi.arguments'
+local errors = require 'moonshard.internal.errors'
 
-local hooks = {}
+local hooks = {
+  --- Fields of modules that have hooks.
+  FIELDS = { '_pre_hooks', '_post_hooks', '_backward_pre_hooks', '_backward_hooks' },
+}
 
 local function pack(...)
   return { n = select('#', ...), ... }
@@ -26,6 +31,14 @@ end
 ---@param module ms.nn.Module
 function hooks.any(module)
   return rawget(module, '_pre_hooks') or rawget(module, '_post_hooks')
+    or rawget(module, '_backward_pre_hooks') or rawget(module, '_backward_hooks')
+end
+
+local function backward_pass(module)
+  if rawget(module, '_backward_pre_hooks') or rawget(module, '_backward_hooks') then
+    return BackwardPass(module, registered(module, '_backward_pre_hooks'),
+      registered(module, '_backward_hooks'))
+  end
 end
 
 --- `module:forward(...)` between its hooks.
@@ -38,6 +51,10 @@ function hooks.forward(module, ...)
     if given ~= nil then
       args = is_array(given) and given or { given }
     end
+  end
+  local pass = backward_pass(module)
+  if pass then
+    args = pass:inputs(args)
   end
   local results = pack(module:forward(unpack(args, 1, args.n or #args)))
   for _, hook in ipairs(registered(module, '_post_hooks')) do
@@ -52,24 +69,29 @@ function hooks.forward(module, ...)
       results = pack(given)
     end
   end
+  if pass then
+    results = pass:outputs(results)
+  end
   return unpack(results, 1, results.n)
 end
 
 local next_id = 0
 
---- Add a function to those in `field`, the last until now.
+--- Add a function to those in `field`, as the last one, or with `prepend` as the first one.
 ---@param module ms.nn.Module
 ---@param what string  the method, for errors
----@param field '_pre_hooks'|'_post_hooks'
+---@param field '_pre_hooks'|'_post_hooks'|'_backward_pre_hooks'|'_backward_hooks'
 ---@param fn fun(...)
+---@param opts? { prepend?: boolean }
 ---@return ms.Hook
-function hooks.register(module, what, field, fn)
+function hooks.register(module, what, field, fn, opts)
   arguments.fn(what, 'fn', fn)
+  opts = errors.options(what, opts, { prepend = 'flag' })
   local list = rawget(module, field) or {}
   rawset(module, field, list)
   next_id = next_id + 1
   local id = next_id
-  list[#list + 1] = { id = id, fn = fn }
+  table.insert(list, opts.prepend and 1 or #list + 1, { id = id, fn = fn })
   return Hook(function()
     for i = #list, 1, -1 do
       if list[i].id == id then

@@ -499,18 +499,43 @@ end
 --- Call `fn(module, args)` before each forward; `args` is an array with its length in `n`.
 --- What it returns, unless nil, takes the place of `args`: an array, or the one argument.
 ---@param fn fun(module: ms.nn.Module, args: table): any
+---@param opts? { prepend?: boolean }  prepend: before other hooks (default false)
 ---@return ms.Hook
-function Module:register_forward_pre_hook(fn)
-  return hooks.register(self, 'register_forward_pre_hook', '_pre_hooks', fn)
+function Module:register_forward_pre_hook(fn, opts)
+  return hooks.register(self, 'register_forward_pre_hook', '_pre_hooks', fn, opts)
 end
 
 --- Call `fn(module, args, output)` after each forward; `args` as above, `output` what forward
 --- returned: the one result itself, or an array of several with their number in `n`. What it
 --- returns, unless nil, takes the place of `output`.
 ---@param fn fun(module: ms.nn.Module, args: table, output: any): any
+---@param opts? { prepend?: boolean }
 ---@return ms.Hook
-function Module:register_forward_hook(fn)
-  return hooks.register(self, 'register_forward_hook', '_post_hooks', fn)
+function Module:register_forward_hook(fn, opts)
+  return hooks.register(self, 'register_forward_hook', '_post_hooks', fn, opts)
+end
+
+--- Call `fn(module, grad_input, grad_output)` in backward, when the gradients of the arguments of
+--- forward are complete. Both are arrays with their length in `n`. An entry is false for what is no
+--- tensor or requires no gradient, and for a result that backward did not reach. What `fn` returns,
+--- unless nil, takes the place of grad_input: as many entries, or the one tensor. When no argument
+--- requires a gradient, `fn` is called when the gradients of the results are complete, with a
+--- warning. Hooks that were registered when forward ran are called. Gradients are released after
+--- the call; `ms.keep(grad)` keeps one.
+---@param fn fun(module: ms.nn.Module, grad_input: table, grad_output: table): any
+---@param opts? { prepend?: boolean }
+---@return ms.Hook
+function Module:register_full_backward_hook(fn, opts)
+  return hooks.register(self, 'register_full_backward_hook', '_backward_hooks', fn, opts)
+end
+
+--- Call `fn(module, grad_output)` in backward, before the gradients inside the module are computed.
+--- What it returns, unless nil, takes the place of grad_output.
+---@param fn fun(module: ms.nn.Module, grad_output: table): any
+---@param opts? { prepend?: boolean }
+---@return ms.Hook
+function Module:register_full_backward_pre_hook(fn, opts)
+  return hooks.register(self, 'register_full_backward_pre_hook', '_backward_pre_hooks', fn, opts)
 end
 
 -- -- all at once ---------------------------------------------------------------------------------

@@ -1,0 +1,187 @@
+--- Functions around a module's backward. As in PyTorch, a function that changes nothing precedes
+--- the forward and another one follows it. Their gradients are those of arguments and results.
+
+local B = require 'moonshard_ffi'
+local Function = require 'moonshard.internal.custom_function'
+local arguments = require 'moonshard_ffi.arguments'
+local autograd = require 'moonshard.autograd'
+local class = require 'moonshard.internal.class'
+local errors = require 'moonshard.internal.errors'
+local scope = require 'moonshard.internal.scope'
+
+local Unchanged = Function.extend 'a module hook'
+
+function Unchanged.forward(ctx, pass, method, ...)
+  ctx.pass, ctx.method = pass, method
+  ctx:set_materialize_grads(method == '_on_inputs') -- an unused argument gets zeros in PyTorch
+  return ...
+end
+
+function Unchanged.backward(ctx, ...)
+  return nil, nil, ctx.pass[ctx.method](ctx.pass, { ... })
+end
+
+--- One forward and its backward.
+---@class ms.nn._BackwardPass
+---@field module ms.nn.Module
+---@field pre { fn: fun(...) }[]  hooks that were registered at the forward
+---@field post { fn: fun(...) }[]
+---@field n_in integer  arguments
+---@field n_out integer  results
+---@field from integer[]  places of the arguments that require grad
+---@field to integer[]  places of the results that require grad
+---@field grad_outputs (ms.Tensor|false)[]?  between the two functions of a backward
+local Pass = class('nn._BackwardPass')
+
+function Pass:init(module, pre, post)
+  self.module, self.pre, self.post = module, pre, post
+end
+
+-- The values, of which those that require grad have passed a function that calls `method` with
+-- their gradients; and the places of these.
+local function observed(self, method, values, n)
+  local places, tensors, out = {}, {}, { n = n }
+  for i = 1, n do
+    out[i] = values[i]
+    if B.is_ref(values[i]) and autograd.is_grad_enabled() and values[i]:requires_grad() then
+      places[#places + 1] = i
+      tensors[#places] = values[i]
+    end
+  end
+  if #places > 0 then
+    for k, t in ipairs { Unchanged.apply(self, method, unpack(tensors)) } do
+      out[places[k]] = t
+    end
+  end
+  return out, places
+end
+
+--- The arguments of forward.
+---@param args table
+---@return table
+function Pass:inputs(args)
+  self.n_in, self.from = args.n or #args, {}
+  if #self.post > 0 then
+    args, self.from = observed(self, '_on_inputs', args, self.n_in)
+  end
+  return args
+end
+
+--- The results of forward and its hooks.
+---@param results table
+---@return table
+function Pass:outputs(results)
+  self.n_out = results.n
+  results, self.to = observed(self, '_on_outputs', results, results.n)
+  return results
+end
+
+local function spread(n, places, grads)
+  local all = { n = n }
+  for i = 1, n do
+    all[i] = false
+  end
+  for k, place in ipairs(places) do
+    all[place] = grads[k] or false
+  end
+  return all
+end
+
+local function picked(places, all)
+  local grads = {}
+  for k, place in ipairs(places) do
+    grads[k] = all[place] or nil
+  end
+  return unpack(grads, 1, #places)
+end
+
+-- What a hook returned, with the number of entries of `all`; without anything `all` itself.
+local function replaced(what, name, all, given)
+  if given == nil then
+    return all
+  elseif B.is_ref(given) then
+    given = { given }
+  elseif type(given) ~= 'table' then
+    errors.raise('TypeError', '%s returned %s, expected a list of tensors or nil', what,
+      arguments.noun(given))
+  end
+  local n, out = given.n or #given, { n = all.n }
+  if n ~= all.n then
+    errors.raise('RuntimeError', '%s returned an invalid number of %s, got %d, but expected %d',
+      what, name, n, all.n)
+  end
+  for i = 1, n do
+    out[i] = given[i] and arguments.tensor(what, ('%s[%d]'):format(name, i), given[i]) or false
+  end
+  return out
+end
+
+local HOOK, PRE_HOOK = 'Backward hook', 'Backward pre hook'
+
+-- No argument requires grad.
+local function run_without_inputs(self, grad_outputs)
+  if #self.post == 0 then
+    return
+  end
+  errors.warn('UserWarning', 'Full backward hook is firing when gradients are computed with '
+    .. 'respect to module outputs since no inputs require gradients')
+  local none = spread(self.n_in, {}, {})
+  for _, hook in ipairs(self.post) do
+    local given = replaced(HOOK, 'grad_input', none, hook.fn(self.module, none, grad_outputs))
+    for i = 1, given.n do
+      if given[i] then
+        errors.raise('RuntimeError', 'Backward hook for modules where no input requires gradient '
+          .. 'should always return nil or false for all gradients')
+      end
+    end
+  end
+end
+
+-- Other handles on the tensors among the gradients.
+local function handles(grads)
+  local out = { n = grads.n }
+  for i = 1, grads.n do
+    out[i] = grads[i] and grads[i]:detach()
+  end
+  return out
+end
+
+function Pass:_on_outputs(grads)
+  local all = spread(self.n_out, self.to, grads)
+  for _, hook in ipairs(self.pre) do
+    all = replaced(PRE_HOOK, 'grad_output', all, hook.fn(self.module, all))
+  end
+  if #self.from == 0 then
+    run_without_inputs(self, all)
+  else
+    self.grad_outputs = handles(all)
+    for i = 1, all.n do
+      if all[i] then
+        scope.keep(self.grad_outputs[i])
+      end
+    end
+  end
+  return picked(self.to, all)
+end
+
+-- Without gradients of the results, these did not come through the module.
+function Pass:_on_inputs(grads)
+  local kept = self.grad_outputs
+  if not kept then
+    return unpack(grads, 1, #self.from)
+  end
+  self.grad_outputs = nil
+  local grad_outputs = handles(kept) -- a hook may keep its own
+  for i = 1, kept.n do
+    if kept[i] then
+      kept[i]:release()
+    end
+  end
+  local all = spread(self.n_in, self.from, grads)
+  for _, hook in ipairs(self.post) do
+    all = replaced(HOOK, 'grad_input', all, hook.fn(self.module, all, grad_outputs))
+  end
+  return picked(self.from, all)
+end
+
+return Pass
