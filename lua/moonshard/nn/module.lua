@@ -648,7 +648,8 @@ end
 
 -- -- state dicts ---------------------------------------------------------------------------------
 
---- Parameters and persistent buffers by path: `sd[name]` is a tensor, `sd[i]` the i-th name.
+--- Parameters and persistent buffers by path: `sd[name]` is a tensor, `sd[i]` the i-th name. Those
+--- of a module come before those of its children.
 --- Plain parameters share the module's memory; of sharded ones every rank gets a full copy in the
 --- master's precision. Collective when there are such.
 ---@param opts? { rank0_only?: boolean }  rank0_only: other ranks get no sharded parameters

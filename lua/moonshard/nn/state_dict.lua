@@ -1,8 +1,9 @@
 --- State dicts: tensors by path, in order.
 ---
 --- `sd[name]` is a tensor, `sd[i]` the i-th name, so `for _, name in ipairs(sd)` keeps the order of
---- declaration; pairs() gives both. A tied parameter stands under each of its names. Scripts rename
---- and drop entries by name alone, so the list says no more than the order.
+--- declaration; pairs() gives both. A tied parameter has an entry for each of its names, and so has
+--- a buffer of a shared module. Scripts rename and drop entries by name alone, so the list holds no
+--- more than the order.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.internal.errors'
@@ -18,28 +19,44 @@ local function is_sharded(value)
   return type(value) == 'table' and value._name == 'fsdp.ShardedTensor'
 end
 
---- Buffers that are part of state dicts, as tree.buffers() lists them.
+--- Buffers that are part of state dicts, each under its first name.
 function state_dict.buffers(module)
-  local out = {}
-  for _, b in ipairs(tree.buffers(module)) do
-    out[#out + 1] = b.entry.persistent and b or nil
+  local out, seen = {}, {}
+  for _, b in ipairs(tree.buffers(module, true, false)) do
+    if b.entry.persistent and not seen[b.entry] then
+      out[#out + 1], seen[b.entry] = b, true
+    end
   end
   return out
 end
 
--- Parameters under all their names, then persistent buffers.
+-- Parameters and persistent buffers under all their names: those of a module, then its children's.
 local function entries(module)
   module:_prepare()
-  local out = {}
+  local by_path = {}
+  local function add(entry)
+    local path = entry.name:match '^(.*)%.' or ''
+    by_path[path] = by_path[path] or {}
+    table.insert(by_path[path], entry)
+  end
   for _, p in ipairs(tree.params(module, true, false, '_flat_in_state_dict')) do
     local flat_of = p.flat_of
-    out[#out + 1] = {
+    add {
       name = p.name, tensor = p.tensor, flat_of = flat_of,
       shape = flat_of and flat_of:_local_state():shape() or p.shape,
     }
   end
-  for _, b in ipairs(state_dict.buffers(module)) do
-    out[#out + 1] = { name = b.name, tensor = b.tensor, shape = b.tensor:shape(), buffer = b.entry }
+  for _, b in ipairs(tree.buffers(module, true, false)) do
+    if b.entry.persistent then
+      add { name = b.name, tensor = b.tensor, shape = b.tensor:shape(), buffer = b.entry }
+    end
+  end
+  local out = {}
+  for _, place in ipairs(tree.walk(module, false)) do
+    for _, entry in ipairs(by_path[place.path] or {}) do
+      out[#out + 1] = entry
+    end
+    by_path[place.path] = nil
   end
   return out
 end

@@ -401,14 +401,24 @@ function tree.own_buffers(module)
 end
 
 --- Buffers by path; `entry` is the declaration.
+---@param recurse? boolean  those of submodules too (default true)
+---@param distinct? boolean  a tensor is listed once, under its first name (default true)
 ---@return { name: string, tensor: ms.Tensor, entry: ms.nn.Buffer, module: ms.nn.Module }[]
-function tree.buffers(module)
-  local out = {}
-  for _, entry in ipairs(tree.walk(module)) do
+function tree.buffers(module, recurse, distinct)
+  local out, seen = {}, {}
+  distinct = distinct ~= false
+  local modules = recurse == false and { { path = '', module = module } }
+    or tree.walk(module, distinct)
+  for _, entry in ipairs(modules) do
     for _, b in ipairs(tree.own_buffers(entry.module)) do
-      out[#out + 1] = {
-        name = join(entry.path, b.name), tensor = b.value.tensor, entry = b, module = entry.module,
-      }
+      local key = parameter.key(b.value.tensor)
+      if not (distinct and seen[key]) then
+        seen[key] = true
+        out[#out + 1] = {
+          name = join(entry.path, b.name), tensor = b.value.tensor, entry = b,
+          module = entry.module,
+        }
+      end
     end
   end
   return out
