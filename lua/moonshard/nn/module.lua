@@ -231,6 +231,28 @@ function Module:set_buffer(name, tensor)
   entry:replace(tensor)
 end
 
+--- PyTorch's name of buffer().
+---@param name string
+---@param tensor ms.Tensor
+---@param opts? { persistent?: boolean }
+---@return ms.Tensor
+function Module:register_buffer(name, tensor, opts)
+  arguments.tensor('register_buffer', 'tensor', tensor)
+  return self:buffer(name, tensor, opts)
+end
+
+--- PyTorch's name of tie(): the tensor becomes a parameter.
+---@param name string
+---@param tensor ms.Tensor?  nil: there is no parameter of that name
+---@return ms.Tensor?
+function Module:register_parameter(name, tensor)
+  if tensor == nil then
+    return check_name(self, 'parameter', name)
+  end
+  arguments.tensor('register_parameter', 'tensor', tensor)
+  return self:tie(name, tensor)
+end
+
 local function check_module(self, name, module)
   if not tree.is_module(module) then
     errors.raise('TypeError', "child '%s' of %s is %s, expected a module", tostring(name),
@@ -259,6 +281,9 @@ function Module:child(name, module, key)
   tree.adopt(self, module)
   return module
 end
+
+--- PyTorch's names of child().
+Module.add_module, Module.register_module = Module.child, Module.child
 
 --- Put another module in the place of a declared child (what wrapping does). RuntimeError once FSDP
 --- has made units over this module.
@@ -345,10 +370,26 @@ function Module:parameters(recurse)
   return tree.iterable(out)
 end
 
---- Iterate over (path, buffer).
+--- Iterate over (path, buffer). Also an array of { name, tensor, module }.
+---@param recurse? boolean  those of submodules too (default true)
+---@param remove_duplicates? boolean  list a tensor once, by its first name (default true)
 ---@return fun(): string?, ms.Tensor?
-function Module:named_buffers()
-  return tree.iterable(tree.buffers(self), 'name', 'tensor')
+function Module:named_buffers(recurse, remove_duplicates)
+  arguments.flag('named_buffers', 'recurse', recurse, true)
+  arguments.flag('named_buffers', 'remove_duplicates', remove_duplicates, true)
+  return tree.iterable(tree.buffers(self, recurse, remove_duplicates), 'name', 'tensor')
+end
+
+--- All distinct buffers: an array, and `for b in model:buffers() do`.
+---@param recurse? boolean  default true
+---@return ms.Tensor[]
+function Module:buffers(recurse)
+  arguments.flag('buffers', 'recurse', recurse, true)
+  local out = {}
+  for i, b in ipairs(tree.buffers(self, recurse)) do
+    out[i] = b.tensor
+  end
+  return tree.iterable(out)
 end
 
 --- Path of this module from the outermost one, '' for that one itself.
@@ -368,6 +409,40 @@ function Module:get_submodule(path)
     end
   end
   errors.raise('KeyError', "%s has no submodule '%s'", self._name, path)
+end
+
+local function named(self, what, list, path)
+  for _, entry in ipairs(list) do
+    if entry.name == path then
+      return entry.tensor
+    end
+  end
+  errors.raise('KeyError', "%s has no %s '%s'", self._name, what, path)
+end
+
+--- The parameter at a path, as named_parameters() shows it. KeyError if there is none.
+---@param path string
+---@return ms.Tensor
+function Module:get_parameter(path)
+  arguments.text('get_parameter', 'path', path)
+  return named(self, 'parameter', self:named_parameters(true, false), path)
+end
+
+--- The buffer at a path. KeyError if there is none.
+---@param path string
+---@return ms.Tensor
+function Module:get_buffer(path)
+  arguments.text('get_buffer', 'path', path)
+  return named(self, 'buffer', tree.buffers(self, true, false), path)
+end
+
+--- Put another module in the place of the one at a path: set_child() of its parent.
+---@param path string  not ''
+---@param module ms.nn.Module
+function Module:set_submodule(path, module)
+  arguments.text('set_submodule', 'path', path)
+  local parent, name = path:match '^(.*)%.([^.]*)$'
+  self:get_submodule(parent or ''):set_child(name or path, module)
 end
 
 --- Elements of all distinct parameters, sharded or not.
