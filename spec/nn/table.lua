@@ -476,9 +476,19 @@ return {
     reference = function(sd, x) return layer_norm(x, sd.weight, sd.bias, 0.1) end,
     class = nn.LayerNorm,
     refuses = {
-      { 'TypeError', 'write nn.LayerNorm(4)', { 4 } },
+      { 'ValueError', "'normalized_shape' is empty, expected one size at least", {} },
+      { 'TypeError', "'normalized_shape[2]' is a string, expected a whole number", { 4, 'x' } },
       { 'ValueError', "'eps' is -1, expected a finite number", 2, { eps = -1 } },
     },
+  },
+  {
+    name = 'LayerNorm over two dimensions',
+    make = function() return nn.LayerNorm({ 3, 2 }) end,
+    input = function() return floats(4, 3, 2) end,
+    state = { { 'weight', 3, 2 }, { 'bias', 3, 2 } },
+    reference = function(sd, x)
+      return layer_norm(x:reshape(4, 6), sd.weight:reshape(6), sd.bias:reshape(6)):reshape(4, 3, 2)
+    end,
   },
   {
     name = 'LayerNorm without a bias',
@@ -502,7 +512,16 @@ return {
       return x / (x:square():sum(3, true) / 6 + 0.1):sqrt() * sd.weight
     end,
     class = nn.RMSNorm,
-    refuses = { { 'TypeError', 'write nn.RMSNorm(4)', { 4 } } },
+    refuses = { { 'TypeError', "'normalized_shape' is nil, expected a whole number" } },
+  },
+  {
+    name = 'RMSNorm over two dimensions',
+    make = function() return nn.RMSNorm({ 3, 2 }, { eps = 0.1 }) end,
+    input = function() return floats(4, 3, 2) end,
+    state = { { 'weight', 3, 2 } },
+    reference = function(sd, x)
+      return x / (x:square():reshape(4, 6):sum(2):reshape(4, 1, 1) / 6 + 0.1):sqrt() * sd.weight
+    end,
   },
   {
     name = 'RMSNorm without a weight',

@@ -1,17 +1,18 @@
---- x / sqrt(mean(x^2) + eps) over the last dimension (arXiv:1910.07467). Narrow dtypes are computed
---- in f32.
+--- x / sqrt(mean(x^2) + eps) over the last dimensions (arXiv:1910.07467). Narrow dtypes are
+--- computed in f32.
 ---
---- Shapes: x (..., width)  weight (width)
+--- Shapes: x (..., normalized_shape)  weight normalized_shape
 
 local Module = require 'moonshard.nn.module'
-local check = require 'moonshard.nn.check'
 local errors = require 'moonshard.internal.errors'
+local normalized = require 'moonshard.nn.normalized'
 local rules = require 'moonshard.nn.rules'
 
 ---@class ms.nn.RMSNorm: ms.nn.Module
+---@field normalized_shape integer[]
 ---@field eps number?
----@field weight ms.Tensor?  (width)
----@overload fun(width: integer, opts?: ms.nn.RMSNorm.Options): ms.nn.RMSNorm
+---@field weight ms.Tensor?
+---@overload fun(normalized_shape: integer|integer[], opts?: table): ms.nn.RMSNorm
 local RMSNorm = Module.extend('nn.RMSNorm')
 
 RMSNorm._settings = { 'eps' }
@@ -23,39 +24,33 @@ RMSNorm._settings = { 'eps' }
 
 local EPSILON = { f64 = 2 ^ -52, f32 = 2 ^ -23 }
 
----@param width integer
+---@param normalized_shape integer|integer[]  sizes of the last dimensions of x
 ---@param opts? ms.nn.RMSNorm.Options
-function RMSNorm:init(width, opts)
-  check.sizes(self._name, 0, { 'width' }, width)
+function RMSNorm:init(normalized_shape, opts)
+  local shape = normalized.shape(self._name, normalized_shape)
   opts = errors.options(self._name, opts, {
     eps = 'number', elementwise_affine = 'flag', device = 'device', dtype = 'floating',
   })
-  self.width, self.eps = width, opts.eps
+  self.normalized_shape, self.eps = shape, opts.eps
   if opts.elementwise_affine ~= false then
-    self:param('weight', { width }, rules.ones(), { dtype = opts.dtype })
+    self:param('weight', shape, rules.ones(), { dtype = opts.dtype })
   end
 end
 
----@param x ms.Tensor  (..., width)
----@return ms.Tensor  (..., width)
+---@param x ms.Tensor  (..., normalized_shape)
+---@return ms.Tensor  of the same shape
 function RMSNorm:forward(x)
-  local dtype, dims = x:dtype(), x:dim()
-  if dims == 0 or x:size(dims) ~= self.width then
-    errors.raise('ValueError', '%s: x is (%s), expected a last dimension of %d', self._name,
-      table.concat(x:shape(), ', '), self.width)
-  end
+  local flat, dtype = normalized.flat(self, x), x:dtype()
   local compute = dtype == 'f64' and 'f64' or 'f32'
-  local wide = x:to(compute)
-  local scale = (wide:square():mean(dims, true) + (self.eps or EPSILON[compute])):rsqrt()
+  local wide = flat:to(compute)
+  local scale = (wide:square():mean(-1, true) + (self.eps or EPSILON[compute])):rsqrt()
   local y = wide * scale
-  if self.weight then
-    y = y * self.weight:to(compute)
-  end
-  return y:to(dtype)
+  y = rawequal(flat, x) and y or y:reshape(x:shape())
+  return (self.weight and y * self.weight:to(compute) or y):to(dtype)
 end
 
 function RMSNorm:extra_repr()
-  return ('(%d,), eps=%s, elementwise_affine=%s'):format(self.width,
+  return ('%s, eps=%s, elementwise_affine=%s'):format(normalized.text(self.normalized_shape),
     self.eps and ('%g'):format(self.eps) or 'None', tostring(self.weight ~= nil))
 end
 
