@@ -771,7 +771,7 @@ return {
     class = nn.MultiheadAttention,
     refuses = {
       { 'ValueError', 'embed_dim must be divisible by num_heads, got 6 and 4', 6, 4 },
-      { 'NotImplementedError', 'add_bias_kv is not supported yet', 4, 2, { add_bias_kv = true } },
+      { 'TypeError', "'add_bias_kv' is a number, expected true", 4, 2, { add_bias_kv = 1 } },
       { 'ValueError', 'dropout probability has to be between 0 and 1', 4, 2, { dropout = 2 } },
     },
   },

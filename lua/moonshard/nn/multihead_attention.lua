@@ -8,8 +8,10 @@
 --- Shapes: query (L, N, E)  key (S, N, kdim)  value (S, N, vdim)  output (L, N, E); N comes
 ---         first with batch_first. One sample may come without N.
 ---         in_proj_weight (3 E, E), or q_proj_weight (E, E), k_proj_weight (E, kdim) and
----         v_proj_weight (E, vdim) where kdim or vdim is not E; in_proj_bias (3 E)
---- Init:   Glorot's uniform rule, biases 0, and out_proj.weight as nn.Linear.
+---         v_proj_weight (E, vdim) where kdim or vdim is not E; in_proj_bias (3 E); with
+---         add_bias_kv bias_k and bias_v (1, 1, E)
+--- Init:   Glorot's uniform rule, his normal rule for bias_k and bias_v, other biases 0, and
+---         out_proj.weight as nn.Linear.
 
 local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'
@@ -22,6 +24,7 @@ local errors = require 'moonshard.internal.errors'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
 local sites = require 'moonshard.internal.sites'
+local util = require 'moonshard.internal.util'
 
 ---@class ms.nn.MultiheadAttention: ms.nn.Module
 ---@field embed_dim integer
@@ -33,13 +36,15 @@ local sites = require 'moonshard.internal.sites'
 local MultiheadAttention = Module.extend('nn.MultiheadAttention')
 
 MultiheadAttention._is_dropout = true -- of the weights
-MultiheadAttention._settings = { 'num_heads', 'dropout', 'batch_first' }
+MultiheadAttention._settings = { 'num_heads', 'dropout', 'batch_first', 'add_zero_attn' }
 
 ---@class ms.nn.MultiheadAttention.Options
 ---@field dropout? number  of the weights (default 0)
 ---@field bias? boolean  of all projections (default true)
 ---@field kdim? integer  default embed_dim
 ---@field vdim? integer  default embed_dim
+---@field add_bias_kv? boolean  learn a key and a value that all queries see (default false)
+---@field add_zero_attn? boolean  append a key and a value of zeros (default false)
 ---@field batch_first? boolean  default false
 ---@field dtype? ms.DType
 
@@ -58,18 +63,13 @@ function MultiheadAttention:init(embed_dim, num_heads, opts)
     errors.raise('ValueError', 'embed_dim must be divisible by num_heads, got %d and %d', embed_dim,
       num_heads)
   end
-  for _, name in ipairs { 'add_bias_kv', 'add_zero_attn' } do
-    if opts[name] then
-      errors.raise('NotImplementedError', '%s: %s is not supported yet', self._name, name)
-    end
-  end
   self.embed_dim, self.num_heads, self.dropout = embed_dim, num_heads, opts.dropout or 0
   if not (self.dropout >= 0 and self.dropout <= 1) then
     errors.raise('ValueError', 'dropout probability has to be between 0 and 1, but got %g',
       self.dropout)
   end
   self.kdim, self.vdim = opts.kdim or embed_dim, opts.vdim or embed_dim
-  self.batch_first = opts.batch_first == true
+  self.batch_first, self.add_zero_attn = opts.batch_first == true, opts.add_zero_attn == true
 
   local dtype = { dtype = opts.dtype }
   local function weight(name, out, from)
@@ -84,6 +84,11 @@ function MultiheadAttention:init(embed_dim, num_heads, opts)
   end
   if opts.bias ~= false then
     self:param('in_proj_bias', { 3 * embed_dim }, rules.zeros(), dtype)
+  end
+  if opts.add_bias_kv then
+    local rule = rules.normal(0, embed_dim ^ -0.5) -- Glorot's
+    self:param('bias_k', { 1, 1, embed_dim }, rule, dtype)
+    self:param('bias_v', { 1, 1, embed_dim }, rule, dtype)
   end
   self:child('out_proj', Linear(embed_dim, embed_dim, {
     bias = opts.bias, dtype = opts.dtype, bias_init = rules.zeros(),
@@ -126,6 +131,29 @@ local function projections(self, query, key, value)
   local all = project(self, query, 1, 3)
   return all:narrow(3, 1, width), all:narrow(3, width + 1, width),
     all:narrow(3, 2 * width + 1, width)
+end
+
+-- k, v (N, S, E) and the masks of a call with the keys that add_bias_kv and add_zero_attn append.
+-- No mask hides these.
+local function extended(self, k, v, opts)
+  local n, samples = 0, k:size(1)
+  local function append(to_k, to_v)
+    k, v, n = ops.cat({ k, to_k }, 2), ops.cat({ v, to_v }, 2), n + 1
+  end
+  if self.bias_k then
+    append(self.bias_k:expand(samples, 1, -1), self.bias_v:expand(samples, 1, -1))
+  end
+  if self.add_zero_attn then
+    local zeros = create.zeros(samples, 1, self.embed_dim, { dtype = k:dtype() })
+    append(zeros, zeros)
+  end
+  if n > 0 then
+    opts = util.merged(opts)
+    for _, name in ipairs { 'attn_mask', 'key_padding_mask' } do
+      opts[name] = opts[name] and ops.pad(opts[name], { 0, n })
+    end
+  end
+  return k, v, opts
 end
 
 -- -- scores --------------------------------------------------------------------------------------
@@ -248,6 +276,7 @@ function MultiheadAttention:forward(query, key, value, opts)
   key = same and query or samples_first(key)
   value = same_kv and key or samples_first(value)
   local q, k, v = projections(self, query, key, value)
+  k, v, opts = extended(self, k, v, opts)
   local function split(x)
     return x:reshape(x:size(1), x:size(2), self.num_heads, -1):transpose(2, 3)
   end
