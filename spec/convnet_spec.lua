@@ -2,23 +2,11 @@
 -- parameters, unsharded and on two ranks, of which rank r takes rows 4r .. 4r + 3 of 8.
 
 local ms = require 'moonshard'
-local json = require 'moonshard.internal.json'
+local numbers = require 'support.numbers'
 local reference = require 'support.reference'
 local nn, ops, fsdp, optim = ms.nn, ms.ops, ms.fsdp, ms.optim
 
 local STEPS, BATCH = 10, 8
-local TOLERANCE = { f64 = 1e-10, f32 = 1e-5 }
-
-local function expected()
-  local file = assert(io.open('tests/fixtures/convnet.json', 'r'))
-  local text = file:read('*a')
-  file:close()
-  return json.decode(text)
-end
-
-local function v(k, i)
-  return (31 * i * i + 17 * i + 29 * k + 7) % 101 / 50 - 1
-end
 
 local function net(dtype)
   local model = nn.Sequential(
@@ -37,39 +25,25 @@ local function net(dtype)
     if p:dim() > 1 then
       scale, shift = 0.4, 0
     end
-    local values = {}
-    for i = 1, p:numel() do
-      values[i] = scale * v(k - 1, i - 1) + shift
-    end
-    ms.no_grad(p.copy_, p, ms.tensor(values, { dtype = dtype }):reshape(p:shape()))
+    ms.no_grad(p.copy_, p, numbers.formula(p:shape(), k - 1, dtype, scale, shift))
   end
   return model
 end
 
 -- Rows [first, first + n) of step s, counted from 0.
 local function batch(s, first, n, dtype)
-  local size = 2 * 9 * 10
-  local values, classes = {}, {}
-  for i = 0, n * size - 1 do
-    values[i + 1] = v(100 + s, first * size + i)
-  end
+  local classes = {}
   for b = 0, n - 1 do
     classes[b + 1] = (3 * (first + b) + s) % 5
   end
-  return ms.tensor(values, { dtype = dtype }):reshape(n, 2, 9, 10),
-    ms.tensor(classes, { dtype = 'i64' })
-end
-
-local function close(what, found, wanted, tolerance)
-  local near = math.abs(found - wanted) <= tolerance * (1 + math.abs(wanted))
-  if not near then -- NaN too
-    error(('%s is %.17g, expected %.17g'):format(what, found, wanted), 0)
-  end
+  local x = numbers.formula({ BATCH, 2, 9, 10 }, 100 + s, dtype)
+  return x:narrow(1, first + 1, n), ms.tensor(classes, { dtype = 'i64' })
 end
 
 -- Train as rank `rank` of `size`; `wrap` shards the model, or leaves it.
 local function run(dtype, rank, size, wrap)
-  local model, wanted, tolerance = wrap(net(dtype)), expected()[dtype], TOLERANCE[dtype]
+  local model, wanted = wrap(net(dtype)), numbers.read('convnet')[dtype]
+  local tolerance = numbers.TOLERANCE[dtype]
   local opt = optim.SGD(model:parameters(), { lr = 0.05, momentum = 0.9 })
   for s = 0, STEPS - 1 do
     local x, y = batch(s, rank * BATCH / size, BATCH / size, dtype)
@@ -79,12 +53,12 @@ local function run(dtype, rank, size, wrap)
     opt:zero_grad()
     local mean = size == 1 and loss
       or ms.dist.all_reduce(ms.full({ 1 }, loss:item(), { dtype = 'f64' }), 'avg')
-    close('loss of step ' .. s, mean:item(), wanted.losses[s + 1], tolerance)
+    numbers.near('loss of step ' .. s, mean:item(), wanted.losses[s + 1], tolerance)
   end
   local sd, n = model:state_dict(), 0
   for name, values in next, wanted.params do
     for i, value in ipairs(sd[name]:reshape(-1):totable()) do
-      close(name, value, values[i], tolerance)
+      numbers.near(name, value, values[i], tolerance)
     end
     n = n + 1
   end
