@@ -37,10 +37,13 @@ BatchNorm._settings = { 'eps', 'momentum' }
 ---@field momentum? number|false  weight of a new batch in the running values (default 0.1); false:
 ---                              they are averages over all batches so far
 ---@field affine? boolean  learn weight and bias (default true)
+---@field bias? boolean  with affine, learn a bias (default true)
 ---@field track_running_stats? boolean  default true; false: evaluation too normalises by the batch
 ---@field dtype? ms.DType
 
-BatchNorm.options = { 'eps', 'momentum', 'affine', 'track_running_stats', 'device', 'dtype' }
+BatchNorm.options = {
+  'eps', 'momentum', 'affine', 'track_running_stats', 'bias', 'device', 'dtype',
+}
 
 --- Least and most number of dimensions of the input. Subclasses override them.
 BatchNorm._least_dims, BatchNorm._most_dims = 2, math.huge
@@ -61,9 +64,12 @@ function BatchNorm:init(num_features, opts)
   self.track_running_stats =
     arguments.flag(name, 'track_running_stats', opts.track_running_stats, true)
   local dtype = opts.dtype ~= nil and arguments.floating(name, 'dtype', opts.dtype) or 'f32'
+  local has_bias = arguments.flag(name, 'bias', opts.bias, true)
   if self.affine then
     self:param('weight', { num_features }, rules.ones(), { dtype = dtype })
-    self:param('bias', { num_features }, rules.zeros(), { dtype = dtype })
+    if has_bias then
+      self:param('bias', { num_features }, rules.zeros(), { dtype = dtype })
+    end
   end
   if self.track_running_stats then
     self:buffer('running_mean', create.zeros(num_features, { dtype = dtype }))
@@ -189,9 +195,9 @@ end
 BatchNorm._channels, BatchNorm._all_but_channels = channels, all_but_channels
 
 function BatchNorm:extra_repr()
-  return ('%d, eps=%g, momentum=%s, affine=%s, track_running_stats=%s'):format(self.num_features,
-    self.eps, self.momentum and ('%g'):format(self.momentum) or 'None', tostring(self.affine),
-    tostring(self.track_running_stats))
+  return ('%d, eps=%g, momentum=%s, affine=%s, bias=%s, track_running_stats=%s'):format(
+    self.num_features, self.eps, self.momentum and ('%g'):format(self.momentum) or 'None',
+    tostring(self.affine), tostring(self.bias ~= nil), tostring(self.track_running_stats))
 end
 
 return BatchNorm

@@ -26,6 +26,7 @@ GroupNorm._settings = { 'num_groups', 'eps' }
 ---@class ms.nn.GroupNorm.Options
 ---@field eps? number  default 1e-5
 ---@field affine? boolean  learn weight and bias (default true)
+---@field bias? boolean  with affine, learn a bias (default true)
 ---@field dtype? ms.DType
 
 ---@param num_groups integer  divides num_channels
@@ -34,7 +35,7 @@ GroupNorm._settings = { 'num_groups', 'eps' }
 function GroupNorm:init(num_groups, num_channels, opts)
   check.sizes(self._name, 1, { 'num_groups', 'num_channels' }, num_groups, num_channels)
   opts = errors.options(self._name, opts, {
-    eps = 'number', affine = 'flag', device = 'device', dtype = 'floating',
+    eps = 'number', affine = 'flag', bias = 'flag', device = 'device', dtype = 'floating',
   })
   if num_channels % num_groups ~= 0 then
     errors.raise('ValueError', 'num_channels must be divisible by num_groups, got %d and %d',
@@ -44,7 +45,9 @@ function GroupNorm:init(num_groups, num_channels, opts)
   self.affine = opts.affine ~= false
   if self.affine then
     self:param('weight', { num_channels }, rules.ones(), { dtype = opts.dtype })
-    self:param('bias', { num_channels }, rules.zeros(), { dtype = opts.dtype })
+    if opts.bias ~= false then
+      self:param('bias', { num_channels }, rules.zeros(), { dtype = opts.dtype })
+    end
   end
 end
 
@@ -70,12 +73,13 @@ function GroupNorm:forward(x)
   for d = 3, #shape do
     channels[d - 1] = 1
   end
-  return y * self.weight:reshape(channels) + self.bias:reshape(channels)
+  y = y * self.weight:reshape(channels)
+  return self.bias and y + self.bias:reshape(channels) or y
 end
 
 function GroupNorm:extra_repr()
-  return ('%d, %d, eps=%g, affine=%s'):format(self.num_groups, self.num_channels, self.eps,
-    tostring(self.affine))
+  return ('%d, %d, eps=%g, affine=%s, bias=%s'):format(self.num_groups, self.num_channels,
+    self.eps, tostring(self.affine), tostring(self.bias ~= nil))
 end
 
 return GroupNorm

@@ -58,8 +58,9 @@ function LayerNorm:forward(x)
 end
 
 function LayerNorm:extra_repr()
-  return ('%s, eps=%g, elementwise_affine=%s'):format(normalized.text(self.normalized_shape),
-    self.eps, tostring(self.weight ~= nil))
+  return ('%s, eps=%g, elementwise_affine=%s, bias=%s'):format(
+    normalized.text(self.normalized_shape), self.eps, tostring(self.weight ~= nil),
+    tostring(self.bias ~= nil))
 end
 
 return LayerNorm
