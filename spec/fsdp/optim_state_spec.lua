@@ -47,6 +47,32 @@ describe('the state of an optimizer', function()
     end)
   end)
 
+  it('goes from rank 0 to all, and from whole tensors or parts', function()
+    ms.dist.spawn(2, function(rank)
+      for _, opts in ipairs(WRAPPINGS) do
+        local model = wrap(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), opts)
+        local opt = optim.AdamW(model:parameters(), { lr = 0.1 })
+        steps(model, opt, 1)
+        local whole = fsdp.full_optim_state_dict(model, opt)
+        local all = fsdp.full_optim_state_dict(model, opt, { rank0_only = false })
+        local parts = fsdp.sharded_optim_state_dict(model, opt)
+        steps(model, opt, 1)
+        for _, sd in ipairs {
+          fsdp.scatter_full_optim_state_dict(rank == 0 and whole or nil, model, opt),
+          fsdp.shard_full_optim_state_dict(all, model, opt),
+          fsdp.flatten_sharded_optim_state_dict(parts, model, opt),
+        } do
+          opt:load_state_dict(sd)
+          local now = fsdp.full_optim_state_dict(model, opt, { rank0_only = false })
+          for name, state in pairs(all.state) do
+            assert.equal(1, now.state[name].step)
+            assert.is_true(ms.equal(state.exp_avg_sq, now.state[name].exp_avg_sq))
+          end
+        end
+      end
+    end)
+  end)
+
   it('is keyed by names or numbers, and leaves out what took no step', function()
     ms.dist.spawn(2, function(rank)
       local module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))

@@ -20,6 +20,13 @@ local wrap = require 'moonshard.fsdp.wrap'
 ---  true
 ---@field sharded_optim_state_dict fun(model: ms.nn.Module, optim: ms.optim.Optimizer):
 ---  table  optim_state_dict() with ShardedTensors
+---@field shard_full_optim_state_dict fun(sd: table, model: ms.nn.Module, optim:
+---  ms.optim.Optimizer): ms.optim.StateDict  optim_state_dict_to_load() of whole tensors
+---@field flatten_sharded_optim_state_dict fun(sd: table, model: ms.nn.Module, optim:
+---  ms.optim.Optimizer): ms.optim.StateDict  optim_state_dict_to_load() of ShardedTensors
+---@field scatter_full_optim_state_dict fun(sd?: table, model: ms.nn.Module, optim:
+---  ms.optim.Optimizer, group?: ms.dist.Group): ms.optim.StateDict  The same of whole tensors that
+---  rank 0 has. Ranks keep their elements only. Collective
 ---@field rekey_optim_state_dict fun(sd: table, key_type: 'PARAM_ID'|'PARAM_NAME', model:
 ---  ms.nn.Module): table  The state dict with numbers of parameters, from 0 in order of the model,
 ---  in place of their names, or the other way round
@@ -49,6 +56,8 @@ local fsdp = {
 for name, method in next, {
   optim_state_dict = 'of', optim_state_dict_to_load = 'to_load', full_optim_state_dict = 'full',
   sharded_optim_state_dict = 'sharded', rekey_optim_state_dict = 'rekey',
+  shard_full_optim_state_dict = 'shard_full', scatter_full_optim_state_dict = 'scatter_full',
+  flatten_sharded_optim_state_dict = 'flatten_sharded',
 } do
   fsdp[name] = function(...)
     return require('moonshard.fsdp.optim_state')[method](...)

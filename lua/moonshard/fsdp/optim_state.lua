@@ -7,6 +7,7 @@
 --- The state dict type of the model decides what the tensors are: whole ones (FULL_STATE_DICT), or
 --- ShardedTensors with this rank's elements.
 
+local B = require 'moonshard_ffi'
 local ShardedTensor = require 'moonshard.fsdp.sharded_tensor'
 local arguments = require 'moonshard_ffi.arguments'
 local create = require 'moonshard.internal.create'
@@ -195,6 +196,79 @@ function optim_state.sharded(model, optim)
   check('sharded_optim_state_dict', model, optim)
   deprecated('sharded_optim_state_dict', 'optim_state_dict')
   return of(model, optim, false, false)
+end
+
+--- optim_state_dict_to_load() of a state dict with whole tensors, which every rank has.
+---@param sd table
+---@param model ms.nn.Module
+---@param optim ms.optim.Optimizer
+---@return ms.optim.StateDict
+function optim_state.shard_full(sd, model, optim)
+  check('shard_full_optim_state_dict', model, optim)
+  deprecated('shard_full_optim_state_dict', 'optim_state_dict_to_load')
+  return optim_state.to_load(model, optim, sd)
+end
+
+--- optim_state_dict_to_load() of a state dict with ShardedTensors.
+---@param sd table
+---@param model ms.nn.Module
+---@param optim ms.optim.Optimizer
+---@return ms.optim.StateDict
+function optim_state.flatten_sharded(sd, model, optim)
+  check('flatten_sharded_optim_state_dict', model, optim)
+  deprecated('flatten_sharded_optim_state_dict', 'optim_state_dict_to_load')
+  return optim_state.to_load(model, optim, sd)
+end
+
+-- The state dict as plain values, its tensors as { shape, dtype }, for ranks without it.
+local function described(sd)
+  local out = { state = {}, param_groups = sd.param_groups }
+  for name, given in next, sd.state do
+    out.state[name] = {}
+    for key, value in next, given do
+      out.state[name][key] = B.is_ref(value) and { shape = value:shape(), dtype = value:dtype() }
+        or value
+    end
+  end
+  return out
+end
+
+-- This rank's part of rank 0's whole tensor.
+local function received(param, value, about, group)
+  value = value or create.empty(about.shape, { dtype = about.dtype })
+  dist.broadcast(value, 0, group)
+  if not is_sharded(param) then
+    return value
+  end
+  local _, extent = parameter.part(param)
+  return sharded(param, value:reshape(-1):narrow(1, extent.start + 1, extent.numel))
+end
+
+--- shard_full_optim_state_dict() of a state dict that rank 0 has; others may pass nil. Ranks keep
+--- their elements only. Collective.
+---@param sd? table
+---@param model ms.nn.Module
+---@param optim ms.optim.Optimizer
+---@param group? ms.dist.Group  the model's ranks (default: all)
+---@return ms.optim.StateDict
+function optim_state.scatter_full(sd, model, optim, group)
+  local what = 'scatter_full_optim_state_dict'
+  check(what, model, optim)
+  deprecated(what, 'optim_state_dict_to_load')
+  local has_all = dist.get_rank(group) == 0
+  if has_all and (type(sd) ~= 'table' or type(sd.state) ~= 'table') then
+    errors.raise('ValueError', '%s: rank 0 must give the state dict', what)
+  end
+  local parts = dist.broadcast_object(has_all and described(sd) or nil, 0, group)
+  for _, p in ipairs(tree.prepared_params(model)) do
+    local about = parts.state[p.name] or {}
+    for _, key in ipairs(util.sorted_keys(about)) do
+      if type(about[key]) == 'table' then
+        about[key] = received(p.tensor, has_all and sd.state[p.name][key], about[key], group)
+      end
+    end
+  end
+  return optim_state.to_load(model, optim, parts)
 end
 
 --- The state dict with numbers of parameters, from 0 in order of the model, in place of their names
