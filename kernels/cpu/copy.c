@@ -28,6 +28,30 @@
         }                                                                                          \
     }
 
+#if MSI_ISA == 4
+#define STREAM(to, from)                                                                           \
+    _mm512_stream_si512((__m512i *)(to), _mm512_loadu_si512((const void *)(from)))
+#elif MSI_ISA == 3
+#define STREAM(to, from)                                                                           \
+    _mm256_stream_si256((__m256i *)(to), _mm256_loadu_si256((const __m256i *)(from)))
+#else
+#define STREAM(to, from) _mm_stream_si128((__m128i *)(to), _mm_loadu_si128((const __m128i *)(from)))
+#endif
+
+static void move_bytes(char *to, const char *from, int64_t n, bool streams)
+{
+    if (!streams || (uintptr_t)to % LANES_REGISTER != 0) {
+        memmove(to, from, (size_t)n);
+        return;
+    }
+    int64_t i = 0;
+
+    for (; i + LANES_REGISTER <= n; i += LANES_REGISTER) {
+        STREAM(to + i, from + i);
+    }
+    memcpy(to + i, from + i, (size_t)(n - i));
+}
+
 /* Rows of one dtype: move when nothing is to be computed. */
 #define MOVE_ROW(dtype)                                                                            \
     static void move_##dtype(const ew_row *r)                                                      \
@@ -35,7 +59,7 @@
         if (r->step[0] == 0 || r->args->accumulate) {                                              \
             copy_##dtype##_to_##dtype(r);                                                          \
         } else {                                                                                   \
-            memmove(r->out, r->in[0], (size_t)r->n * sizeof(c_##dtype));                           \
+            move_bytes(r->out, r->in[0], r->n *(int64_t)sizeof(c_##dtype), r->streams);            \
         }                                                                                          \
     }
 

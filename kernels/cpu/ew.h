@@ -14,6 +14,7 @@ typedef struct ew_row {
     const void *in[3];
     int64_t step[3];
     const msi_ew_args *args;
+    bool streams; /* the whole destination exceeds the caches: a copy may write past them */
 } ew_row;
 
 typedef void (*ew_row_fn)(const ew_row *row);
