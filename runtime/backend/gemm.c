@@ -34,6 +34,7 @@ typedef struct gemm_state {
     const msi_plugin *plugin; /* NULL: none */
     void *state;              /* the plug-in's */
     work_room widened;        /* f32 operands */
+    work_room packed;         /* b, transposed */
     work_room library;        /* for the plug-in, while `widened` is in use */
     /* per narrow dtype: library has products; warned that not */
     bool multiplies[MS_DTYPE_COUNT], warned[MS_DTYPE_COUNT];
@@ -72,6 +73,13 @@ static ms_status use_room(ms_context *ctx, work_room *room, int64_t nbytes, void
     return MS_OK;
 }
 
+static void empty_rooms(gemm_state *s)
+{
+    empty_room(&s->widened);
+    empty_room(&s->packed);
+    empty_room(&s->library);
+}
+
 static void *host_room(void *user, int64_t nbytes)
 {
     gemm_state *s = user;
@@ -94,8 +102,7 @@ static void close_state(void *state)
     if (s->state != NULL) {
         s->plugin->close(s->state);
     }
-    empty_room(&s->widened);
-    empty_room(&s->library);
+    empty_rooms(s);
     free(s);
 }
 
@@ -193,6 +200,33 @@ static void cast_matrix(void *out, int32_t out_dtype, int64_t out_row, int64_t o
     msi_kernels()->fn[MSI_K_copy][out_dtype](&e);
 }
 
+/* [Note: packing] The library reads a b that is dense along n (k x n) in place, a page per row. On
+ * many processors that takes twice the time of an n x k matrix, which it packs. So b is transposed
+ * first if the product is large enough to pay for it. */
+static bool packs(int64_t m, int64_t n, int64_t k)
+{
+    static const struct {
+        int64_t rows, numel, stride; /* least m and k n; n is a multiple of */
+    } table[] = {
+        /* rows a multiple of 4 or 2 KiB apart share sets of the caches */
+        {128, 1 << 21, 1024},
+        {512, 1 << 18, 512},
+        {512, 1 << 19, 1},
+    };
+
+    for (size_t i = 0; i < MSI_COUNT(table); i++) {
+        if (m >= table[i].rows && n >= 256 && k * n >= table[i].numel && n % table[i].stride == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int64_t packed_bytes(int64_t m, int64_t n, int64_t k)
+{
+    return packs(m, n, k) ? k * n * (int64_t)sizeof(float) : 0;
+}
+
 static ms_status run(gemm_state *s, const msi_gemm_args *g);
 
 /* f32 copies of both operands, a narrow result, and the bias. */
@@ -218,8 +252,10 @@ static ms_status run_widened(gemm_state *s, const msi_gemm_args *g)
     f.b = b;
     f.a_row = g->a_col == 1 ? g->k : 1;
     f.a_col = g->a_col == 1 ? 1 : g->m;
-    f.b_row = g->b_col == 1 ? g->n : 1;
-    f.b_col = g->b_col == 1 ? 1 : g->k;
+    const bool by_row = g->b_col == 1 && !packs(g->m, g->n, g->k);
+
+    f.b_row = by_row ? g->n : 1;
+    f.b_col = by_row ? 1 : g->k;
     cast_matrix(a, wide, f.a_row, f.a_col, g->a, narrow, g->a_row, g->a_col, g->m, g->k);
     cast_matrix(b, wide, f.b_row, f.b_col, g->b, narrow, g->b_row, g->b_col, g->k, g->n);
     if (g->bias != NULL) {
@@ -275,13 +311,33 @@ static ms_status run_widened_batch(gemm_state *s, const msi_gemm_args *g)
     return MS_OK;
 }
 
-static ms_status run(gemm_state *s, const msi_gemm_args *g)
+/* The same product with b transposed in work space. [Note: packing] */
+static ms_status pack(gemm_state *s, msi_gemm_args *g)
+{
+    void *b;
+
+    MS_TRY(use_room(s->ctx, &s->packed, g->k * g->n * (int64_t)sizeof(float), &b));
+    cast_matrix(b, MS_DTYPE_F32, 1, g->k, g->b, MS_DTYPE_F32, g->b_row, g->b_col, g->k, g->n);
+    g->b = b;
+    g->b_row = 1;
+    g->b_col = g->k;
+    return MS_OK;
+}
+
+static ms_status run(gemm_state *s, const msi_gemm_args *given)
 {
     char error[MSI_PLUGIN_ERROR] = "";
+    msi_gemm_args packed;
+    const msi_gemm_args *g = given;
 
     if (s->plugin == NULL) {
         run_own(g);
         return MS_OK;
+    }
+    if (g->dtype == MS_DTYPE_F32 && g->batch == 1 && g->b_col == 1 && packs(g->m, g->n, g->k)) {
+        packed = *given;
+        MS_TRY(pack(s, &packed));
+        g = &packed;
     }
     int32_t outcome = s->plugin->gemm(s->state, g, error);
 
@@ -373,10 +429,17 @@ ms_status msi_gemm_operands(ms_context *ctx, int32_t dtype, int32_t *operands)
 int64_t msi_gemm_scratch(ms_context *ctx, int32_t dtype, int64_t m, int64_t n, int64_t k)
 {
     gemm_state *s = NULL;
-    const bool widens = ms_dtype_is_narrow(dtype) && state_of(ctx, &s) == MS_OK &&
-                        s->plugin != NULL && !s->multiplies[dtype];
 
-    return widens ? widening_bytes(m, n, k, false) : 0;
+    if (state_of(ctx, &s) != MS_OK || s->plugin == NULL || dtype == MS_DTYPE_F64) {
+        return 0;
+    }
+    if (ms_dtype_is_narrow(dtype)) {
+        return s->multiplies[dtype] ? 0 : widening_bytes(m, n, k, false);
+    }
+    /* gradients of the input, (m, n) x (n, k), and of the weight, (n, m) x (m, k) */
+    const int64_t input = packed_bytes(m, k, n), weight = packed_bytes(n, k, m);
+
+    return input > weight ? input : weight;
 }
 
 void msi_gemm_trim(ms_context *ctx)
@@ -384,8 +447,7 @@ void msi_gemm_trim(ms_context *ctx)
     gemm_state *s = ctx->room[MSI_ROOM_ONEDNN];
 
     if (s != NULL) {
-        empty_room(&s->widened);
-        empty_room(&s->library);
+        empty_rooms(s);
     }
 }
 

@@ -6,28 +6,51 @@
 
 #include "moonshard/tensor.h"
 
-enum { SIDE = 1024, LONGEST = 60 /* seconds */ };
+enum { LONGEST = 60 /* seconds */ };
+
+/* The library's best shape depends on the processor. */
+static const struct peak_shape {
+    int64_t m, n, k;
+    bool transposed; /* b is dense along k */
+} shapes[] = {
+    {1024, 1024, 1024, true}, {512, 512, 512, true},  {256, 256, 256, false},
+    {1024, 1536, 384, true},  {2048, 768, 768, true}, {4096, 512, 256, false},
+};
+
+static int64_t most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* All shapes in turns, each at least once (the first call makes the primitive). */
+static ms_status measure(ms_context *ctx, msi_gemm_args *args, double seconds, double *flops)
+{
+    const double begun = ms_time();
+
+    for (size_t i = 0; i < MSI_COUNT(shapes) || ms_time() - begun < seconds; i++) {
+        const struct peak_shape *s = &shapes[i % MSI_COUNT(shapes)];
+
+        args->m = s->m;
+        args->n = args->c_row = s->n;
+        args->k = args->a_row = s->k;
+        args->b_row = s->transposed ? 1 : s->n;
+        args->b_col = s->transposed ? s->k : 1;
+        const double t = ms_time();
+
+        MS_TRY(msi_gemm(ctx, args));
+        MS_TRY(msi_settle(ctx));
+        const double rate = 2.0 * (double)s->m * (double)s->n * (double)s->k / (ms_time() - t);
+
+        *flops = rate > *flops ? rate : *flops;
+    }
+    return MS_OK;
+}
 
 ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops)
 {
     ms_context *ctx = msi_context();
-    int64_t nbytes = (int64_t)SIDE * SIDE *
-                     (dtype == MS_DTYPE_F64   ? 8
-                      : dtype == MS_DTYPE_F32 ? 4
-                                              : 2);
-    msi_gemm_args args = {.m = SIDE,
-                          .n = SIDE,
-                          .k = SIDE,
-                          .a_row = SIDE,
-                          .a_col = 1,
-                          .b_row = SIDE,
-                          .b_col = 1,
-                          .c_row = SIDE,
-                          .batch = 1,
-                          .dtype = dtype,
-                          .c_dtype = dtype};
+    int64_t a = 0, b = 0, c = 0;
     msi_mem_block *memory;
-    ms_status status;
 
     *flops = 0;
     if (!ms_dtype_is_floating(dtype)) {
@@ -39,27 +62,25 @@ ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops)
                        "matmul_peak: 'seconds' is %g, expected more than 0 and at most %d", seconds,
                        LONGEST);
     }
-    MS_TRY(msi_alloc(ctx, 3 * nbytes, MS_MEM_SCRATCH, &memory));
+    for (size_t i = 0; i < MSI_COUNT(shapes); i++) {
+        a = most(a, shapes[i].m * shapes[i].k * ms_dtype_size(dtype));
+        b = most(b, shapes[i].k * shapes[i].n * ms_dtype_size(dtype));
+        c = most(c, shapes[i].m * shapes[i].n * ms_dtype_size(dtype));
+    }
+    MS_TRY(msi_alloc(ctx, a + b + c, MS_MEM_SCRATCH, &memory));
     char *bytes = memory->data;
+    msi_gemm_args args = {.a = bytes,
+                          .a_col = 1,
+                          .b = bytes + a,
+                          .c = bytes + a + b,
+                          .batch = 1,
+                          .dtype = dtype,
+                          .c_dtype = dtype};
+    ms_status status = msi_mem_set(ctx, bytes, 0, a + b + c); /* values do not affect speed */
 
-    MS_TRY_GOTO(msi_mem_set(ctx, bytes, 0, 3 * nbytes), done); /* values do not affect speed */
-    args.a = bytes;
-    args.b = bytes + nbytes;
-    args.c = bytes + 2 * nbytes;
-    MS_TRY_GOTO(msi_gemm(ctx, &args), done); /* the first call makes the primitive */
-    MS_TRY_GOTO(msi_settle(ctx), done);
-    double begun = ms_time();
-
-    do {
-        double t = ms_time();
-
-        MS_TRY_GOTO(msi_gemm(ctx, &args), done);
-        MS_TRY_GOTO(msi_settle(ctx), done);
-        double rate = 2.0 * SIDE * SIDE * SIDE / (ms_time() - t);
-
-        *flops = rate > *flops ? rate : *flops;
-    } while (ms_time() - begun < seconds);
-done:
+    if (status == MS_OK) {
+        status = measure(ctx, &args, seconds, flops);
+    }
     msi_gemm_trim(ctx);
     msi_release(memory);
     return status;

@@ -30,6 +30,26 @@ static void test_backend_gemm__is_the_product(void **state)
     }
 }
 
+/* gemm.c: [Note: packing] */
+static void test_backend_gemm__large_products_are_right_with_b_packed(void **state)
+{
+    static const int32_t dtypes[] = {MS_DTYPE_F32, MS_DTYPE_BF16};
+
+    (void)state;
+    for (int32_t i = 0; i < 4; i++) {
+        const bool a_transposed = i & 1;
+        product p = make(dtypes[i / 2], MS_DTYPE_F32, 512, 512, 513, 1, a_transposed, false, 3);
+
+        p.args.accumulate = true;
+        assert_ok(msi_gemm(msi_context(), &p.args));
+        assert_int_equal(0, count_wrong(&p, inner_epsilon(dtypes[i / 2])));
+        free_product(&p);
+    }
+    const int64_t scratch = ms_matmul_scratch(MS_DTYPE_F32, 1024, 1024, 512);
+
+    assert_true(scratch == 0 || scratch == 1024 * 512 * 4);
+}
+
 static void multiply(int32_t dtype, int64_t n)
 {
     product p = make(dtype, dtype, 11, n, 13, 1, false, true, 0);
@@ -274,6 +294,7 @@ int main(void)
         cmocka_unit_test(test_backend_gemm__running_out_of_memory_is_an_error_that_can_be_survived),
         cmocka_unit_test(test_backend_gemm__a_product_that_fails_on_a_device_is_nan),
         cmocka_unit_test(test_backend_gemm__is_the_product),
+        cmocka_unit_test(test_backend_gemm__large_products_are_right_with_b_packed),
         cmocka_unit_test(test_backend_gemm__primitives_are_kept_within_a_bound),
         cmocka_unit_test(test_backend_gemm__the_peak_is_measured_for_a_time_there_is),
     };

@@ -165,8 +165,8 @@ MS_API uint64_t ms_hash_bytes(const void *data, int64_t n);
 MS_API double ms_time(void);
 
 /**
- * Measure the peak rate of this runtime's matrix products (1024 x 1024, on this rank's core) for
- * about `seconds`.
+ * Measure the peak rate of this runtime's matrix products on this rank's core for about `seconds`:
+ * the best product of six shapes, with b transposed and not.
  * @param dtype    MS_DTYPE_F32, _F64 or _BF16
  * @param seconds  more than 0, at most 60 (MS_VALUE_ERROR)
  * @param flops    floating-point operations per second, best of the repetitions
@@ -176,8 +176,9 @@ MS_API ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops);
 /** Implementation of large products of this dtype, e.g. "brg:avx512_core_bf16". Static. */
 MS_API const char *ms_matmul_name(int32_t dtype);
 
-/** Maximum work space of a large product (m, k) x (k, n), in bytes: f32 copies of operands and
- * result if the narrow dtype has no products of its own, else 0. */
+/** Maximum work space of the product (m, k) x (k, n) of a Linear with n outputs and of its
+ * gradients, in bytes: f32 copies of operands and result if the narrow dtype has no products of its
+ * own; in f32 a transposed copy of an operand of large gradients. */
 MS_API int64_t ms_matmul_scratch(int32_t dtype, int64_t m, int64_t n, int64_t k);
 
 /** One line with all that decides the bits of results besides the inputs: instruction set, matrix
