@@ -190,13 +190,29 @@ static ms_status sum_chunk(msi_reduction *r)
     return MS_OK;
 }
 
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static ms_status take_chunk(const msi_reduction *r, int32_t q, const msi_extent *e, void *out,
+                            bool add)
+{
+    const msi_chunk c = msi_plan_chunk(r->total, q, r->world);
+    const int64_t end = smaller(c.first + c.numel, e->in_full + e->numel);
+    const int64_t first = c.first > e->in_full ? c.first : e->in_full;
+    const int64_t in_shard = e->in_shard + first - e->in_full;
+
+    return take_sums(r, q, first, end - first, (char *)out + in_shard * ms_dtype_size(r->sum_dtype),
+                     add);
+}
+
 static ms_status take_chunks(const msi_reduction *r, void *out, bool add)
 {
     for (int32_t q = 0; q < r->world; q++) {
-        const msi_chunk c = msi_plan_chunk(r->total, q, r->world);
-
-        MS_TRY(take_sums(r, q, c.first, c.numel,
-                         (char *)out + c.first * ms_dtype_size(r->sum_dtype), add));
+        for (int32_t i = 0; i < r->n_own; i++) {
+            MS_TRY(take_chunk(r, q, &r->own[i], out, add));
+        }
     }
     return MS_OK;
 }

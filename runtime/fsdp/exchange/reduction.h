@@ -37,7 +37,7 @@ typedef struct msi_reduction {
     int32_t rank, world;
     bool replicated;       /* every rank gets the whole sum */
     int64_t total;         /* elements of one rank's whole gradient, without tail padding */
-    const msi_extent *own; /* (n_own) this rank's extents */
+    const msi_extent *own; /* (n_own) what this rank gets of the sum; set when it is closed */
     int32_t n_own;
     int32_t sum_dtype, round_dtype;
 

@@ -38,6 +38,8 @@ msi_group_facts msi_unit_facts(const ms_fsdp_unit *u)
         if (u->params[i].tensor->requires_grad) {
             facts.trains = true;
             facts.trained_numel += u->params[i].piece.numel;
+        } else {
+            facts.freezes = true;
         }
     }
     return facts;

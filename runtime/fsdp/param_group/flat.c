@@ -99,7 +99,7 @@ static ms_status copied(ms_fsdp_unit *u, ms_tensor **out)
 static ms_status shown(void *unit, int32_t index, ms_tensor **out)
 {
     ms_fsdp_unit *u = unit;
-    bool all = u->grad != NULL;
+    bool all = u->grad != NULL && u->grad_is_shard;
 
     *out = NULL;
     if (!has_gradient(unit, index)) {

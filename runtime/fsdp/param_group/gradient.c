@@ -113,29 +113,165 @@ static ms_status move_dropped(ms_fsdp_unit *u, msi_unit_param *p)
     return MS_OK;
 }
 
+static ms_status keep_dropped(ms_fsdp_unit *u, msi_unit_param *p)
+{
+    return p->place != NULL && p->place->refcount > 1 && !shows_reduced(p) && p->shown == NULL
+               ? move_dropped(u, p)
+               : MS_OK;
+}
+
+/* -- its layout -------------------------------------------------------------------------------- */
+
+/* [Note: layout of the reduced gradient] Without frozen parameters it is the shard's, so that the
+ * flat parameter's .grad shows it. Else it has no elements of frozen parameters and no padding. A
+ * parameter that becomes trainable while the gradient exists extends it. One that was frozen
+ * meanwhile has its elements until all are dropped. */
+
+/* `arrived`: the peers' flags are known. A rank may have frozen a parameter that others train. A
+ * communication hook uses no slot, and reduces what requires grad. */
+static bool is_wanted(const ms_fsdp_unit *u, int32_t i, bool arrived)
+{
+    const msi_reduction *r = &u->reduction;
+
+    if (u->params[i].tensor->requires_grad || r->slot == NULL) {
+        return u->params[i].tensor->requires_grad;
+    }
+    return arrived ? msi_reduction_has(r, i) : msi_reduction_flags(r, u->rank)[i];
+}
+
+static bool has_place(const ms_fsdp_unit *u, int32_t i)
+{
+    return u->grad != NULL && u->params[i].in_grad >= 0;
+}
+
+static bool lacks_place(const ms_fsdp_unit *u, bool arrived)
+{
+    for (int32_t i = 0; i < u->n_params; i++) {
+        if (u->params[i].piece.numel > 0 && !has_place(u, i) && is_wanted(u, i, arrived)) {
+            return true;
+        }
+    }
+    return u->grad == NULL;
+}
+
+/* Elements of the next layout, which may be the shard's. */
+static int64_t next_numel(const ms_fsdp_unit *u, bool arrived, bool *is_shard)
+{
+    int64_t numel = 0;
+
+    *is_shard = u->grad == NULL;
+    for (int32_t i = 0; i < u->n_params; i++) {
+        const bool kept = has_place(u, i) || is_wanted(u, i, arrived);
+
+        numel += kept ? u->params[i].piece.numel : 0;
+        *is_shard = *is_shard && kept;
+    }
+    return *is_shard ? u->shard_numel : numel;
+}
+
+static void use_shard_layout(ms_fsdp_unit *u)
+{
+    for (int32_t i = 0; i < u->n_params; i++) {
+        u->params[i].in_grad = u->params[i].piece.offset_in_shard;
+    }
+    u->reduction.own = u->own;
+    u->reduction.n_own = u->n_own;
+}
+
+/* In the order of the parameters. */
+static void use_trained_layout(ms_fsdp_unit *u, bool arrived)
+{
+    int64_t next = 0;
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < u->n_params; i++) {
+        msi_unit_param *p = &u->params[i];
+
+        p->in_grad = has_place(u, i) || is_wanted(u, i, arrived) ? next : -1;
+        if (p->in_grad >= 0 && p->piece.numel > 0) {
+            u->grad_extent[n++] = (msi_extent){.param = i,
+                                               .start = p->piece.start,
+                                               .numel = p->piece.numel,
+                                               .in_full = p->offset + p->piece.start,
+                                               .in_shard = next};
+            next += p->piece.numel;
+        }
+    }
+    u->reduction.own = u->grad_extent;
+    u->reduction.n_own = n;
+}
+
+/* Values that .grad shows move along. */
+static ms_status move_places(ms_fsdp_unit *u, msi_storage *grad)
+{
+    ms_status status = MS_OK;
+
+    for (int32_t i = 0; i < u->n_params; i++) {
+        const msi_unit_param *p = &u->params[i];
+
+        if (p->place != NULL) {
+            char *to = (char *)grad->data + p->in_grad * ms_dtype_size(u->orig_dtype);
+
+            if (status == MS_OK && shows_reduced(p)) {
+                status = msi_mem_copy(u->ctx, to, p->place->data, p->place->nbytes);
+            }
+            msi_storage_bind(p->place, grad, to, p->place->nbytes);
+        }
+    }
+    return status;
+}
+
+static ms_status make_grad(ms_fsdp_unit *u, bool arrived)
+{
+    bool is_shard;
+    const int64_t numel = next_numel(u, arrived, &is_shard);
+    msi_storage *grad;
+
+    if (!lacks_place(u, arrived)) {
+        return MS_OK;
+    }
+    for (int32_t i = 0; i < u->n_params; i++) {
+        MS_TRY(keep_dropped(u, &u->params[i]));
+    }
+    MS_TRY(msi_storage_new(&grad, u->ctx, numel * ms_dtype_size(u->orig_dtype), MS_MEM_GRADIENT));
+    if (is_shard) {
+        use_shard_layout(u);
+    } else {
+        use_trained_layout(u, arrived);
+    }
+    const ms_status status = move_places(u, grad);
+
+    msi_storage_release(u->grad);
+    u->grad = grad;
+    u->grad_numel = numel;
+    u->grad_is_shard = is_shard;
+    return status;
+}
+
 static ms_status make_place(ms_fsdp_unit *u, msi_unit_param *p)
 {
     const int64_t size = ms_dtype_size(u->orig_dtype);
 
-    if (p->place != NULL && p->place->refcount > 1 && !shows_reduced(p) && p->shown == NULL) {
-        MS_TRY(move_dropped(u, p));
-    }
-    return p->place != NULL ? MS_OK
-                            : msi_storage_part(&p->place, u->grad, p->piece.offset_in_shard * size,
-                                               p->piece.numel * size);
+    MS_TRY(keep_dropped(u, p));
+    return p->place != NULL
+               ? MS_OK
+               : msi_storage_part(&p->place, u->grad, p->in_grad * size, p->piece.numel * size);
+}
+
+/* True if this rank's reduced gradient has elements of the parameter. */
+static bool has_piece(const msi_unit_param *p)
+{
+    return p->piece.numel > 0 && p->in_grad >= 0;
 }
 
 /* Allocate the result. Nothing may fail once peers rely on this rank. */
-static ms_status make_shown(ms_fsdp_unit *u)
+static ms_status make_shown(ms_fsdp_unit *u, bool arrived)
 {
-    if (u->grad == NULL) {
-        MS_TRY(msi_storage_new(&u->grad, u->ctx, u->shard_numel * ms_dtype_size(u->orig_dtype),
-                               MS_MEM_GRADIENT));
-    }
+    MS_TRY(make_grad(u, arrived));
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
 
-        if (p->piece.numel == 0) {
+        if (!has_piece(p)) {
             continue;
         }
         MS_TRY(make_place(u, p));
@@ -150,7 +286,7 @@ static ms_status make_shown(ms_fsdp_unit *u)
 
 ms_status msi_unit_gradient_make(ms_fsdp_unit *u)
 {
-    return make_shown(u);
+    return make_shown(u, false);
 }
 
 static void drop_shown(ms_fsdp_unit *u)
@@ -182,23 +318,27 @@ static ms_status prepare_piece(ms_fsdp_unit *u, int32_t index)
     return MS_OK;
 }
 
-/* Set `*add` if any piece has a gradient; then set the shard that the sum is added to. */
+/* Set `*add` if any piece has a gradient; then set the shard that the sum is added to. New memory
+ * is added to, since REDUCE waits for earlier readers of it only then. */
 static ms_status prepare(void *unit, void **out, bool *add)
 {
     ms_fsdp_unit *u = unit;
     bool stored = false;
 
+    *add = lacks_place(u, true);
+    if (*add) {
+        MS_TRY(make_shown(u, true));
+    }
     *out = u->grad->data;
-    *add = false;
     for (int32_t i = 0; i < u->n_params; i++) {
-        *add |= u->params[i].piece.numel > 0 && u->params[i].tensor->grad != NULL;
+        *add |= has_piece(&u->params[i]) && u->params[i].tensor->grad != NULL;
         stored |= shows_reduced(&u->params[i]);
     }
     if (*add && !stored) { /* padding is added to, too */
         MS_TRY(msi_mem_set(u->ctx, u->grad->data, 0, u->grad->nbytes));
     }
     for (int32_t i = 0; *add && i < u->n_params; i++) {
-        if (u->params[i].piece.numel > 0) {
+        if (has_piece(&u->params[i])) {
             MS_TRY(prepare_piece(u, i));
         }
     }
@@ -275,8 +415,6 @@ void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
     r->world = u->world;
     r->replicated = !u->is_sharded;
     r->total = u->total;
-    r->own = u->own;
-    r->n_own = u->n_own;
     r->sum_dtype = u->orig_dtype;
     r->round_dtype = u->reduce_dtype;
     r->home = home;
@@ -301,13 +439,14 @@ static ms_status close_slot(ms_fsdp_unit *u, bool whole)
                                u->run->factor != 0 ? u->run->factor : 1.0 / u->world, whole);
 }
 
-/* This rank's gradient (W n) -> its part (n) of the sum over ranks; of a replica all. When the sum
+/* This rank's gradient (W n) -> its part of the sum over ranks, in the layout of the reduced
+ * gradient; of a replica all. When the sum
  * completes depends on timing; the operator is observed when it is committed, in program order. */
 static ms_status reduce_meta(const msi_meta *m)
 {
     const ms_fsdp_unit *u = ((const msi_unit_attrs *)m->attrs)->unit;
 
-    return msi_result(m->out, u->orig_dtype, 1, &u->shard_numel);
+    return msi_result(m->out, u->orig_dtype, 1, &u->grad_numel);
 }
 
 static ms_status reduce_forward(msi_op_call *c)
@@ -326,7 +465,7 @@ ms_status msi_gradient_announce(ms_fsdp_unit *u)
 {
     const bool whole = publish_flags(u);
 
-    MS_TRY(make_shown(u));
+    MS_TRY(make_shown(u, false));
     return MSI_UNLIKELY(msi_op_is_observed(u->ctx)) ? msi_observed_reduce(u, &reduce_op, whole)
                                                     : close_slot(u, whole);
 }

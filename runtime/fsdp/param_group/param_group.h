@@ -71,6 +71,7 @@ typedef struct msi_unit_param {
     bool reduced;          /* the whole parameter has a gradient, on any rank */
     bool accumulated;      /* the levels have an unreduced gradient of it */
     msi_storage *place;    /* its elements in the unit's reduced gradient, or NULL */
+    int64_t in_grad;       /* their position there; -1: it has none. Valid while `grad` exists */
     bool arrived;          /* the running backward reduced its gradient */
     ms_tensor *shown;      /* its future .grad, made before the reduction is announced */
     uint64_t origin;       /* hash of the source of its initial values: equal for equal values */
@@ -146,8 +147,11 @@ struct ms_fsdp_unit {
     msi_accumulator sums;
     msi_storage *micro_view; /* storage of views of the running micro-batch's gradient */
     msi_reduction reduction;
-    msi_storage *grad;     /* reduced, orig_dtype; NULL if no .grad shows it */
-    bool shows_full_grads; /* summoned with its gradients */
+    msi_storage *grad;       /* reduced, orig_dtype; NULL if no .grad shows it */
+    bool grad_is_shard;      /* it has the shard's layout; else the trained elements in a row */
+    int64_t grad_numel;      /* its elements */
+    msi_extent *grad_extent; /* (n_params) those of the trained elements */
+    bool shows_full_grads;   /* summoned with its gradients */
 };
 
 /* Elements of the unsharded flat, with all padding. */

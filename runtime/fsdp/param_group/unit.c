@@ -146,7 +146,8 @@ static ms_status lay_out(ms_fsdp_unit *u)
     }
     u->own = malloc(sizeof(*u->own) * (size_t)msi_layout_most_extents(u->layout));
     u->theirs = malloc(sizeof(*u->theirs) * (size_t)msi_layout_most_extents(u->layout));
-    if (u->own == NULL || u->theirs == NULL) {
+    u->grad_extent = malloc(sizeof(*u->grad_extent) * (size_t)u->n_params);
+    if (u->own == NULL || u->theirs == NULL || u->grad_extent == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the extents of unit '%s'", u->name);
     }
     MS_TRY(msi_layout_extents(u->layout, u->is_sharded ? u->shard_rank : 0, u->own, &u->n_own));
@@ -339,6 +340,7 @@ ms_status ms_fsdp_group_describe(ms_fsdp_group *group, ms_comm *comm, const char
     ms_layout_free(u.layout);
     free(u.own);
     free(u.theirs);
+    free(u.grad_extent);
     free(u.params);
     return status;
 }
@@ -388,6 +390,7 @@ void msi_unit_dispose(ms_fsdp_unit *u)
     msi_gather_dispose(&u->gather);
     free(u->own);
     free(u->theirs);
+    free(u->grad_extent);
     ms_layout_free(u->layout);
     if (u->full != NULL) {
         msi_storage_unbind(u->full);

@@ -14,6 +14,12 @@ static inline int32_t msi_node_dtype(int32_t reduce_dtype)
     return reduce_dtype == MS_DTYPE_F64 ? MS_DTYPE_F64 : MS_DTYPE_F32;
 }
 
+/* Elements of this rank's reduced gradient: [Note: layout of the reduced gradient]. */
+static inline int64_t msi_reduced_numel(const msi_group_facts *g)
+{
+    return !g->trains ? 0 : g->freezes ? g->trained_numel : g->shard_numel;
+}
+
 /* The range of a replica's gradient that rank q reduces for all. */
 typedef struct msi_chunk {
     int64_t first, numel;

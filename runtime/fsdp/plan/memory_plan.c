@@ -59,7 +59,7 @@ static backward_memory memory_of(const msi_group_facts *g, uint64_t n, bool last
         .before = level_bytes(g, n),
         .micro = in_slot ? 0 : g->full_numel * ms_dtype_size(g->reduce_dtype),
         .merging = merges ? g->full_numel * ms_dtype_size(msi_node_dtype(g->reduce_dtype)) : 0,
-        .after = last ? g->shard_numel * ms_dtype_size(g->orig_dtype) : level_bytes(g, n + 1),
+        .after = last ? msi_reduced_numel(g) * ms_dtype_size(g->orig_dtype) : level_bytes(g, n + 1),
     };
 }
 

@@ -74,7 +74,7 @@ static int64_t gathered(const msi_group_facts *groups, int32_t n, int64_t micro_
 static int64_t elements_reduced(const msi_group_facts *g, const msi_step *s)
 {
     if (g->is_sharded) {
-        return (s->world - 1) * g->shard_numel;
+        return (s->world - 1) * msi_reduced_numel(g);
     }
     const int64_t chunk = msi_plan_chunk(g->full_numel, s->rank, s->world).numel;
 

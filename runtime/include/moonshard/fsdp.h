@@ -62,7 +62,8 @@ typedef struct ms_fsdp_plan {
     int64_t masters;     /**< full-precision shards, and full copies of NO_SHARD units */
     int64_t gradients;   /**< their maximum, reduced or accumulated without sync, if units end their
                             backwards in reverse order and the root last; otherwise it may differ by
-                            the gradients that are open at one time */
+                            the gradients that are open at one time. Reduced ones of a unit with
+                            frozen parameters have the trainable elements only */
     int64_t per_state;   /**< one optimizer state buffer for every trainable parameter's shard */
     int64_t arena;       /**< slots for parameters and gradients, shared by the ranks of the host */
     int64_t param_slots; /**< part of arena: parameters */
@@ -73,8 +74,9 @@ typedef struct ms_fsdp_plan {
     int32_t param_homes;    /**< slots that one unit owns */
     int32_t gradient_ring;  /**< the same for gradients */
     int32_t gradient_homes;
-    int64_t gathered;   /**< bytes of other ranks' parameters read in a step */
-    int64_t reduced;    /**< bytes of other ranks' gradients, or of their sums, read */
+    int64_t gathered; /**< bytes of other ranks' parameters read in a step */
+    int64_t reduced; /**< bytes of other ranks' gradients, or of their sums, read; of NO_SHARD units
+                        with frozen parameters at most */
     bool same_numerics; /**< all ranks have equal ms_numerics(): results have equal bits for every
                            strategy and world size */
 } ms_fsdp_plan;
@@ -91,6 +93,7 @@ typedef struct ms_fsdp_group {
     int32_t param_dtype;
     int32_t reduce_dtype;
     bool trains;                 /**< any parameter is trainable */
+    bool freezes;                /**< any parameter is frozen */
     bool is_sharded;             /**< false: a replica */
     bool shares;                 /**< full parameters are gathered in a slot */
     bool keeps;                  /**< that slot is kept after forward */
