@@ -48,6 +48,14 @@ local function write_all(path, bytes)
   check(os.rename(own, path))
 end
 
+local function read_list(paths)
+  local texts = {}
+  for i, path in ipairs(paths) do
+    texts[i] = read_all(path)
+  end
+  return table.concat(texts, '\n')
+end
+
 --- The Bible without its verse labels ("Gen1:1 In the beginning ...").
 local function bible()
   local pipe = assert(io.popen("bible -f 'gen1:1-rev22:21' 2>/dev/null", 'r'))
@@ -65,7 +73,8 @@ local function bible()
 end
 
 --- Raises a text when it cannot be read, or is not what the run to be resumed has read.
----@param path string  '' for that of the run to be resumed, else the Bible
+---@param path string|string[]  '' for that of the run to be resumed, else the Bible; files are read
+---  one after the other
 ---@param out string  folder the token files go to; made when missing
 ---@param resume boolean  the token files that lie there are those of the same text
 ---@return { train: string, valid: string, name: string }  files of bytes, and what they are of
@@ -75,8 +84,9 @@ function corpus.prepare(path, out, resume)
     files.name = files.train
     return files
   end
-  files.name = path == '' and 'the King James Bible' or path
-  local bytes = (path == '' and bible or read_all)(path)
+  local is_list = type(path) == 'table'
+  files.name = path == '' and 'the King James Bible' or is_list and #path .. ' files' or path
+  local bytes = (path == '' and bible or is_list and read_list or read_all)(path)
   local cut = math.floor(#bytes * 0.95)
   local parts = { train = bytes:sub(1, cut), valid = bytes:sub(cut + 1) }
   for _, name in ipairs { 'train', 'valid' } do

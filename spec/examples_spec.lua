@@ -236,6 +236,28 @@ describe('an example', function()
     refuses('--test=9 cannot be dealt to 2 ranks evenly', run('translate', '--ranks=2 --test=9'))
   end)
 
+  it('fine-tunes a model with adapters alone, on one rank and on two', function()
+    shell.write(folder .. '/other', ('4 + 7 = 11; '):rep(1000))
+    succeeds(train('--steps=20'))
+    for _, how in ipairs { '--ranks=1 --base=out', '--ranks=2 --data=text --base-steps=20' } do
+      local output = succeeds(run('lora', how .. ' --tune=other --steps=40 --rank=4 --rows=8 '
+        .. '--out=adapted'))
+      assert.truthy(output:find('%d+ of %d+ parameters are trainable'), output)
+      local before = tonumber(output:match('loss on other before: ([%d.]+)'))
+      local after = tonumber(output:match('loss after: ([%d.]+)'))
+      assert.is_true(after < before, output)
+      assert.equal(after, tonumber(output:match('loss with it: ([%d.]+)')), output)
+    end
+    local names = ms.checkpoint.read_safetensors(folder .. '/adapted/adapters.safetensors')
+    assert.equal(2 * 4 * 2, #names) -- blocks, projections, matrices
+    assert.same({ 4, 128 }, names['h.0.attn.qkv.lora_a.weight']:shape())
+    refuses('--rows=9 cannot be dealt to 2 ranks evenly',
+      run('lora', '--ranks=2 --tune=other --data=text --rows=9 --out=adapted'))
+    refuses('adapted/tune/valid.u8 has 310 bytes, one step takes 16 rows of 64',
+      run('lora', '--ranks=1 --tune=text --data=other --out=adapted --base-steps=1'))
+    refuses('no/such/model', run('lora', '--base=no/such/model --tune=other'))
+  end)
+
   it('writes the same text from a checkpoint for the same seed', function()
     succeeds(train('--steps=2'))
     local a = succeeds(run('sample', 'out --length=30 --prompt=in --seed=7'))
