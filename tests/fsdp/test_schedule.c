@@ -1,5 +1,6 @@
 /* runtime/fsdp/schedule: a rank that drops what another uses, and forwards that summon or an error
- * interrupts. Every other decision of the schedule is tested by test_programs.c. */
+ * interrupts, orders of prefetch. Every other decision of the schedule is tested by
+ * test_programs.c. */
 #include "rank_test.h"
 #include "schedule.h"
 
@@ -11,7 +12,8 @@ typedef struct chain {
     ms_fsdp_tree *tree;
 } chain;
 
-static ms_status chain_new(chain *c, int32_t strategy)
+static ms_status chain_new(chain *c, int32_t strategy, bool forward_prefetch,
+                           int32_t backward_prefetch, int32_t n_slots)
 {
     const int64_t shape[2] = {SIDE, SIDE};
     ms_fsdp_unit_options uo;
@@ -32,8 +34,9 @@ static ms_status chain_new(chain *c, int32_t strategy)
         MS_TRY(ms_fsdp_unit_new(&c->unit[i], comm, name, &uo, &c->weight[i], 1, &names));
     }
     ms_fsdp_tree_options_init(&to, sizeof(to));
-    to.forward_prefetch = true;
-    to.n_slots = SLOTS;
+    to.forward_prefetch = forward_prefetch;
+    to.backward_prefetch = backward_prefetch;
+    to.n_slots = n_slots;
     MS_TRY(ms_fsdp_tree_new(&c->tree, comm, &to, c->unit, UNITS, false));
     return ms_fsdp_tree_init(c->tree);
 }
@@ -60,7 +63,7 @@ static ms_status run_chain(void *user, int32_t rank)
     chain c;
 
     (void)rank;
-    MS_TRY_GOTO(chain_new(&c, t->strategy), done);
+    MS_TRY_GOTO(chain_new(&c, t->strategy, true, MS_FSDP_PREFETCH_PRE, SLOTS), done);
     ms_grad_enabled_set(t->records);
     MS_TRY_GOTO(ms_scope_open("test"), done);
     status = t->run(&c);
@@ -325,6 +328,85 @@ static void test_fsdp_schedule__what_an_error_ends_leaves_the_forward_around_it_
     run_ranks(2, run_chain, &t);
 }
 
+/* -- prefetch ---------------------------------------------------------------------------------- */
+
+/* Changes of units since the trace was emptied: AG published, re resharded, RS announced. */
+static char trace[256];
+static int32_t last_state[UNITS], last_phase[UNITS];
+
+static void record(const char *what, int32_t unit)
+{
+    const size_t n = strlen(trace);
+
+    snprintf(trace + n, sizeof(trace) - n, "%s%s%d", n > 0 ? " " : "", what, (int)unit);
+}
+
+static void see_change(const ms_fsdp_unit *u)
+{
+    int32_t *state = &last_state[u->index], *phase = &last_phase[u->index];
+
+    if (u->state != *state && u->state != MS_UNIT_UNSHARDED) {
+        record(u->state == MS_UNIT_PUBLISHED ? "AG" : "re", u->index);
+    }
+    if (u->reduction.phase != *phase && u->reduction.phase == MSI_GRAD_READY) {
+        record("RS", u->index);
+    }
+    *state = u->state;
+    *phase = u->reduction.phase;
+}
+
+typedef struct order_test {
+    int32_t backward_prefetch;
+    bool forward_prefetch;
+    const char *forward, *backward;
+} order_test;
+
+static ms_status trace_second_step(const order_test *t)
+{
+    ms_tensor *loss;
+    ms_status status;
+    chain c;
+
+    MS_TRY_GOTO(chain_new(&c, MS_FSDP_FULL_SHARD, t->forward_prefetch, t->backward_prefetch, 0),
+                done);
+    MS_TRY_GOTO(ms_scope_open("test"), done);
+    MS_TRY_GOTO(forward(&c, UNITS, NULL, NULL, &loss), done);
+    MS_TRY_GOTO(ms_backward(loss, NULL), done);
+    trace[0] = 0;
+    MS_TRY_GOTO(forward(&c, UNITS, NULL, NULL, &loss), done);
+    assert_string_equal(t->forward, trace);
+    trace[0] = 0;
+    MS_TRY_GOTO(ms_backward(loss, NULL), done);
+    assert_string_equal(t->backward, trace);
+    (void)ms_scope_close(NULL, 0);
+done:
+    chain_free(&c);
+    return status;
+}
+
+/* The orders of AG and RS are PyTorch's, which reshards a unit before its reduction. Here that
+ * follows it: [Note: what still reads a unit]. POST gathers as PRE does, but after the gradients of
+ * the unit are computed. */
+static void test_fsdp_schedule__prefetch_has_its_order(void **state)
+{
+    static const char plain[] = "AG0 re0 AG1 re1 AG2 re2", ahead[] = "AG0 AG1 re0 AG2 re1 re2";
+    static const char pre[] = "AG2 AG1 RS2 re2 AG0 RS1 re1 RS0 re0";
+    static const char none[] = "AG2 RS2 re2 AG1 RS1 re1 AG0 RS0 re0";
+    static const order_test tests[] = {
+        {MS_FSDP_PREFETCH_PRE, false, plain, pre},
+        {MS_FSDP_PREFETCH_POST, false, plain, pre},
+        {MS_FSDP_PREFETCH_NONE, false, plain, none},
+        {MS_FSDP_PREFETCH_PRE, true, ahead, pre},
+    };
+
+    (void)state;
+    msi_fsdp_state_changed = see_change;
+    for (int32_t i = 0; i < MSI_COUNT(tests); i++) {
+        assert_ok(trace_second_step(&tests[i]));
+    }
+    msi_fsdp_state_changed = NULL;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -332,6 +414,7 @@ int main(void)
             test_fsdp_schedule__what_one_rank_drops_another_does_not_read, flag_new, flag_free),
         cmocka_unit_test(test_fsdp_schedule__summon_without_writes_does_not_disturb_backward),
         cmocka_unit_test(test_fsdp_schedule__what_an_error_ends_leaves_the_forward_around_it_alone),
+        cmocka_unit_test(test_fsdp_schedule__prefetch_has_its_order),
     };
     return cmocka_run_group_tests_name("fsdp schedule", tests, NULL, NULL);
 }

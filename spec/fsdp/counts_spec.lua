@@ -1,0 +1,73 @@
+-- Collectives of a model of three units without parameters in the root, as PyTorch counts them.
+
+local ms = require 'moonshard'
+local nn, fsdp = ms.nn, ms.fsdp
+local wrap = require 'support.wrap'
+
+-- all_gather, reduce_scatter, all_reduce of each phase. PyTorch's full state dict of SHARD_GRAD_OP
+-- uses the unsharded parameters of the evaluation before it; ours always gathers the masters.
+local PHASES = {
+  'forward', 'backward', 'forward and backward in no_sync', 'forward after it',
+  'backward after it', 'clip', 'evaluation', 'evaluation again', 'full state dict',
+}
+local COUNTS = {
+  FULL_SHARD = {
+    { 3, 0, 0 }, { 3, 3, 0 }, { 6, 0, 0 }, { 3, 0, 0 }, { 3, 3, 0 }, { 0, 0, 1 },
+    { 3, 0, 0 }, { 3, 0, 0 }, { 3, 0, 0 },
+  },
+  SHARD_GRAD_OP = {
+    { 3, 0, 0 }, { 0, 3, 0 }, { 3, 0, 0 }, { 0, 0, 0 }, { 0, 3, 0 }, { 0, 0, 1 },
+    { 3, 0, 0 }, { 0, 0, 0 }, { 3, 0, 0 },
+  },
+  NO_SHARD = {
+    { 0, 0, 0 }, { 0, 0, 3 }, { 0, 0, 0 }, { 0, 0, 0 }, { 0, 0, 3 }, { 0, 0, 0 },
+    { 0, 0, 0 }, { 0, 0, 0 }, { 0, 0, 0 },
+  },
+}
+
+local function run_phases(model)
+  local x, loss = ms.ones(2, 4)
+  local function forward() loss = model(x):sum() end
+  local function backward() loss:backward() end
+  local function evaluate() ms.no_grad(model, x) end
+  return {
+    forward, backward,
+    function()
+      model:no_sync(function()
+        forward()
+        backward()
+      end)
+    end,
+    forward, backward,
+    function() model:clip_grad_norm_(1) end,
+    function()
+      model:eval()
+      evaluate()
+    end,
+    evaluate,
+    function() model:state_dict() end,
+  }
+end
+
+describe('collectives', function()
+  for strategy, expected in pairs(COUNTS) do -- order does not matter: each is a test
+    it('of every phase are as many as in PyTorch, with ' .. strategy, function()
+      ms.dist.spawn(2, function()
+        local model = wrap(nn.Sequential { nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4) }, {
+          auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear }, sharding_strategy = strategy,
+        })
+        model(ms.ones(2, 4)):sum():backward() -- the first use compares the ranks
+        for i, run in ipairs(run_phases(model)) do
+          local before = ms.dist.counts()
+          run()
+          local after = ms.dist.counts()
+          local got = {}
+          for k, kind in ipairs { 'all_gather', 'reduce_scatter', 'all_reduce' } do
+            got[k] = after[kind] - before[kind]
+          end
+          assert.same(expected[i], got, PHASES[i])
+        end
+      end)
+    end)
+  end
+end)
