@@ -2,6 +2,7 @@
 
 local ms = require 'moonshard'
 local nn, fsdp = ms.nn, ms.fsdp
+local checks = require 'support.checks'
 local wrap = require 'support.wrap'
 
 local function layers()
@@ -91,6 +92,30 @@ describe('frozen parameters', function()
       end)
     end)
 
+    it('have no gradient slots where a unit has nothing else, until it trains, with ' .. strategy,
+      function()
+        ms.dist.spawn(2, function()
+          local model, plain = wrapped(strategy), layers()
+          local all = model:plan { dry_run = true }.gradient_slots
+          local function train(step, k)
+            for _, m in ipairs { model, plain } do
+              prepare(m, step)
+              backward(m, k)
+            end
+            assert.equal(model:plan().arena, ms.memory().live.arena)
+          end
+          train({ train = '2.' }, 1)
+          assert.is_true(model:plan().gradient_slots < all)
+          train({ train = '' }, 2)
+          assert.equal(all, model:plan().gradient_slots)
+          local expected = gradients(plain)
+          fsdp.summon_full_params(model, { with_grads = true }, function()
+            assert.same(expected, gradients(model))
+          end)
+          collectgarbage()
+        end)
+      end)
+
     it('of one rank get the gradients of the others, with ' .. strategy, function()
       ms.dist.spawn(2, function(rank)
         local model = wrapped(strategy)
@@ -112,6 +137,17 @@ describe('frozen parameters', function()
       end)
     end)
   end
+
+  it('must not become trainable inside a forward', function()
+    ms.dist.spawn(2, function()
+      local model = wrapped('FULL_SHARD')
+      prepare(model, { train = '2.' })
+      backward(model, 1)
+      model.module[1]:register_forward_pre_hook(function(m) m:requires_grad_(true) end)
+      checks.raises('RuntimeError', 'frozen so far, became trainable during a forward', backward,
+        model, 1)
+    end)
+  end)
 
   it('leave alone a dropped gradient that the script keeps when the layout grows', function()
     ms.dist.spawn(2, function()

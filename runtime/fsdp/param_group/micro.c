@@ -43,6 +43,12 @@ static ms_status sink_expect(void *user, int32_t index)
             u->params[index].name, u->name);
     }
     MS_TRY(msi_masters_check(u->run, "backward"));
+    if (!u->has_slot) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "parameter '%s' of unit '%s', frozen so far, became trainable during a "
+                       "forward; call requires_grad_() before the forward of the FSDP root",
+                       u->params[index].name, u->name);
+    }
     if (!u->use.expects_grad) {
         MS_TRY(u->run->may_begin_backward(u->run->owner));
     }

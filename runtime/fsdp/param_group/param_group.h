@@ -147,6 +147,7 @@ struct ms_fsdp_unit {
     msi_accumulator sums;
     msi_storage *micro_view; /* storage of views of the running micro-batch's gradient */
     msi_reduction reduction;
+    bool has_slot;           /* of gradients: it was trainable when the model's slots were made */
     msi_storage *grad;       /* reduced, orig_dtype; NULL if no .grad shows it */
     bool grad_is_shard;      /* it has the shard's layout; else the trained elements in a row */
     int64_t grad_numel;      /* its elements */

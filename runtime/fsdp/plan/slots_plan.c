@@ -138,7 +138,7 @@ ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool
         const msi_group_facts *g = &groups[i];
         const int32_t dtype = wide ? msi_node_dtype(g->reduce_dtype) : g->reduce_dtype;
 
-        wishes[i] = (msi_slot_wish){.nbytes = g->full_numel * ms_dtype_size(dtype),
+        wishes[i] = (msi_slot_wish){.nbytes = g->trains ? g->full_numel * ms_dtype_size(dtype) : 0,
                                     .word_bytes = MSI_SLOT_WORDS +
                                                   msi_round_up(g->n_params, MSI_SLOT_WORDS / 2),
                                     .keeps = g->is_root};

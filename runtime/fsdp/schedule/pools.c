@@ -149,6 +149,9 @@ static ms_status new_gradients(ms_fsdp_tree *tree)
     mapping m;
 
     MS_TRY_GOTO(mapping_new(&m, tree), done);
+    for (int32_t i = 0; i < tree->n_units; i++) { /* a graph may wait from before it was frozen */
+        m.facts[i].trains |= tree->units[i]->has_slot;
+    }
     MS_TRY_GOTO(msi_plan_gradient_slots(m.facts, tree->n_units, tree->run.fp32_slots, tree->world,
                                         m.wish, &m.plan),
                 done);
@@ -157,6 +160,7 @@ static ms_status new_gradients(ms_fsdp_tree *tree)
                 done);
     for (int32_t i = 0; i < tree->n_units; i++) {
         msi_unit_connect_gradients(tree->units[i], m.home[i]);
+        tree->units[i]->has_slot = m.facts[i].trains;
     }
 done:
     mapping_free(&m);
@@ -179,25 +183,47 @@ static bool has_gradients(const ms_fsdp_tree *tree)
     return tree->run.gradients.comm != NULL;
 }
 
-/* Frees the narrow slots first: both together would exceed the plan. */
-ms_status msi_pools_widen(ms_fsdp_tree *tree)
+/* Frees the old slots first: both together would exceed the plan. */
+static ms_status renew_gradients(ms_fsdp_tree *tree, const char *what)
 {
-    const bool narrow = is_narrow(tree);
-
-    tree->run.fp32_slots = true;
-    if (!narrow) {
-        return MS_OK;
-    }
     MS_ASSERT(msi_progress_first(&tree->run.progress, MSI_TASK_REDUCE) == NULL);
     tree->run.progress.peers_committed = true;
     msi_slot_pool_free(&tree->run.gradients); /* peers have their own mappings of the old words */
     ms_status status = new_gradients(tree);
 
     if (status != MS_OK) {
-        tree->run.fp32_slots = false;
-        msi_tree_give_up(tree, "no_sync");
+        msi_tree_give_up(tree, what);
     }
     return status;
+}
+
+ms_status msi_pools_widen(ms_fsdp_tree *tree)
+{
+    const bool narrow = is_narrow(tree);
+
+    tree->run.fp32_slots = true;
+    ms_status status = narrow ? renew_gradients(tree, "no_sync") : MS_OK;
+
+    tree->run.fp32_slots = status == MS_OK;
+    return status;
+}
+
+/* True if a unit that was frozen when the slots were made is trainable. */
+static bool lacks_slots(const ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        if (!tree->units[i]->has_slot && msi_unit_facts(tree->units[i]).trains) {
+            return true;
+        }
+    }
+    return false;
+}
+
+ms_status msi_pools_extend(ms_fsdp_tree *tree)
+{
+    return MSI_UNLIKELY(lacks_slots(tree)) && !tree->in_backward
+               ? renew_gradients(tree, "requires_grad")
+               : MS_OK;
 }
 
 ms_status msi_pools_restore(ms_fsdp_tree *tree)
@@ -257,7 +283,7 @@ ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsd
     if (tree->run.initialized) { /* rings may have grown */
         plan->param_slots = msi_slot_pool_bytes(&tree->run.params);
         plan->own_slots = plan->param_slots - tree->run.params.nbytes;
-        if (has_gradients(tree) && (micro_batches == 1 || !is_narrow(tree))) {
+        if (has_gradients(tree) && !lacks_slots(tree) && (micro_batches == 1 || !is_narrow(tree))) {
             plan->gradient_slots = msi_slot_pool_bytes(&tree->run.gradients);
         }
         plan->arena = plan->param_slots + plan->gradient_slots;

@@ -59,6 +59,7 @@ ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
 {
     MS_TRY(ms_fsdp_tree_init(tree));
     MS_TRY(msi_masters_check(&tree->run, "forward"));
+    MS_TRY(msi_pools_extend(tree));
     tree->forward_at = 0;
     tree->run.progress.peers_committed =
         true; /* relies on the peers' next backward even without a collective */

@@ -92,6 +92,9 @@ void msi_pools_free(ms_fsdp_tree *tree);
 /* Enlarge gradient slots for inner nodes (no_sync). Collective if they grow. After an error there
  * are none: msi_pools_restore(). */
 ms_status msi_pools_widen(ms_fsdp_tree *tree);
+/* Make slots for gradients of units that were frozen as a whole and are trainable now. Collective
+ * if there are such. On failure as msi_pools_widen(). */
+ms_status msi_pools_extend(ms_fsdp_tree *tree);
 /* Before a backward writes gradients: map slots if there are none. Collective then. */
 ms_status msi_pools_restore(ms_fsdp_tree *tree);
 /* Plan a step of `micro_batches`, without communication, for a tree over `groups` (n). `wide`:

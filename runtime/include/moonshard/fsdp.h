@@ -69,7 +69,8 @@ typedef struct ms_fsdp_plan {
     int64_t param_slots; /**< part of arena: parameters */
     int64_t own_slots;   /**< part of param_slots: this rank's private copies of full parameters
                             (layout pull) */
-    int64_t gradient_slots; /**< part of arena: gradients, one part per rank */
+    int64_t gradient_slots; /**< part of arena: gradients, one part per rank; none of units that are
+                               frozen as a whole */
     int32_t param_ring;     /**< slots that units use in turn */
     int32_t param_homes;    /**< slots that one unit owns */
     int32_t gradient_ring;  /**< the same for gradients */
