@@ -11,6 +11,7 @@ dofile((arg[0]:match('^(.*)/') or '.') .. '/setup.lua')
 --- text. Saves the adapters, loads them into a fresh copy of the model and compares the loss.
 
 local ms = require 'moonshard'
+local adapters = require 'adapters'
 local corpus = require 'corpus'
 local flags = require 'flags'
 local report = require 'report'
@@ -106,59 +107,6 @@ local function say(...)
     print(string.format(...))
     io.flush()
   end
-end
-
--- -- adapters ------------------------------------------------------------------------------------
-
---- y = base(x) + alpha / rank * B A x. The base keeps its parameters, which are frozen. B is zero
---- at first, so that y begins as base(x).
-local LoRALinear = nn.Module.extend('LoRALinear')
-
-function LoRALinear:init(base, rank, alpha)
-  base:requires_grad_(false)
-  self.base = base
-  self.scale = alpha / rank
-  self.lora_a = nn.Linear(base.in_features, rank, { bias = false })
-  self.lora_b = nn.Linear(rank, base.out_features, { bias = false, init = nn.init.zeros() })
-end
-
-function LoRALinear:forward(x)
-  return self.base(x) + self.lora_b(self.lora_a(x)) * self.scale
-end
-
---- The same for a LinearGELU: the adapter adds before the GELU.
-local LoRALinearGELU = LoRALinear.extend('LoRALinearGELU')
-
-function LoRALinearGELU:forward(x)
-  local base = self.base
-  local y = ms.ops.linear(x, base.weight, base.bias) + self.lora_b(self.lora_a(x)) * self.scale
-  return ms.ops.gelu(y, base.approximate)
-end
-
-local ADAPTER = { [nn.Linear] = LoRALinear, [nn.LinearGELU] = LoRALinearGELU }
-
---- Freeze a model and put adapters in the places of the blocks' linear layers.
-local function adapt(model, rank, alpha)
-  model:requires_grad_(false)
-  for path, module in model:named_modules() do
-    local Adapter = ADAPTER[getmetatable(module)]
-    local parent, name = path:match('^(h%..*)%.([^.]+)$')
-    if Adapter and parent then
-      model:get_submodule(parent):set_child(name, Adapter(module, rank, alpha))
-    end
-  end
-  return model
-end
-
---- The adapters' part of a state dict.
-local function adapters_of(sd)
-  local out = {}
-  for _, name in ipairs(sd) do
-    if name:find('lora_', 1, true) then
-      out[#out + 1], out[name] = name, sd[name]
-    end
-  end
-  return out
 end
 
 -- -- training ------------------------------------------------------------------------------------
@@ -262,7 +210,7 @@ local values = base:state_dict()
 
 -- -- fine-tuning ---------------------------------------------------------------------------------
 
-local model = shard(adapt(base, o.rank, o.alpha))
+local model = shard(adapters.add(base, o.rank, o.alpha))
 local _, own = trainable(model)
 local plan = model:plan()
 say('%d of %d parameters are trainable; per rank: masters %s, gradients %s, optimizer %s, slots %s',
@@ -278,16 +226,16 @@ say('loss after: %.4f; peak memory %s a rank, of that gradients %s', after,
   report.bytes(ms.memory().peak_total), report.bytes(ms.memory().peak.gradient))
 
 local path = o.out .. '/adapters.safetensors'
-local adapters = adapters_of(model:state_dict { rank0_only = true })
+local saved = adapters.of(model:state_dict { rank0_only = true })
 if first then
-  ms.checkpoint.write_safetensors(path, adapters)
+  ms.checkpoint.write_safetensors(path, saved)
 end
 ms.dist.barrier()
 
 local fresh = ms.models.GPT(config)
 fresh:load_state_dict(values)
-fresh = shard(adapt(fresh, o.rank, o.alpha))
+fresh = shard(adapters.add(fresh, o.rank, o.alpha))
 local missing = fresh:load_state_dict(ms.checkpoint.read_safetensors(path), { strict = false })
-say('%s has %d tensors; %d of the base stay as they are; loss with it: %.4f', path, #adapters,
+say('%s has %d tensors; %d of the base stay as they are; loss with it: %.4f', path, #saved,
   #missing.missing_keys, validate(fresh, tune))
 ms.dist.exit(0)
