@@ -41,6 +41,11 @@ local function speed(label, v)
     dtype = DTYPE }
 end
 
+-- Of work whose operations per token are not those of training all parameters once.
+local function plain_speed(label, v)
+  return { label = label, value = field(v, 'tokens_per_s'), format = text.rate }
+end
+
 local function resident(label, v)
   return { label = label, value = field(v, 'rss_bytes'), format = text.mebibytes,
     less_is_better = true }
@@ -48,6 +53,12 @@ end
 
 local function counted(label, v)
   return { label = label, value = field(v, 'exact_bytes'), format = text.mebibytes,
+    less_is_better = true }
+end
+
+-- Masters, gradients, optimizer states and slots.
+local function state(label, v)
+  return { label = label, value = field(v, 'state_bytes'), format = text.mebibytes,
     less_is_better = true }
 end
 
@@ -86,6 +97,53 @@ return {
       resident('  resident peak a rank, FULL_SHARD', 1),
       counted('  of it tensors, exactly', 1),
       resident('  resident peak a rank, NO_SHARD', 2),
+      counted('  of it tensors, exactly', 2),
+    } },
+  { name = 'lora', about = 'the same with adapters of rank 8 alone, against training all of it',
+    row = 'train', runs = 3, torch_runs = 3,
+    variants = {
+      training('small', { warmup = 2, steps = 4 }),
+      training('small', { warmup = 2, steps = 4, lora = 8 }),
+    },
+    rows = {
+      plain_speed('GPT 10.8M, all parameters', 1),
+      plain_speed('GPT 10.8M, LoRA', 2),
+      relative('  LoRA / all', 2, 1),
+      resident('  resident peak a rank, all', 1),
+      counted('  of it tensors, exactly', 1),
+      state('  of these all but activations', 1),
+      resident('  resident peak a rank, LoRA', 2),
+      counted('  of it tensors, exactly', 2),
+      state('  of these all but activations', 2),
+    } },
+  { name = 'recompute', about = 'the same with activation checkpointing of every block',
+    row = 'train', runs = 3, torch_runs = 3,
+    variants = {
+      training('small', { warmup = 2, steps = 4 }),
+      training('small', { warmup = 2, steps = 4, recompute = 1 }),
+    },
+    rows = {
+      plain_speed('GPT 10.8M', 1),
+      plain_speed('GPT 10.8M, checkpointed blocks', 2),
+      relative('  checkpointed / not', 2, 1),
+      resident('  resident peak a rank', 1),
+      counted('  of it tensors, exactly', 1),
+      resident('  resident peak a rank, checkpointed', 2),
+      counted('  of it tensors, exactly', 2),
+    } },
+  { name = 'hybrid', about = 'GPT 4 x 256 on four ranks: 2 x 2 against FULL_SHARD', row = 'train',
+    runs = 3, torch_runs = 3,
+    variants = {
+      training('default', { warmup = 3, steps = 10, ranks = 4 }),
+      training('default', { warmup = 3, steps = 10, ranks = 4, strategy = 'HYBRID_SHARD' }),
+    },
+    rows = {
+      plain_speed('GPT 3.2M, four ranks, FULL_SHARD', 1),
+      plain_speed('GPT 3.2M, four ranks, HYBRID_SHARD 2 x 2', 2),
+      relative('  HYBRID_SHARD / FULL_SHARD', 2, 1),
+      resident('  resident peak a rank, FULL_SHARD', 1),
+      counted('  of it tensors, exactly', 1),
+      resident('  resident peak a rank, HYBRID_SHARD', 2),
       counted('  of it tensors, exactly', 2),
     } },
   { name = 'gpt2', about = 'GPT-2 124M, T=512, B=2 a rank', row = 'train', runs = 3, torch_runs = 3,

@@ -9,6 +9,7 @@ dofile(here .. '/../examples/setup.lua')
 package.path = here .. '/?.lua;' .. package.path
 
 local ms = require 'moonshard'
+local adapters = require 'adapters'
 local json = require 'moonshard.internal.json'
 local stats = require 'stats'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
@@ -54,14 +55,32 @@ local function gpt(o)
     vocab = o.vocab, layers = o.layers, heads = o.heads, width = o.width, context = o.context,
   }
   local flops = model:flops_per_token()
-  local wrapped = fsdp.FSDP(model, {
-    auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock },
-    sharding_strategy = o.strategy or 'FULL_SHARD',
-    mixed_precision = o.dtype ~= 'f32' and { param_dtype = o.dtype, reduce_dtype = 'f32' } or nil,
-    forward_prefetch = true,
-    use_orig_params = true,
-  })
-  return wrapped, optim.AdamW(wrapped:parameters(), { lr = 3e-4, weight_decay = 0.1 }), flops
+  if o.lora then
+    adapters.add(model, o.lora, 2 * o.lora)
+  end
+  if o.recompute then
+    nn.checkpoint(model, { policy = function(m) return ms.is(m, nn.TransformerBlock) end })
+  end
+  local is_hybrid = o.strategy == 'HYBRID_SHARD'
+  local wrapped
+  ms.capture_warnings(function() -- of frozen and trainable parameters in a unit
+    wrapped = fsdp.FSDP(model, {
+      auto_wrap_policy = fsdp.ModuleWrapPolicy {
+        o.recompute and nn.checkpoint_wrapper or nn.TransformerBlock,
+      },
+      sharding_strategy = o.strategy or 'FULL_SHARD',
+      device_mesh = is_hybrid and ms.dist.init_device_mesh('cpu', { o.ranks / 2, 2 }) or nil,
+      mixed_precision = o.dtype ~= 'f32' and { param_dtype = o.dtype, reduce_dtype = 'f32' }
+        or nil,
+      forward_prefetch = true,
+      use_orig_params = true,
+    })
+  end)
+  local trained = {}
+  for _, p in ipairs(wrapped:parameters()) do
+    trained[#trained + 1] = p:requires_grad() and p or nil
+  end
+  return wrapped, optim.AdamW(trained, { lr = 3e-4, weight_decay = 0.1 }), flops
 end
 
 -- Tokens drawn once; every step sees the same.
@@ -110,11 +129,13 @@ function rows.train(o)
   end
   waited = (ms.dist.wait_seconds() - waited) / o.steps
   local rss, exact = over_ranks(peak_rss(), 'max'), over_ranks(ms.memory().peak_total, 'max')
+  local kinds = ms.memory().peak
+  local state = over_ranks(kinds.parameter + kinds.gradient + kinds.optimizer + kinds.arena, 'max')
   if world.rank == 0 then
     emit {
       tokens_per_s = world.world_size * o.rows * o.context / stats.median(parts.all),
       flops_per_token = flops, peak_flops = peak, rss_bytes = rss, exact_bytes = exact,
-      kinds = ms.memory().peak, forward = stats.median(parts.forward),
+      kinds = kinds, state_bytes = state, forward = stats.median(parts.forward),
       backward = stats.median(parts.backward), optimizer = stats.median(parts.optimizer),
       waited = waited,
     }
