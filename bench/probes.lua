@@ -67,6 +67,10 @@ local function time(label, name, v)
     less_is_better = true }
 end
 
+local function product(label, name, format)
+  return { label = label, value = field(1, name), format = format or text.ratio }
+end
+
 -- Speed of one variant relative to another of the same side.
 local function relative(label, v, to)
   return { label = label, format = text.ratio, value = function(results, median)
@@ -171,6 +175,16 @@ return {
     runs = 3, torch_runs = 3,
     variants = { { args = { ranks = RANKS } } },
     rows = { time('sharded step of two Linear(32, 32)', 'step') } },
+  { name = 'products', about = 'f32 products of 27 shapes, one rank; MS_CPU_ISA=v3 for AVX2',
+    row = 'products', runs = 3, torch_runs = 3,
+    variants = { { args = { ranks = 1 } } },
+    rows = {
+      product('f32 products, b transposed (NT), median', 'nt', text.flops),
+      product('  NN / NT, median', 'nn_nt'),
+      product('  NN / NT, worst', 'nn_worst'),
+      product('  TN / NT, median', 'tn_nt'),
+      product('  TN / NT, worst', 'tn_worst'),
+    } },
   { name = 'conv', about = 'Conv2d 3 -> 32 -> 64, 3 x 3, of 32 images of 32 x 32, f32, one rank',
     row = 'conv', runs = 3, torch_runs = 3,
     variants = { { args = { ranks = 1 } } },

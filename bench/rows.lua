@@ -284,6 +284,38 @@ function rows.transformer()
   emit { step = seconds }
 end
 
+--- f32 products (m, k) x (k, n) as a Linear has them: forward (NT: b is n x k), gradient of the
+--- input (NN), gradient of the weight (TN: a is k x m).
+function rows.products(o)
+  ms.dist.init { ranks = 1 }
+  local of = { nt = {}, nn = {}, tn = {}, nn_nt = {}, tn_nt = {} }
+  for i, shape in ipairs(require 'products') do
+    local m, k, n = unpack(shape)
+    local a, b = ms.randn(m, k), ms.randn(k, n)
+    local a_t, b_t = ms.randn(k, m):t(), ms.randn(n, k):t()
+    local seconds = { nt = {}, nn = {}, tn = {} }
+    for s = 0, 7 do
+      for form, of_form in pairs { nt = { a, b_t }, nn = { a, b }, tn = { a_t, b } } do
+        local begin = ms.time()
+        ms.scope(ms.ops.matmul, of_form[1], of_form[2])
+        seconds[form][s] = ms.time() - begin
+      end
+    end
+    for form, times in pairs(seconds) do
+      of[form][i] = 2 * m * k * n / stats.median(times)
+    end
+    of.nn_nt[i], of.tn_nt[i] = of.nn[i] / of.nt[i], of.tn[i] / of.nt[i]
+    if o.list then
+      io.stderr:write(('%4d x %4d x %4d  %6.1f / %6.1f / %6.1f GFLOP/s\n'):format(m, k, n,
+        of.nt[i] / 1e9, of.nn[i] / 1e9, of.tn[i] / 1e9))
+    end
+  end
+  emit {
+    nt = stats.median(of.nt), nn_nt = stats.median(of.nn_nt), tn_nt = stats.median(of.tn_nt),
+    nn_worst = math.min(unpack(of.nn_nt)), tn_worst = math.min(unpack(of.tn_nt)),
+  }
+end
+
 -- -- the command line ----------------------------------------------------------------------------
 
 local name, o = arg[1], {}

@@ -27,6 +27,12 @@ end
 
 ---@param value number
 ---@return string
+function text.flops(value)
+  return ('%.1f GF/s'):format(value * 1e-9)
+end
+
+---@param value number
+---@return string
 function text.ratio(value)
   return ('%.3f'):format(value)
 end

@@ -5,6 +5,7 @@ of rows.lua with one line of JSON. One thread per process, each process on a cor
 import json
 import os
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -273,8 +274,29 @@ def transformer(o, rank):
     return {"step": median_call(9, 2, step)}
 
 
+def products(o, rank):
+    shapes = open(os.path.join(os.path.dirname(__file__), "products.lua")).read()
+    of = {"nt": [], "nn_nt": [], "tn_nt": []}
+    for m, k, n in re.findall(r"\{ (\d+), (\d+), (\d+) \}", shapes):
+        m, k, n = int(m), int(k), int(n)
+        a, b, a_t, b_t = (torch.randn(s) for s in ((m, k), (k, n), (k, m), (n, k)))
+        forms = {"nt": (a, b_t.t()), "nn": (a, b), "tn": (a_t.t(), b)}
+        seconds = {form: [] for form in forms}
+        for _ in range(8):
+            for form, operands in forms.items():
+                begin = time.perf_counter()
+                torch.mm(*operands)
+                seconds[form].append(time.perf_counter() - begin)
+        rate = {f: 2 * m * k * n / statistics.median(s[1:]) for f, s in seconds.items()}
+        of["nt"].append(rate["nt"])
+        of["nn_nt"].append(rate["nn"] / rate["nt"])
+        of["tn_nt"].append(rate["tn"] / rate["nt"])
+    return {**{name: statistics.median(values) for name, values in of.items()},
+            "nn_worst": min(of["nn_nt"]), "tn_worst": min(of["tn_nt"])}
+
+
 ROWS = {f.__name__: f for f in (train, first_step, all_reduce, eager, tiny_step, conv, attention,
-                                transformer)}
+                                transformer, products)}
 
 
 def run_rank(rank, name, o, rendezvous):
