@@ -33,6 +33,7 @@ local HALF = { f16 = true, bf16 = true }
 ---@field extent ms.Extent  of this rank's elements
 ---@field average ms.Tensor?  (elements of this rank); nil where it has none
 ---@field group ms.dist.Group|false  whose ranks have the other elements
+---@field replica integer?  number of that group, as that of a ShardedTensor
 
 -- Averages of low precision would not change by small steps.
 local function average_of(part)
@@ -42,9 +43,11 @@ end
 local function entry_of(p)
   local part, extent = parameter.part(p.tensor)
   local manager = parameter.manager(p.tensor)
+  local is_sharded = manager and manager.sharding_strategy ~= 'NO_SHARD'
   return {
     name = p.name, extent = extent, average = part and average_of(part) or nil,
-    group = manager and manager.sharding_strategy ~= 'NO_SHARD' and manager.process_group or false,
+    group = is_sharded and manager.shard_group or false,
+    replica = is_sharded and manager.replica or nil,
   }
 end
 
@@ -202,7 +205,8 @@ local function value_of(entry)
   local shape, average = entry.extent.shape, entry.average
   local dtype = HALF[entry.extent.dtype] and 'f32' or entry.extent.dtype
   if entry.group then
-    return ShardedTensor(shape, dtype, entry.extent.start + 1, average, entry.group)
+    return ShardedTensor(shape, dtype, entry.extent.start + 1, average, entry.group,
+      entry.replica)
   end
   return average and average:reshape(shape) or create.zeros(shape, { dtype = dtype })
 end

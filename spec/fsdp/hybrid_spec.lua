@@ -69,6 +69,41 @@ describe('hybrid sharding', function()
     shell.remove_folder(root)
   end)
 
+  it('clips ignored parameters by one norm, as FULL_SHARD does', function()
+    ms.dist.spawn(4, function(rank)
+      local mesh, totals = ms.dist.init_device_mesh('cpu', { 2, 2 }), {}
+      for i, opts in ipairs { {}, { sharding_strategy = 'HYBRID_SHARD', device_mesh = mesh } } do
+        ms.manual_seed(1)
+        local module = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+        opts.use_orig_params, opts.ignored_modules = true, module[2]
+        local model = wrap(module, opts)
+        model(ms.ones(1, 4) * (rank + 1)):square():sum():backward()
+        totals[i] = model:clip_grad_norm_(1e9):item()
+        assert.equal(totals[i], optim.clip_grad_norm_(model:parameters(), 1e9):item())
+      end
+      assert.equal(totals[1], totals[2])
+    end)
+  end)
+
+  it('saves averages, and is copied', function()
+    local root = runs.folder()
+    ms.dist.spawn(4, function(rank)
+      local mesh = ms.dist.init_device_mesh('cpu', { 2, 2 })
+      local model, opt = make { sharding_strategy = 'HYBRID_SHARD', device_mesh = mesh }
+      local ema = ms.ema(model)
+      train(model, opt, rank, 1)
+      ema:update()
+      checkpoint.save(root, 'a', { step = 1, ema = ema })
+      local copy = model:deepcopy()
+      local its = ms.ema(copy)
+      checkpoint.load(root .. '/a', { ema = its })
+      assert.equal(model:hash(), copy:hash())
+      assert.equal(model:hash(), its:apply(function() return copy:hash() end))
+      assert.equal(2, copy.world_size)
+    end)
+    shell.remove_folder(root)
+  end)
+
   it('plans and holds half of the shards', function()
     ms.dist.spawn(4, function()
       local mesh = ms.dist.init_device_mesh('cpu', { 2, 2 })

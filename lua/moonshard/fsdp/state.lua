@@ -136,6 +136,7 @@ function State:init(face, module, opts, inherited, inner)
   self.reason, self.param_init_fn = opts.reason, opts.param_init_fn
   self.full_precision_in_eval = options.full_precision_in_eval()
   self._hold = runtime.hold(opts.process_group)
+  self.hybrid_groups = opts.hybrid_groups
   local shard, replicate = unpack(opts.hybrid_groups or {})
   self.shard_group = shard or opts.process_group
   self.rank, self.world_size = runtime.place(self.shard_group)
@@ -148,7 +149,8 @@ end
 ---@param ignored_set ms.fsdp.Ignored
 ---@return ms.nn.Module face
 function State:shard_alike(module, ignored_set)
-  local opts = { _ignored = ignored_set, _reason = self.reason }
+  local opts = { _ignored = ignored_set, _reason = self.reason,
+    hybrid_groups = self.hybrid_groups }
   for _, name in ipairs(self.OPTIONS) do
     opts[name] = self[name]
   end
@@ -160,6 +162,7 @@ function State:shard_alike(module, ignored_set)
   end
   local state = module_tree.state(module)
   state._state_dict_settings = self._state_dict_settings
+  state._comm_hook = self._comm_hook
   for _, entry in ipairs(self._forward_methods or {}) do
     state:register_forward_method(entry.name, entry.method)
   end

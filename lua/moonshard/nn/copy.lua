@@ -186,9 +186,16 @@ end
 ---@param module M
 ---@return M
 function copies.deep(module)
-  local into = copy(begin(module:materialize(), true), module)
+  local c = begin(module:materialize(), true)
+  local into = copy(c, module)
   local params, made = tree.prepared_params(module), tree.prepared_params(into:materialize())
   autograd.no_grad(scope.run, 'deepcopy', copy_parts, params, made)
+  for original, its in next, c.modules do -- now, as a copy has values without it
+    local state = tree.state(original)
+    if state then
+      tree.state(its).param_init_fn = state.param_init_fn
+    end
+  end
   return into
 end
 

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* Fold one parameter's blocks from all ranks' messages. */
+/* Fold one parameter's blocks from the messages of its shard group's ranks. */
 static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, double order,
                             msi_norm_message *messages, double *total)
 {
@@ -43,16 +43,16 @@ static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, double order,
 /* The value of a block for which every rank sent a result. */
 static double agreed_block(const ms_fsdp_tree *tree, msi_norm_message *messages, double order)
 {
-    double first = *messages[0].blocks, total = 0;
+    double first = *messages[0].plain, total = 0;
     bool equal = true;
 
-    for (int32_t q = 0; q < tree->shard_world; q++) {
-        double result = *messages[q].blocks++;
+    for (int32_t q = 0; q < tree->world; q++) {
+        double result = *messages[q].plain++;
 
         equal = equal && memcmp(&result, &first, sizeof(first)) == 0;
         total = msi_norm_fold(total, &result, 1, order);
     }
-    return equal ? first : order == HUGE_VAL ? total : total / tree->shard_world;
+    return equal ? first : order == HUGE_VAL ? total : total / tree->world;
 }
 
 /* Fold one parameter's blocks. */

@@ -1,6 +1,6 @@
 #include "norm_parts.h"
 
-/* One rank's contribution: its message, and blocks that are not sent. */
+/* One rank's contribution: its messages, and blocks that are not sent. */
 typedef struct knowledge {
     msi_norm_message sent;
     double *kept;
@@ -67,7 +67,7 @@ static ms_status write_all(const ms_fsdp_tree *tree, const msi_param_list *o, do
         if (msi_norm_is_cut(at)) {
             MS_TRY(write_param(at->unit, &at->unit->params[at->index], order, &own.sent));
         } else if (msi_norm_is_sent(tree, at)) {
-            MS_TRY(write_blocks(grad, msi_norm_plain_blocks(at), order, &own.sent.blocks));
+            MS_TRY(write_blocks(grad, msi_norm_plain_blocks(at), order, &own.sent.plain));
         } else {
             MS_TRY(write_blocks(grad, msi_norm_kept_blocks(tree, at), order, &own.kept));
         }
@@ -75,31 +75,38 @@ static ms_status write_all(const ms_fsdp_tree *tree, const msi_param_list *o, do
     return MS_OK;
 }
 
-/* Compute this rank's message, `room` bytes, then its kept blocks, by kernels, at `to`. */
-static ms_status make_message(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
-                              int64_t room, int64_t kept, char *to)
+static int64_t total_room(const msi_norm_room *room)
+{
+    return room->sharded + room->plain + room->kept;
+}
+
+/* Compute this rank's messages, then its kept blocks, by kernels, at `to`. */
+static ms_status make_messages(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
+                               const msi_norm_room *room, char *to)
 {
     int64_t blocks, fragments;
 
-    MS_TRY(msi_norm_measure(tree, o, tree->shard_rank, &blocks, &fragments));
-    const knowledge own = {{(double *)(void *)to, to + blocks}, (double *)(void *)(to + room)};
+    MS_TRY(msi_norm_measure(o, tree->shard_rank, &blocks, &fragments));
+    char *plain = to + room->sharded;
+    const knowledge own = {{(double *)(void *)to, to + blocks, (double *)(void *)plain},
+                           (double *)(void *)(plain + room->plain)};
 
-    MS_TRY(msi_mem_set(tree->ctx, to, 0, room + kept));
+    MS_TRY(msi_mem_set(tree->ctx, to, 0, total_room(room)));
     return write_all(tree, o, order, own);
 }
 
 ms_status msi_norm_know(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
-                        int64_t room, int64_t kept, char *to)
+                        const msi_norm_room *room, char *to)
 {
     msi_mem_block *made;
     ms_status status;
 
     if (tree->ctx->device == NULL) {
-        return make_message(tree, o, order, room, kept, to);
+        return make_messages(tree, o, order, room, to);
     }
-    MS_TRY(msi_alloc(tree->ctx, room + kept, MS_MEM_SCRATCH, &made));
-    MS_TRY_GOTO(make_message(tree, o, order, room, kept, made->data), done);
-    MS_TRY_GOTO(msi_mem_copy(tree->ctx, to, made->data, room + kept), done);
+    MS_TRY(msi_alloc(tree->ctx, total_room(room), MS_MEM_SCRATCH, &made));
+    MS_TRY_GOTO(make_messages(tree, o, order, room, made->data), done);
+    MS_TRY_GOTO(msi_mem_copy(tree->ctx, to, made->data, total_room(room)), done);
     status = msi_settle(tree->ctx);
 done:
     msi_release(made);

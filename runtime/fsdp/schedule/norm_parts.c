@@ -25,7 +25,7 @@ bool msi_norm_is_cut(const msi_listed_param *at)
 
 bool msi_norm_is_sent(const ms_fsdp_tree *tree, const msi_listed_param *at)
 {
-    return msi_norm_is_cut(at) || (at->unit == NULL && tree->shard_world > 1);
+    return msi_norm_is_cut(at) || (at->unit == NULL && tree->world > 1);
 }
 
 int64_t msi_norm_padded(const ms_fsdp_unit *u, int64_t n)
@@ -46,8 +46,8 @@ int64_t msi_norm_kept_blocks(const ms_fsdp_tree *tree, const msi_listed_param *a
                                                       : msi_norm_n_blocks(msi_view_numel(&grad->v));
 }
 
-ms_status msi_norm_measure(const ms_fsdp_tree *tree, const msi_param_list *o, int32_t rank,
-                           int64_t *blocks, int64_t *fragments)
+ms_status msi_norm_measure(const msi_param_list *o, int32_t rank, int64_t *blocks,
+                           int64_t *fragments)
 {
     *blocks = *fragments = 0;
     for (int32_t i = 0; i < o->n; i++) {
@@ -56,9 +56,6 @@ ms_status msi_norm_measure(const ms_fsdp_tree *tree, const msi_param_list *o, in
         ms_layout_piece piece;
 
         if (!msi_norm_is_cut(at)) {
-            *blocks += msi_norm_is_sent(tree, at)
-                           ? msi_norm_plain_blocks(at) * (int64_t)sizeof(double)
-                           : 0;
             continue;
         }
         MS_TRY(msi_norm_piece(u, rank, at->index, &piece));
