@@ -4,6 +4,7 @@
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.internal.class'
 local dist = require 'moonshard.dist'
+local errors = require 'moonshard.internal.errors'
 local naming = require 'moonshard.internal.naming'
 
 ---@class ms.fsdp.comm_hooks
@@ -41,16 +42,27 @@ local LowPrecisionState = class('fsdp.LowPrecisionState', DefaultState)
 
 comm_hooks.DefaultState, comm_hooks.LowPrecisionState = DefaultState, LowPrecisionState
 
+local function check(what, state)
+  if type(state) ~= 'table' or type(state.gradient_predivide_factor) ~= 'number' then
+    arguments.refuse(what, 'state', state, 'a comm_hooks.DefaultState')
+  end
+end
+
 local function divide(t, factor)
   if factor > 1 then
     t:mul_(1 / factor)
   end
 end
 
---- The mean of `grad` over the ranks, in place: for NO_SHARD.
+--- The mean of `grad` over the ranks, in place: for NO_SHARD. TypeError for a sharded unit.
 ---@param state ms.fsdp.DefaultState
 ---@param grad ms.Tensor
-function comm_hooks.allreduce_hook(state, grad)
+function comm_hooks.allreduce_hook(state, grad, out)
+  check('allreduce_hook', state)
+  if out ~= nil then
+    errors.raise('TypeError', 'allreduce_hook reduces gradients of units with NO_SHARD, got one of '
+      .. 'a sharded unit; register reduce_scatter_hook')
+  end
   divide(grad, state.gradient_predivide_factor)
   dist.all_reduce(grad, 'sum', state.process_group)
   divide(grad, state.gradient_postdivide_factor)
@@ -61,6 +73,11 @@ end
 ---@param grad ms.Tensor  (W n)
 ---@param out ms.Tensor  (n)
 function comm_hooks.reduce_scatter_hook(state, grad, out)
+  check('reduce_scatter_hook', state)
+  if out == nil then
+    errors.raise('TypeError', 'reduce_scatter_hook reduces gradients of sharded units, got one of '
+      .. 'a unit with NO_SHARD; register allreduce_hook')
+  end
   divide(grad, state.gradient_predivide_factor)
   dist.reduce_scatter(out, grad, 'sum', state.process_group)
   divide(out, state.gradient_postdivide_factor)

@@ -4,12 +4,14 @@
 --- ends the first use before that, on some ranks or all, leaves a tree that is not: units are in it
 --- for good, and the next use does again what comes after that, every comparison among it.
 
+local B = require 'moonshard_ffi'
 local errors = require 'moonshard.internal.errors'
 local module_tree = require 'moonshard.nn.tree'
 local notes = require 'moonshard_ffi.notes'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
+local scope = require 'moonshard.internal.scope'
 local settings = require 'moonshard.fsdp.settings'
 
 ---@class ms.fsdp.Tree  what the instances of a model share
@@ -126,6 +128,22 @@ end
 
 local first_use = {}
 
+local function run_hook(entry, address)
+  local refs = B.cast('ms_ref *', address)
+  local grad = B.calls.tensor_detach(B.Ref(refs[0]))
+  local out = refs[1].ptr ~= nil and B.calls.tensor_detach(B.Ref(refs[1])) or nil
+  entry.fn(entry.state, grad, out)
+end
+
+--- Let a function of the script reduce the gradients of a tree.
+---@param handle ffi.cdata*  of the tree
+---@param entry { state: any, fn: fun(state: any, grad: ms.Tensor, out?: ms.Tensor) }
+function first_use.set_comm_hook(handle, entry)
+  runtime.set_comm_hook(handle, function(address)
+    scope.run('a communication hook', run_hook, entry, address)
+  end)
+end
+
 -- The root of the tree that an instance is part of, or is to be.
 local function root_of(instance, alone)
   local begun = instance._tree
@@ -191,6 +209,9 @@ function first_use.ready(instance, alone)
   settings.compare(root.process_group, root.face, root._ignored.modules)
   for _, p in ipairs(module_tree.unmanaged(root.face)) do
     parameter.materialize(p.tensor)
+  end
+  if root._comm_hook then -- of a copy: the original's
+    first_use.set_comm_hook(tree.handle, root._comm_hook)
   end
   tree.instances = instances
   tree.ready = true

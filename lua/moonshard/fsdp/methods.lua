@@ -1,7 +1,6 @@
 --- What scripts call of a sharded model: methods of wrapped modules, and of the state of those that
 --- are sharded in place.
 
-local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local clip = require 'moonshard.optim.clip'
 local dist = require 'moonshard.dist'
@@ -14,7 +13,6 @@ local once = require 'moonshard.internal.once'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
-local scope = require 'moonshard.internal.scope'
 
 local as_plan = figures 'plan()'
 
@@ -131,17 +129,11 @@ function methods:set_gradient_factor(factor)
   runtime.set_gradient_factor(self:_lazy_init().handle, factor or 0)
 end
 
-local function run_hook(hook, state, address)
-  local refs = B.cast('ms_ref *', address)
-  local grad = B.calls.tensor_detach(B.Ref(refs[0]))
-  local out = refs[1].ptr ~= nil and B.calls.tensor_detach(B.Ref(refs[1])) or nil
-  hook(state, grad, out)
-end
-
 --- Let a function reduce the gradients in place of the runtime. Root only, once. With NO_SHARD it
 --- is hook(state, grad), which overwrites `grad` with the reduced gradient; otherwise it is
 --- hook(state, grad, out), which writes this rank's shard of it to `out` (n), `grad` being (W n).
---- Division by the number of ranks is left to the hook. fsdp.comm_hooks has some.
+--- Division by the number of ranks is left to the hook. fsdp.comm_hooks has some. RuntimeError in
+--- backward if it leaves `out` unwritten.
 ---@param state any  the hook's first argument
 ---@param hook fun(state: any, grad: ms.Tensor, out?: ms.Tensor)
 function methods:register_comm_hook(state, hook)
@@ -156,9 +148,9 @@ function methods:register_comm_hook(state, hook)
     errors.raise('AssertionError', 'Communication hook is not supported for hybrid strategies: %s',
       self.sharding_strategy)
   end
-  runtime.set_comm_hook(tree.handle, function(address)
-    scope.run('a communication hook', run_hook, hook, state, address)
-  end)
+  local entry = { state = state, fn = hook }
+  first_use.set_comm_hook(tree.handle, entry)
+  self._comm_hook = entry
 end
 
 --- 16 hexadecimal digits over all full parameters: equal on all ranks, and for every strategy, wrap

@@ -34,12 +34,18 @@ static ms_status run_hook(ms_fsdp_unit *u, ms_tensor *whole, ms_tensor **reduced
     if (u->is_sharded) {
         MS_TRY(new_gradient(u, u->shard_numel, reduced));
     }
+    const int64_t version = *reduced != NULL ? (*reduced)->v.storage->version : 0;
     const char aside = msi_host_begin(u->ctx);
     const ms_status status = hook->fn(hook->user, u->name, whole, *reduced);
 
     MS_TRY(msi_host_end(u->ctx, aside, status, "a communication hook"));
     if (*reduced == NULL) {
         *reduced = ms_tensor_retain(whole);
+    } else if ((*reduced)->v.storage->version == version) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "unit '%s': the communication hook returned without writing 'out', this "
+                       "rank's part of the gradient",
+                       u->name);
     }
     return MS_OK;
 }
