@@ -54,6 +54,22 @@ describe('a sharded model', function()
     end)
   end)
 
+  it('calls param_init_fn again where it failed', function()
+    ms.dist.spawn(2, function()
+      local calls = 0
+      local function init(m)
+        calls = calls + 1
+        assert(calls ~= 2, 'out of luck')
+        nn.init.constant_(m.weight, 7)
+        nn.init.zeros_(m.bias)
+      end
+      local model = wrap(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), { param_init_fn = init })
+      assert.is_false((pcall(model, ms.ones(1, 2))))
+      assert.equal(14 * 14, model(ms.ones(1, 2))[1][1]:item())
+      assert.equal(3, calls)
+    end)
+  end)
+
   it('is explained', function()
     ms.dist.spawn(2, function()
       local module = Net()

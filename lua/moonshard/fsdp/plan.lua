@@ -192,7 +192,7 @@ function plan.seal(top)
   local drafts = {}
   guard.run('making units', seal_made, drafts, make_units, drafts, top)
   for _, draft in ipairs(drafts) do
-    draft.instance:_init_params(draft)
+    draft.instance:_init_params()
   end
 end
 

@@ -183,7 +183,7 @@ end
 
 -- -- units ---------------------------------------------------------------------------------------
 
---- Make the units of the tree it is in, unless there are.
+--- Make the units of the tree it is in, unless there are, with their first values.
 function State:prepare()
   if not self._planned then
     plan.seal(module_tree.outermost(self.face))
@@ -192,6 +192,7 @@ function State:prepare()
       plan.seal(self.face)
     end
   end
+  self:_init_params()
 end
 
 --- Where its unit stands now. (What ranks tell each other has the name of the time it was made:
@@ -259,6 +260,20 @@ function State:_group(draft)
   end
 end
 
+-- The modules with parameters whose first values param_init_fn gives.
+local function uninitialised(self, draft)
+  local out = {}
+  for _, module in ipairs(self.param_init_fn and draft.modules or {}) do
+    for _, p in ipairs(module._params) do
+      if p.tensor and draft.declared[parameter.key(p.tensor)] then
+        out[#out + 1] = module
+        break
+      end
+    end
+  end
+  return out
+end
+
 --- Called by the plan after that, whatever ended it: what was made is this instance's, and modules
 --- that it holds parameters of take no other modules and no new parameters.
 ---@param draft ms.fsdp.Draft
@@ -276,6 +291,7 @@ function State:_seal(draft)
     self._shared = draft.shared
     self._unit_holder = draft.holder
     self._unit = unit
+    self._uninitialised = uninitialised(self, draft)
   end
   for _, module in ipairs(draft.modules) do
     rawset(module, '_planned', true)
@@ -285,16 +301,25 @@ function State:_seal(draft)
   self._planned = true
 end
 
---- Called by the plan when all units are made: the script's first values of what had none.
----@param draft ms.fsdp.Draft
-function State:_init_params(draft)
-  for _, module in ipairs(self.param_init_fn and self._unit and draft.modules or {}) do
-    for _, p in ipairs(module._params) do
-      if p.tensor and draft.declared[parameter.key(p.tensor)] then
-        self.param_init_fn(module)
-        break
-      end
-    end
+local function keep_uninitialised(held)
+  held.state._uninitialised = held.modules[1] and held.modules or nil
+end
+
+local function init_modules(fn, modules)
+  while modules[1] do
+    fn(modules[1])
+    table.remove(modules, 1)
+  end
+end
+
+--- Called when all units are made: the script's first values of what had none. After an error the
+--- next use goes on with the module that failed.
+function State:_init_params()
+  local modules = self._uninitialised
+  if modules then
+    self._uninitialised = nil -- param_init_fn may use the model
+    guard.run('param_init_fn', keep_uninitialised, { state = self, modules = modules },
+      init_modules, self.param_init_fn, modules)
   end
 end
 
