@@ -55,6 +55,8 @@ describe('MultiheadAttention', function()
     checks.close({ 0, 0 }, w[1][2]:narrow(1, 4, 2))
     checks.raises('ValueError', 'attn_mask is (2, 2), expected (3, 3)', attn, q, q, q,
       { attn_mask = ms.zeros(2, 2) })
+    checks.raises('ValueError', 'key_padding_mask is (5, 2), expected (2, 5)', attn, q, k, k,
+      { key_padding_mask = padding:gt(0):transpose(1, 2) })
     checks.raises('TypeError', 'attn_mask is i64, expected bool or a floating dtype', attn, q, q, q,
       { attn_mask = later:to('i64') })
   end)

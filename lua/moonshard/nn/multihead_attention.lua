@@ -158,35 +158,39 @@ end
 
 -- -- scores --------------------------------------------------------------------------------------
 
--- A mask of this shape; nil for none.
-local function shaped(self, name, mask, ...)
-  if mask == nil then
-    return nil
-  end
-  local numel = 1
-  for _, size in ipairs { ... } do
-    numel = numel * size
-  end
-  if arguments.tensor(self._name, name, mask):numel() ~= numel then
-    errors.raise('ValueError', '%s: %s is (%s), expected (%s)', self._name, name,
-      table.concat(mask:shape(), ', '), table.concat({ ... }, ', '))
-  end
-  if mask:dtype() ~= 'bool' and not dtypes.is_floating(mask:dtype()) then
+local function check_mask(self, name, mask, ...)
+  local shape, expected = table.concat(mask:shape(), ', '), table.concat({ ... }, ', ')
+  if shape ~= expected then
+    errors.raise('ValueError', '%s: %s is (%s), expected (%s)', self._name, name, shape, expected)
+  elseif mask:dtype() ~= 'bool' and not dtypes.is_floating(mask:dtype()) then
     errors.raise('TypeError', '%s: %s is %s, expected bool or a floating dtype', self._name, name,
       mask:dtype())
   end
-  return mask:reshape(...)
+end
+
+-- Errors of masks for a query (N, L, ...) and a key (N, S, ...), of one sample without N.
+local function check_masks(self, query, key, opts, is_batch)
+  local n, from, to = query:size(1), query:size(2), key:size(2)
+  local keys, pairs_of = opts.key_padding_mask, opts.attn_mask
+  if keys and is_batch then
+    check_mask(self, 'key_padding_mask', keys, n, to)
+  elseif keys then
+    check_mask(self, 'key_padding_mask', keys, to)
+  end
+  if pairs_of and pairs_of:dim() == 3 then
+    check_mask(self, 'attn_mask', pairs_of, n * self.num_heads, from, to)
+  elseif pairs_of then
+    check_mask(self, 'attn_mask', pairs_of, from, to)
+  end
 end
 
 -- The masks of a call, that of keys (N, 1, 1, S) and that of pairs (L, S) or (N, heads, L, S).
-local function masks_of(self, q, k, opts)
-  local n, heads, from, to = q:size(1), q:size(2), q:size(3), k:size(3)
-  local keys = shaped(self, 'key_padding_mask', opts.key_padding_mask, n, 1, 1, to)
-  local pairs_of = opts.attn_mask
+local function masks_of(q, k, opts)
+  local keys, pairs_of = opts.key_padding_mask, opts.attn_mask
   if pairs_of and pairs_of:dim() == 3 then
-    return keys, shaped(self, 'attn_mask', pairs_of, n, heads, from, to)
+    pairs_of = pairs_of:reshape(q:size(1), q:size(2), q:size(3), k:size(3))
   end
-  return keys, shaped(self, 'attn_mask', pairs_of, from, to)
+  return keys and keys:reshape(q:size(1), 1, 1, k:size(3)), pairs_of
 end
 
 local function masked(scores, mask)
@@ -214,7 +218,7 @@ local function merged(keys, pairs_of, dtype)
 end
 
 local function attend_without_weights(self, q, k, v, opts, active)
-  local keys, pairs_of = masks_of(self, q, k, opts)
+  local keys, pairs_of = masks_of(q, k, opts)
   local causal = opts.is_causal == true
   if causal then
     pairs_of = nil
@@ -226,7 +230,7 @@ end
 -- Weights (N, heads, L, S) of q and k (N, heads, length, width of a head).
 local function weights_of(self, q, k, opts, active)
   local scores = ops.matmul(q * q:size(4) ^ -0.5, k:transpose(3, 4))
-  local keys, pairs_of = masks_of(self, q, k, opts)
+  local keys, pairs_of = masks_of(q, k, opts)
   if pairs_of == nil and opts.is_causal then
     pairs_of = ops.gt(ops.triu(create.ones(q:size(3), k:size(3)), 1), 0)
   end
@@ -238,7 +242,7 @@ local function weights_of(self, q, k, opts, active)
 end
 
 ---@class ms.nn.MultiheadAttention.Call
----@field key_padding_mask? ms.Tensor  (N, S)
+---@field key_padding_mask? ms.Tensor  (N, S), of one sample (S)
 ---@field attn_mask? ms.Tensor  (L, S) or (N num_heads, L, S)
 ---@field need_weights? boolean  default true
 ---@field average_attn_weights? boolean  over the heads (default true)
@@ -275,6 +279,7 @@ function MultiheadAttention:forward(query, key, value, opts)
   query = samples_first(query)
   key = same and query or samples_first(key)
   value = same_kv and key or samples_first(value)
+  check_masks(self, query, key, opts, is_batch)
   local q, k, v = projections(self, query, key, value)
   k, v, opts = extended(self, k, v, opts)
   local function split(x)
