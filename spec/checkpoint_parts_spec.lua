@@ -46,6 +46,20 @@ describe('a checkpoint', function()
     end)
   end)
 
+  it('has states that are the same on all ranks, and fails on all', function()
+    ms.dist.spawn(2, function(rank)
+      local part, n = { load_state_dict = function() assert(rank == 0, 'no luck') end }, rank
+      function part.state_dict() return { n = n } end
+      checks.raises('ValueError', 'the state of part', checkpoint.save, root, 'a',
+        { step = 1, part = part })
+      n = 3
+      checkpoint.save(root, 'a', { step = 1, part = part })
+      local ok, err = pcall(checkpoint.load, root .. '/a', { part = part })
+      assert.is_false(ok)
+      assert.truthy(tostring(err):find('no luck', 1, true))
+    end)
+  end)
+
   it('holds the state of an object of the script, with tensors', function()
     local function object(state)
       return { state_dict = function() return state end,
@@ -60,8 +74,31 @@ describe('a checkpoint', function()
     assert.is_true(b.get().best ~= b.get().best)
     checks.raises('KeyError', 'the checkpoint has no other', checkpoint.load, root .. '/a',
       { other = b })
-    checks.raises('ValueError', "unknown option 'tracker'", checkpoint.save, root, 'b',
-      { step = 1, tracker = {} })
+  end)
+
+  it('refuses parts that it cannot save', function()
+    local model = nn.Linear(2, 2)
+    local function refuses(kind, text, opts)
+      opts.step = 1
+      checks.raises(kind, text, checkpoint.save, root, 'a', opts)
+    end
+    local function with_state(state)
+      return { state_dict = function() return state end, load_state_dict = function() end }
+    end
+    refuses('TypeError', "modules[1] is a nn.Linear without a name, expected names: modules = {",
+      { modules = { gen = model, model } })
+    refuses('TypeError', "'tracker' is a table without state_dict() and load_state_dict()",
+      { tracker = {} })
+    refuses('TypeError', "'tracker' is a table without load_state_dict()",
+      { tracker = { state_dict = print } })
+    refuses('ValueError', "did you mean 'modules'", { modles = { gen = model } })
+    refuses('TypeError', "state_dict() of 'tracker' returned nil, expected a table",
+      { tracker = with_state(nil) })
+    refuses('ValueError', "a tensor below the key 'a/b'",
+      { tracker = with_state { ['a/b'] = { ms.zeros(1) } } })
+    checkpoint.save(root, 'a', { step = 1, modules = { gen = model } })
+    checks.raises('KeyError', 'the checkpoint has no model; it has modules: gen', checkpoint.load,
+      root .. '/a', { model = model })
   end)
 
   it('names what is not loaded, and loads what fits', function()

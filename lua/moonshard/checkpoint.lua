@@ -11,6 +11,7 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.internal.class'
+local dist = require 'moonshard.dist'
 local errors = require 'moonshard.internal.errors'
 local fits = require 'moonshard.checkpoint.fits'
 local json = require 'moonshard.internal.json'
@@ -39,7 +40,8 @@ local checkpoint = {}
 ---@field loader? ms.data.Loader
 ---@field [string] table  anything with state_dict() and load_state_dict(): scheduler, scaler, ema
 ---  or a name of the script's choice. Its state is numbers (infinite ones and NaN too), strings,
----  booleans, tensors that all ranks have or ShardedTensors, and tables of them
+---  booleans, tensors that all ranks have or ShardedTensors, and tables of them; but for
+---  ShardedTensors the same on all ranks. Keys of tables that hold tensors have no '/'
 ---@field process_group? ms.dist.Group  whose ranks save or load together, default: those over which
 ---  model or optimizer is sharded, else those the loader deals to, else all. A plain model that a
 ---  group has trained by hand wants it
@@ -123,11 +125,13 @@ end
 
 local function add_state(writer, part, comm)
   local rank = sharding.place(comm)
-  return state.encode(part.value:state_dict(), function(value, path)
+  local encoded = state.encode(state.of(part), function(value, path)
     local elements, extent, sharded, first = state.elements(value)
     local mine = sharded and first or not sharded and rank == 0
     runtime.add(writer, part.prefix .. path, extent, mine and elements or nil)
   end)
+  runtime.same(writer, 'the state of ' .. part.label, json.encode(encoded))
+  return encoded
 end
 
 local ADD = { model = add_model, optimizer = add_optimizer, loader = add_loader, state = add_state }
@@ -187,13 +191,15 @@ end
 -- -- reading -------------------------------------------------------------------------------------
 
 -- A load has two halves. Everything that can fail comes first and writes no tensor; what is left
--- for after the commit is appended to `after`, what a failure takes back to `undo`.
+-- for after the commit is appended to `after`, what a failure takes back to `undo`. The
+-- load_state_dict() of a part can fail, too, but needs the tensors: it comes last.
 
 ---@class ms.checkpoint.Load  one that is prepared
 ---@field loader ffi.cdata*
 ---@field keys table  all keys of the checkpoint in order, and the place of each by key
 ---@field after fun()[]  to be done when all is read
 ---@field undo fun()[]  ... or when that fails
+---@field states fun()[]  after that, what may raise errors of the script
 ---@field models ms.nn.Module[]  what is loaded into
 ---@field strict boolean
 
@@ -278,13 +284,13 @@ local function add_load_of_data(load, part, position)
 end
 
 local function add_load_of_state(load, part, encoded)
-  local target = state.targets(part.label, part.value:state_dict())
+  local target = state.targets(part.label, state.of(part))
   local sd = state.decode(encoded, function(path)
     local value, elements, extent = target(path)
     runtime.load_add(load.loader, part.prefix .. path, extent, elements)
     return value
   end)
-  load.after[#load.after + 1] = function() part.value:load_state_dict(sd) end
+  load.states[#load.states + 1] = function() part.value:load_state_dict(sd) end
 end
 
 local ADD_LOAD = {
@@ -292,7 +298,7 @@ local ADD_LOAD = {
   state = add_load_of_state,
 }
 
--- Who loads models alone does not go on training them.
+-- A load of models alone does not continue training and needs no warning.
 local function warn_of_rest(comm, meta, list)
   local asked, rest, trains = {}, {}, false
   for _, part in ipairs(list) do
@@ -307,11 +313,36 @@ local function warn_of_rest(comm, meta, list)
   end
 end
 
+-- Give parts their states. An error on one rank is raised on all.
+local function load_states(comm, load)
+  local ok, err = true, nil
+  for _, give in ipairs(load.states) do
+    local taken, why = pcall(give)
+    ok, err = ok and taken, err or why
+  end
+  local _, size = sharding.place(comm)
+  if #load.states > 0 and size > 1 then
+    local failed = sharding.exchange(comm, 'checkpoint.load', { ok and 0 or 1 })[1]
+    for rank, flag in ipairs(failed) do
+      if flag ~= 0 then
+        local text = dist.broadcast_object(B.errors.text(err), rank - 1, comm)
+        if ok then
+          errors.raise('RuntimeError', 'checkpoint.load: rank %d failed: %s', rank - 1, text)
+        end
+        break
+      end
+    end
+  end
+  if not ok then
+    error(err, 0)
+  end
+end
+
 -- Read what `loader` has opened into the parts of `list`. Collective.
 local function load_into(comm, loader, opts, list)
   local meta
   local load = {
-    loader = loader, after = {}, undo = {}, models = parts.values(list, 'model'),
+    loader = loader, after = {}, undo = {}, states = {}, models = parts.values(list, 'model'),
     strict = opts.strict ~= false,
   }
   notes.text(comm, 'what is loaded', table.concat(parts.labels(list), ', '))
@@ -323,7 +354,7 @@ local function load_into(comm, loader, opts, list)
       continues = continues or part.kind == 'optimizer' or part.kind == 'loader'
       ADD_LOAD[part.kind](load, part, meta_data.get(meta, part))
     end
-    if meta.random and continues then -- not in checkpoints of old
+    if meta.random and continues then -- older checkpoints have none
       load.after[#load.after + 1] = function() random.continue(meta.random) end
     end
   end
@@ -337,6 +368,7 @@ local function load_into(comm, loader, opts, list)
   if not ok then
     error(err, 0)
   end
+  load_states(comm, load)
   if meta.seed ~= parameter.seed() then
     errors.warn('UserWarning', ('the checkpoint was made with seed %s, this run has %s'):format(
       tostring(meta.seed), parameter.seed()), comm)
@@ -362,7 +394,9 @@ end
 ---@field config? table
 
 --- Read a checkpoint into what is given. Collective: all ranks read the same one, each its own
---- elements, and when one of them fails nothing is changed on any. What no FSDP unit holds, and
+--- elements, and when one of them fails nothing is changed on any. The exception is an error of a
+--- part's own load_state_dict(), which runs when all else is loaded: it is raised on all ranks, and
+--- the other parts have what the checkpoint holds. What no FSDP unit holds, and
 --- buffers, have equal values on all ranks afterwards. With an optimizer or loader random numbers
 --- go on, on all ranks, where rank 0 was. The seed is not set; another one is a warning.
 ---@param path string

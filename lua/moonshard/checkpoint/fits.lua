@@ -64,7 +64,7 @@ end
 function fits.groups(groups, own)
   local group_of = {}
   for g, group in ipairs(groups) do
-    if group.params == nil then -- a checkpoint of old
+    if group.params == nil then -- an older checkpoint
       return
     elseif type(group.params) ~= 'table' then
       errors.raise('FormatError', 'the optimizer in the checkpoint has a %s for the parameters of '

@@ -6,6 +6,7 @@ local random = require 'moonshard.internal.random'
 local runs = require 'moonshard.nn.runs'
 local runtime = require 'moonshard_ffi.checkpoint'
 local state = require 'moonshard.checkpoint.state'
+local util = require 'moonshard.internal.util'
 
 local meta_data = {}
 
@@ -55,7 +56,7 @@ end
 --- The meta data of a part. KeyError where the checkpoint has none.
 ---@param meta ms.checkpoint.Meta
 ---@param part ms.checkpoint.Part
----@return table?  nil of a model in a checkpoint of old
+---@return table?  nil of a model in an older checkpoint
 function meta_data.get(meta, part)
   local one, many = unpack(PLACES[part.kind])
   local value
@@ -64,11 +65,13 @@ function meta_data.get(meta, part)
   else
     value = meta[one]
   end
-  if part.kind == 'model' and not part.name and value == nil then
+  local by_name = type(meta[many]) == 'table' and util.sorted_keys(meta[many]) or {}
+  if part.kind == 'model' and not part.name and value == nil and #by_name == 0 then
     value = { dropout = meta.dropout } -- as it stood before there were parts
   end
   if type(value) ~= 'table' then
-    errors.raise('KeyError', 'the checkpoint has no %s', part.label)
+    errors.raise('KeyError', 'the checkpoint has no %s%s', part.label,
+      #by_name > 0 and ('; it has %s: %s'):format(many, table.concat(by_name, ', ')) or '')
   elseif value.dropout ~= nil and part.kind == 'model' and not runs.valid(value.dropout) then
     errors.raise('FormatError', "the meta data of the %s have a 'dropout' that is not how often "
       .. 'each module ran', part.label)

@@ -34,12 +34,20 @@ function parts.check(what, name, kind, value)
   end
 end
 
--- Models and optimizers have names of their own.
-local function has_state(value)
+-- Is this a part with a state of its own? Models and optimizers have options for them. TypeError
+-- for a table without the functions that it takes, unless its name is near a known one.
+local function has_state(what, name, value, known)
   if type(value) ~= 'table' or value._is_module or value._is_optimizer or value._is_loader then
     return false
   end
-  return type(value.state_dict) == 'function' and type(value.load_state_dict) == 'function'
+  local saves = type(value.state_dict) == 'function'
+  local loads = type(value.load_state_dict) == 'function'
+  if saves ~= loads or not saves and not errors.nearest(name, known) then
+    errors.raise('TypeError', "%s: '%s' is %s without %s(), expected one with state_dict() and "
+      .. 'load_state_dict()', what, name, arguments.noun(value),
+      saves and 'load_state_dict' or loads and 'state_dict' or 'state_dict() and load_state_dict')
+  end
+  return saves
 end
 
 local function check_name(what, option, name)
@@ -54,13 +62,25 @@ local function add(list, kind, name, label, prefix, value)
   list[#list + 1] = { kind = kind, name = name, label = label, prefix = prefix, value = value }
 end
 
+-- Options that hold parts by name take no plain lists, whose order ranks and runs may not share.
+local function check_names(what, plural, given)
+  for key, value in next, given do
+    if type(key) ~= 'string' then
+      errors.raise('TypeError', '%s: %s[%s] is %s without a name, expected names: %s = { name = '
+        .. '... }', what, plural, tostring(key), arguments.noun(value), plural)
+    end
+  end
+  return given
+end
+
 -- The one of a kind, then those by name.
 local function add_kind(list, what, opts, kind, plural, prefixes)
   if opts[kind] ~= nil then
     parts.check(what, kind, kind, opts[kind])
     add(list, kind, false, kind, prefixes[1], opts[kind])
   end
-  for _, name in ipairs(util.sorted_keys(arguments.list(what, plural, opts[plural], {}))) do
+  local by_name = check_names(what, plural, arguments.list(what, plural, opts[plural], {}))
+  for _, name in ipairs(util.sorted_keys(by_name)) do
     check_name(what, plural, name)
     parts.check(what, plural .. '.' .. name, kind, opts[plural][name])
     add(list, kind, name, ("%s '%s'"):format(kind, name), prefixes[2] .. name .. '/',
@@ -81,7 +101,7 @@ function parts.options(what, opts, known)
     names[#names + 1] = name
   end
   for name, value in next, opts do
-    if OPTIONS[name] or not has_state(value) then
+    if OPTIONS[name] or not has_state(what, name, value, names) then
       plain[name] = value
     end
   end

@@ -3,6 +3,7 @@
 --- the JSON, of ShardedTensors each rank's own elements.
 
 local ShardedTensor = require 'moonshard.fsdp.sharded_tensor'
+local arguments = require 'moonshard_ffi.arguments'
 local create = require 'moonshard.internal.create'
 local errors = require 'moonshard.internal.errors'
 local json = require 'moonshard.internal.json'
@@ -22,17 +23,34 @@ local function number_text(value)
   return value ~= value and 'nan' or value > 0 and 'inf' or '-inf'
 end
 
+--- The state_dict() of a part. TypeError unless it is a table.
+---@param part ms.checkpoint.Part
+---@return table
+function state.of(part)
+  local sd = part.value:state_dict()
+  if type(sd) ~= 'table' then
+    errors.raise('TypeError', "state_dict() of '%s' returned %s, expected a table", part.label,
+      arguments.noun(sd))
+  end
+  return sd
+end
+
 --- A value as JSON can hold it.
 ---@param value any
 ---@param tensor? fun(value: ms.Tensor|ms.fsdp.ShardedTensor, path: string)  stores a tensor; nil:
 ---  there may be none
 ---@param path? string  of the value, '' for the whole
+---@param slash? string  a key with '/' on the path
 ---@return any
-function state.encode(value, tensor, path)
+function state.encode(value, tensor, path, slash)
   path = path or ''
   if type(value) == 'number' and (value ~= value or math.abs(value) == math.huge) then
     return { [NUMBER] = number_text(value) }
   elseif tensor and (parameter.is_tensor(value) or is_sharded(value)) then
+    if slash then
+      errors.raise('ValueError', "a state has a tensor below the key '%s', expected a key without "
+        .. "'/', which separates keys of nested tables", slash)
+    end
     tensor(value, path)
     return { [TENSOR] = path }
   elseif type(value) ~= 'table' or value == json.null then
@@ -40,7 +58,9 @@ function state.encode(value, tensor, path)
   end
   local out = setmetatable({}, getmetatable(value) == json.array and json.array or nil)
   for key, entry in next, value do
-    out[key] = state.encode(entry, tensor, path == '' and tostring(key) or path .. '/' .. key)
+    local divided = type(key) == 'string' and key:find('/', 1, true) and key
+    out[key] = state.encode(entry, tensor, path == '' and tostring(key) or path .. '/' .. key,
+      slash or divided or nil)
   end
   return out
 end
@@ -99,8 +119,8 @@ function state.targets(label, now)
     local part, extent, sharded = state.elements(value)
     if sharded then
       part = part and create.empty(value.length, { dtype = value:dtype() })
-      return ShardedTensor(value:shape(), value:dtype(), value.start, part, value.process_group),
-        part, extent
+      return ShardedTensor(value:shape(), value:dtype(), value.start, part, value.process_group,
+        value.replica), part, extent
     end
     return part and part:reshape(value:shape()) or value:clone(), part, extent
   end

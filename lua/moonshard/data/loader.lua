@@ -153,7 +153,7 @@ end
 ---@field samples integer  drawn so far over all ranks: independent of how they were dealt
 ---@field seed integer
 ---@field samples_per_step integer
----@field context? integer  this and what follows: absent in checkpoints of old
+---@field context? integer  this and what follows: absent in older checkpoints
 ---@field shuffle? boolean
 ---@field n_windows? integer  absent too where each rank of a job deals to itself alone
 ---@field contents? integer  a digest of the tokens (ms_data_digest()); likewise
