@@ -95,6 +95,26 @@ describe('the state of an optimizer', function()
       sd.state['0.weight'].momentum_buffer = ms.ones(3)
       checks.raises('ValueError', 'does not have same shape as its parameter',
         fsdp.optim_state_dict_to_load, model, opt, sd)
+      checks.raises('ValueError', 'load what fsdp.optim_state_dict_to_load', opt.load_state_dict,
+        opt, sd)
+      sd.state = { ['2.weight'] = {}, ['3.weight'] = {} }
+      checks.raises('KeyError', "no parameter '2.weight', nor 1 others",
+        fsdp.optim_state_dict_to_load, model, opt, sd)
+    end)
+  end)
+
+  it('is of the ranks of the model, and begins as in a fresh optimizer', function()
+    ms.dist.spawn(4, function(rank)
+      local half = ms.dist.split(math.floor(rank / 2))
+      local model = wrap(nn.Linear(2, 2), { process_group = half, use_orig_params = true })
+      local opt = optim.Adagrad(model:parameters(), { initial_accumulator_value = 0.5 })
+      local sd = fsdp.full_optim_state_dict(model, opt)
+      assert.equal(rank % 2 == 0, sd.state ~= nil)
+      sd = fsdp.optim_state_dict(model, opt)
+      opt:load_state_dict(fsdp.optim_state_dict_to_load(model, opt, sd))
+      for _, state in ipairs(opt:state_dict().state) do
+        assert.equal(0.5 * state.sum:numel(), state.sum:sum():item())
+      end
     end)
   end)
 end)

@@ -11,7 +11,7 @@ local wrap = require 'moonshard.fsdp.wrap'
 ---@field FSDP ms.fsdp.FSDP
 ---@field optim_state_dict fun(model: ms.nn.Module, optim: ms.optim.Optimizer): table  The state of
 ---  an optimizer over the model's parameters; those that took no step are absent. Collective with
----  the type FULL_STATE_DICT; ranks other than 0 get {} with its `rank0_only`
+---  the type FULL_STATE_DICT; with its `rank0_only` ranks other than 0 of the model get {}
 ---@field optim_state_dict_to_load fun(model: ms.nn.Module, optim: ms.optim.Optimizer, sd: table):
 ---  ms.optim.StateDict  What optim:load_state_dict() takes, from what optim_state_dict() gave on
 ---  any number of ranks and for any wrapping. Collective for ShardedTensors

@@ -13,6 +13,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local create = require 'moonshard.internal.create'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.internal.errors'
+local members = require 'moonshard.dist.members'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.fsdp'
 local state_dict_type = require 'moonshard.fsdp.state_dict_type'
@@ -92,6 +93,15 @@ local function entry_state(entry, states, is_full)
   return out
 end
 
+-- The group over which the model is sharded; nil for a plain one.
+local function group_of(model)
+  local params = {}
+  for i, p in ipairs(tree.prepared_params(model)) do
+    params[i] = p.tensor
+  end
+  return (members.of(params))
+end
+
 local function of(model, optimizer, is_full, rank0_only)
   local names, entries, states = names_of(model), optimizer:_entries()
   local out = { state = {} }
@@ -101,11 +111,12 @@ local function of(model, optimizer, is_full, rank0_only)
     end
   end
   out.param_groups = optimizer:_group_options(function(i) return name_in(names, entries[i]) end)
-  return rank0_only and dist.rank() ~= 0 and {} or out
+  return rank0_only and dist.get_rank(group_of(model)) ~= 0 and {} or out
 end
 
 --- The state of an optimizer over the model's parameters; those that took no step are absent.
---- Collective with the type FULL_STATE_DICT; ranks other than 0 get {} with its `rank0_only`.
+--- Collective with the type FULL_STATE_DICT; with its `rank0_only` ranks other than 0 of the
+--- model's process group get {}.
 ---@param model ms.nn.Module
 ---@param optim ms.optim.Optimizer
 ---@return table
@@ -137,8 +148,43 @@ local function elements(name, state, value, extent)
   return value:reshape(-1):narrow(1, extent.start + 1, extent.numel):clone()
 end
 
+local function check_state(what, sd)
+  if type(sd) ~= 'table' or type(sd.state) ~= 'table' or type(sd.param_groups) ~= 'table' then
+    errors.raise('ValueError', '%s: the state dict must have the keys "state" and "param_groups"',
+      what)
+  end
+end
+
+-- A name that is not the model's is one of another model or wrapping, and its state would be lost.
+local function check_names(what, state, names)
+  local known, unknown = {}, {}
+  for _, name in next, names do
+    known[name] = true
+  end
+  for name in next, state do
+    unknown[#unknown + 1] = not known[name] and tostring(name) or nil
+  end
+  if #unknown > 0 then
+    table.sort(unknown)
+    errors.raise('KeyError', "%s: the model has no parameter '%s'%s", what, unknown[1],
+      #unknown > 1 and (', nor %d others of sd.state'):format(#unknown - 1) or '')
+  end
+end
+
+-- The value with which a state of each parameter begins, by order of addition.
+local function first_values(optim)
+  local out = {}
+  for _, group in ipairs(optim.param_groups) do
+    for _ = 1, #group.params do
+      out[#out + 1] = optim._first_value(group)
+    end
+  end
+  return out
+end
+
 --- What optim:load_state_dict() takes, from what optim_state_dict() gave on any number of ranks and
---- for any wrapping. Parameters without state there begin anew. Collective for ShardedTensors.
+--- for any wrapping. Parameters without state there begin anew; KeyError for a name there that the
+--- model does not have. Collective for ShardedTensors.
 ---@param model ms.nn.Module
 ---@param optim ms.optim.Optimizer
 ---@param sd table
@@ -146,11 +192,10 @@ end
 function optim_state.to_load(model, optim, sd)
   local what = 'optim_state_dict_to_load'
   check(what, model, optim)
-  if type(sd) ~= 'table' or type(sd.state) ~= 'table' or type(sd.param_groups) ~= 'table' then
-    errors.raise('ValueError', '%s: the state dict must have the keys "state" and "param_groups"',
-      what)
-  end
+  check_state(what, sd)
   local names, entries, states = names_of(model), optim:_entries()
+  local first = first_values(optim)
+  check_names(what, sd.state, names)
   local out = { state = {}, param_groups = {} }
   for i, entry in ipairs(entries) do
     local name, _, extent = name_in(names, entry), parameter.part(entry.param)
@@ -161,7 +206,8 @@ function optim_state.to_load(model, optim, sd)
       if value ~= nil then
         out.state[i][state] = elements(name, state, value, extent)
       elseif entry.state[state] and not optim:_is_later(state) then
-        out.state[i][state] = create.zeros(extent.numel, { dtype = entry.state[state]:dtype() })
+        out.state[i][state] = create.full({ extent.numel }, first[i],
+          { dtype = entry.state[state]:dtype() })
       end
     end
   end
@@ -249,12 +295,13 @@ end
 ---@param sd? table
 ---@param model ms.nn.Module
 ---@param optim ms.optim.Optimizer
----@param group? ms.dist.Group  the model's ranks (default: all)
+---@param group? ms.dist.Group  default: that over which the model is sharded, else all ranks
 ---@return ms.optim.StateDict
 function optim_state.scatter_full(sd, model, optim, group)
   local what = 'scatter_full_optim_state_dict'
   check(what, model, optim)
   deprecated(what, 'optim_state_dict_to_load')
+  group = group or group_of(model)
   local has_all = dist.get_rank(group) == 0
   if has_all and (type(sd) ~= 'table' or type(sd.state) ~= 'table') then
     errors.raise('ValueError', '%s: rank 0 must give the state dict', what)
@@ -278,9 +325,13 @@ end
 ---@param model ms.nn.Module
 ---@return table
 function optim_state.rekey(sd, key_type, model)
-  local to, n = {}, 0
+  local what, to, n = 'rekey_optim_state_dict', {}, 0
+  check_state(what, sd)
+  if not tree.is_module(model) then
+    arguments.refuse(what, 'model', model, 'a module')
+  end
   if key_type ~= 'PARAM_ID' and key_type ~= 'PARAM_NAME' then
-    errors.choice('rekey_optim_state_dict', 'key_type', key_type, { 'PARAM_ID', 'PARAM_NAME' })
+    errors.choice(what, 'key_type', key_type, { 'PARAM_ID', 'PARAM_NAME' })
   end
   for _, p in ipairs(tree.prepared_params(model)) do
     if key_type == 'PARAM_ID' then
@@ -291,8 +342,8 @@ function optim_state.rekey(sd, key_type, model)
     n = n + 1
   end
   local function key_of(key)
-    return to[key] or errors.raise('KeyError', "rekey_optim_state_dict: the model has no parameter "
-      .. "'%s'", tostring(key))
+    return to[key] or errors.raise('KeyError', "%s: the model has no parameter '%s'", what,
+      tostring(key))
   end
   local out = { state = {}, param_groups = {} }
   for key, value in next, sd.state do

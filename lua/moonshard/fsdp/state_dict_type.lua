@@ -66,6 +66,9 @@ local DEFAULT = settings 'FULL_STATE_DICT'
 
 local function instances_below(module)
   local out = {}
+  if not tree.is_module(module) then
+    arguments.refuse('state_dict_type', 'module', module, 'a module')
+  end
   for _, below in ipairs(module:modules()) do
     out[#out + 1] = tree.state(below)
   end

@@ -20,4 +20,8 @@ Adagrad.options = {
   'lr', 'lr_decay', 'weight_decay', 'initial_accumulator_value', 'eps', 'maximize',
 }
 
+function Adagrad._first_value(group)
+  return group.initial_accumulator_value
+end
+
 return Adagrad

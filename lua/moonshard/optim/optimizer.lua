@@ -20,13 +20,19 @@ local util = require 'moonshard.internal.util'
 local Optimizer = class('optim.Optimizer')
 
 Optimizer._is_optimizer = true
---- Kind of the runtime's update rule, and the options it knows; subclasses say.
+--- Kind of the runtime's update rule, and the options it knows. Each subclass sets both.
 Optimizer.kind = ''
 Optimizer.options = {}
 --- Names of the states that a parameter may be without: SGD's begins with its first step with
 --- momentum, others with the options that need them. They stay.
 ---@type string[]
 Optimizer.later_states = {}
+
+--- The value of a state before the first step.
+---@return number
+function Optimizer._first_value()
+  return 0
+end
 
 -- -- groups --------------------------------------------------------------------------------------
 
@@ -349,10 +355,23 @@ local function check_state(self, i, state)
   end
 end
 
+-- Does the state go by names, as optim_state_dict() of fsdp gives it?
+local function is_by_name(sd)
+  for key in next, type(sd.state) == 'table' and sd.state or {} do
+    if type(key) == 'string' then
+      return true
+    end
+  end
+end
+
 -- Is this the state of an optimizer of the same kind over such parameters?
 local function check_state_dict(self, sd)
   local what, n = 'load_state_dict', runtime.n_params(self._handle)
   arguments.list(what, 'sd', sd)
+  if is_by_name(sd) then
+    errors.raise('ValueError', '%s: the state goes by names of parameters; load what '
+      .. 'fsdp.optim_state_dict_to_load(model, optim, sd) gives', what)
+  end
   for i, given in ipairs(arguments.list(what, 'sd.param_groups', sd.param_groups)) do
     check_group(self, i, given)
   end
