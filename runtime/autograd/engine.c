@@ -356,7 +356,8 @@ static ms_status extend(msi_tape *tape, const msi_root *roots, int32_t n)
     MS_TRY(msi_walk_on(tape, roots, n));
     if (tape->leaves.n > n_leaves) {
         return MS_FAIL(MS_RUNTIME_ERROR,
-                       "backward: what was computed again uses %s, which the forward did not",
+                       "backward: what was computed again uses %s, which the forward did not; make "
+                       "tensors that require grad outside of the checkpointed function",
                        msi_tensor_label(at(&tape->leaves, n_leaves)->leaf));
     }
     for (int32_t i = n_hooked; i < tape->hooked.n; i++) {

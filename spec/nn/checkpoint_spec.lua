@@ -37,7 +37,25 @@ describe('a checkpoint', function()
     end))
     other = nn.checkpoint(net(), { policy = is_linear })
     assert.same(expected, gradients(other, other))
+    nn.checkpoint(other, { policy = is_linear }) -- they are wrapped already
     assert.same({ '0.weight', '0.bias', '3.weight', '3.bias' }, { unpack(other:state_dict()) })
+    other[1].width = 8
+    assert.equal(8, other[1].module.width)
+    assert.is_true(ms.is(other[1].module, nn.Linear))
+  end)
+
+  it('gives the result that its function keeps', function()
+    local m, keep = net(), {}
+    local function call(x)
+      keep.y = m(x)
+      return keep.y
+    end
+    local y = nn.checkpoint(call, ms.ones(2, 4))
+    assert.equal(y, keep.y)
+    y:sum():backward()
+    checks.raises('RuntimeError', 'run again by backward; return it or ms.keep it', function()
+      return keep.y:sum()
+    end)
   end)
 
   it('nests, and runs again over a retained graph', function()

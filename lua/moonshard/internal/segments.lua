@@ -72,9 +72,12 @@ local function recompute(segment, grads)
   guard.run('checkpoint', restore, before, run_again, segment, grads)
 end
 
+-- What the function makes in backward lives no longer, unless it keeps it.
+local AGAIN = "a checkpoint's forward, run again by backward"
+
 local function recompute_of(segment)
   return function(address)
-    scope.run('a checkpoint', recompute, segment, B.cast('ms_ref *', address))
+    scope.run(AGAIN, recompute, segment, B.cast('ms_ref *', address))
     if not C.ms_graph_retained() then
       for i in next, segment.versions do
         if not (segment.args[i]:is_leaf() and segment.args[i]:requires_grad()) then
@@ -105,9 +108,12 @@ local function record(segment, since, results)
   end
   B.check(core.checkpoint(refs, n, since, recompute_of(segment)))
   for k, place in ipairs(places) do
-    local ref = B.Ref(refs[n + k - 1])
-    results[place]:release() -- and with it the graph
-    results[place] = B.state.depth == 0 and B.own(ref) or ref
+    local held, new = results[place], refs[n + k - 1]
+    held:release() -- and with it the graph
+    held.ptr, held.generation = new.ptr, new.generation -- also where the function keeps it
+    if B.state.depth == 0 then
+      B.own(held)
+    end
   end
   return results
 end

@@ -12,7 +12,7 @@ local function apply(module, policy, done)
     if not done[child] then
       done[child] = child
       apply(child, policy, done)
-      if not child._is_checkpoint and policy(child) then
+      if not (child._is_checkpoint or module._is_checkpoint) and policy(child) then
         done[child] = CheckpointWrapper(child)
       end
     end
@@ -23,8 +23,9 @@ local function apply(module, policy, done)
 end
 
 --- Run `fn(...)` and give what it returns, without keeping what its backward needs: that is
---- computed again. With a module and `{ policy = p }`: wrap every module below it, in place, of
---- which `p(module)` is true, and give the module.
+--- computed again. A tensor that `fn` makes and puts into a field is released when backward has run
+--- `fn` again, unless it is ms.keep'd. With a module and `{ policy = p }`: wrap every module below
+--- it, in place, of which `p(module)` is true and that is not wrapped yet, and give the module.
 ---@param fn ms.nn.Module|fun(...): ...
 ---@return ...
 local function checkpoint(fn, ...)

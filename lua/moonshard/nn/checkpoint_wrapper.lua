@@ -1,8 +1,9 @@
 --- A module whose calls are checkpointed: see moonshard.nn.checkpoint. Paths do not show it, and
---- reading a field that it does not have reads the wrapped module's.
+--- reading or assigning a field that it does not have is of the wrapped module's.
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
+local errors = require 'moonshard.internal.errors'
 local segments = require 'moonshard.internal.segments'
 local tree = require 'moonshard.nn.tree'
 
@@ -24,6 +25,19 @@ function CheckpointWrapper.__index(self, name)
     return name == 'module' and wrapped or nil
   end
   return wrapped and wrapped[name]
+end
+
+-- As FSDP's: what its fields show of the wrapped module can be assigned through them, too.
+function CheckpointWrapper.__newindex(self, name, value)
+  local wrapped = rawget(self, '_checkpoint_wrapped_module')
+  if not wrapped or type(name) == 'string' and name:byte() == 95 then
+    rawset(self, name, value)
+  elseif name == 'module' then
+    errors.raise('KeyError', 'the module that checkpoint_wrapper wraps cannot be replaced: wrap '
+      .. 'the other one')
+  else
+    wrapped[name] = value
+  end
 end
 
 ---@param module ms.nn.Module
