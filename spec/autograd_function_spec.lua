@@ -48,6 +48,23 @@ describe('a custom function', function()
     assert.same({ 3, 3 }, x:grad():totable())
   end)
 
+  it('keeps the places of what it saves', function()
+    local Affine = Function.extend 'Affine'
+    function Affine.forward(ctx, x, scale, shift)
+      ctx:save_for_backward(shift, scale, nil)
+      return x * scale + (shift or 0)
+    end
+    function Affine.backward(ctx, grad)
+      local shift, scale = ctx:saved_tensors()
+      assert.is_nil(shift)
+      assert.equal(3, select('#', ctx:saved_tensors()))
+      return scale * grad, grad
+    end
+    local x = ms.ones(2):requires_grad_(true)
+    Affine.apply(x, ms.full({ 2 }, 3), nil):sum():backward()
+    assert.same({ 3, 3 }, x:grad():totable())
+  end)
+
   it('gets clear errors', function()
     local x = ms.ones(2):requires_grad_(true)
     local Bad = Function.extend 'Bad'
@@ -57,6 +74,13 @@ describe('a custom function', function()
     end
     function Bad.backward() return ms.ones(3) end
     checks.raises('ValueError', 'input 1 is f32 of shape (3), expected f32 of shape (2)', function()
+      Bad.apply(x):sum():backward()
+    end)
+    function Bad.backward(_, grad) return grad, grad end
+    checks.raises('RuntimeError', 'BadBackward returned an incorrect number of gradients (expected '
+      .. '1, got 2)', function() Bad.apply(x):sum():backward() end)
+    function Bad.backward() end
+    checks.raises('RuntimeError', '(expected 1, got 0)', function()
       Bad.apply(x):sum():backward()
     end)
     function Bad.backward(ctx) return ctx:saved_tensors() end

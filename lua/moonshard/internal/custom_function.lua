@@ -5,6 +5,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
 local class = require 'moonshard.internal.class'
 local create = require 'moonshard.internal.create'
+local dtypes = require 'moonshard.internal.dtype'
 local errors = require 'moonshard.internal.errors'
 local scope = require 'moonshard.internal.scope'
 
@@ -15,27 +16,32 @@ local core = B.core
 local Context = class('autograd.Context')
 
 --- Keep tensors for backward: arguments, results, or others. They must not be written until then.
----@param ... ms.Tensor
+---@param ... ms.Tensor?  nil keeps its place
 function Context:save_for_backward(...)
-  self._saved, self._versions = {}, {}
-  for i, tensor in ipairs { ... } do
-    arguments.tensor('save_for_backward', tostring(i), tensor)
-    self._saved[i] = scope.keep(tensor:detach())
-    self._versions[i] = tensor:version()
+  self._saved, self._versions = { n = select('#', ...) }, {}
+  for i = 1, self._saved.n do
+    local tensor = select(i, ...)
+    if tensor ~= nil then
+      arguments.tensor('save_for_backward', tostring(i), tensor)
+      self._saved[i] = scope.keep(tensor:detach())
+      self._versions[i] = tensor:version()
+    end
   end
 end
 
 --- Those tensors. RuntimeError for one that was written since.
----@return ms.Tensor ...
+---@return ms.Tensor? ...
 function Context:saved_tensors()
-  for i, tensor in ipairs(self._saved or {}) do
-    if tensor:version() ~= self._versions[i] then
+  local saved = self._saved or { n = 0 }
+  for i = 1, saved.n do
+    local tensor = saved[i]
+    if tensor and tensor:version() ~= self._versions[i] then
       errors.raise('RuntimeError', 'saved tensor %d of %s was modified by an in-place operation: '
         .. 'it is at version %d, expected %d', i, self._owner, tensor:version(),
         self._versions[i])
     end
   end
-  return unpack(self._saved or {})
+  return unpack(saved, 1, saved.n)
 end
 
 --- Give backward nil in place of zeros for results whose gradient nothing asked for.
@@ -52,7 +58,8 @@ end
 ---   local y = Cube.apply(x)
 ---
 --- forward runs without recording and gives tensors. backward gets a gradient for each result and
---- gives one for each argument of forward, nil for those that are no tensors or need none.
+--- returns one for each argument of forward, nil for those that are no tensors or need none; a
+--- RuntimeError for another number of them.
 ---@class ms.autograd.Function
 ---@field forward fun(ctx: ms.autograd.Context, ...): ms.Tensor ...
 ---@field backward fun(ctx: ms.autograd.Context, ...: ms.Tensor?): ms.Tensor? ...
@@ -78,16 +85,41 @@ local function run_backward(fn, ctx, address, results)
   return fn.backward(ctx, unpack(grads, 1, #results))
 end
 
--- What C calls: the gradients of the tensors among the arguments go behind those of the results.
-local function backward_of(fn, ctx, results, places)
+-- Backward gives a gradient for each of the n arguments. It may leave out the last ones that are no
+-- tensors, and more values must be nil.
+local function check_count(fn, given, n, places)
+  local n_given = given.n
+  while n_given > n and given[n_given] == nil do
+    n_given = n_given - 1
+  end
+  if n_given > n or n_given < (places[#places] or 0) then
+    errors.raise('RuntimeError', 'function %sBackward returned an incorrect number of gradients '
+      .. '(expected %d, got %d)', fn._name, n, n_given)
+  end
+end
+
+local function check_gradient(what, place, grad, argument)
+  local found, expected = arguments.tensor(what, 'result ' .. place, grad):shape(), argument.shape
+  local found_text, text = table.concat(found, ', '), table.concat(expected, ', ')
+  if argument.needs and (found_text ~= text or not dtypes.is_floating(grad:dtype())) then
+    errors.raise('ValueError', '%s: the gradient of input %d is %s of shape (%s), expected %s of '
+      .. 'shape (%s)', what, place, grad:dtype(), found_text, argument.dtype, text)
+  end
+  return grad
+end
+
+-- The function that the runtime calls with the refs of the results' gradients. It appends those of
+-- the tensors among the arguments.
+local function backward_of(fn, ctx, results, inputs)
   return function(address)
     local what = 'backward of ' .. fn._name
     local given = pack(scope.run(what, run_backward, fn, ctx, address, results))
     local refs = B.cast('ms_ref *', address)
-    for k, place in ipairs(places) do
+    check_count(fn, given, inputs.n, inputs.places)
+    for k, place in ipairs(inputs.places) do
       local grad = given[place]
       if grad ~= nil then
-        refs[#results + k - 1] = arguments.tensor(what, 'result ' .. place, grad)
+        refs[#results + k - 1] = check_gradient(what, place, grad, inputs[k])
       end
     end
     ctx._given = given -- alive until C has taken them
@@ -96,16 +128,24 @@ end
 
 local function apply(fn, ...)
   local args, places = pack(...), {}
+  local inputs = { n = args.n, places = places }
   local ctx = Context()
   ctx.needs_input_grad, ctx._owner, ctx._materialize = {}, fn._name, true
   for i = 1, args.n do
     local is_tensor = B.is_ref(args[i])
     ctx.needs_input_grad[i] = is_tensor and autograd.is_grad_enabled()
       and args[i]:requires_grad() or false
-    places[#places + 1] = is_tensor and i or nil
+    if is_tensor then
+      places[#places + 1] = i
+      inputs[#places] = { shape = args[i]:shape(), dtype = args[i]:dtype(),
+        needs = ctx.needs_input_grad[i] }
+    end
   end
   local given = pack(autograd.no_grad(fn.forward, ctx, ...))
   local n_out, n_in, results = given.n, #places, {}
+  if n_out == 0 then
+    errors.raise('ValueError', 'forward of %s returned nothing, expected tensors', fn._name)
+  end
   local refs = B.new('ms_ref[?]', math.max(1, 2 * n_out + n_in))
   for i = 1, n_out do
     local result = arguments.tensor('forward of ' .. fn._name, 'result ' .. i, given[i])
@@ -114,7 +154,7 @@ local function apply(fn, ...)
   for k, place in ipairs(places) do
     refs[n_out + k - 1] = args[place]
   end
-  B.check(core.custom(refs, n_out, n_in, backward_of(fn, ctx, results, places)))
+  B.check(core.custom(refs, n_out, n_in, backward_of(fn, ctx, results, inputs)))
   local out = {}
   for i = 1, n_out do
     local ref = B.Ref(refs[n_out + n_in + i - 1])
@@ -123,7 +163,7 @@ local function apply(fn, ...)
   return unpack(out, 1, n_out)
 end
 
---- A function of one's own: set `forward` and `backward` of what comes back, and call its `apply`.
+--- A new function. Set its fields `forward` and `backward`, then call its `apply`.
 ---@param name string  for errors
 ---@return ms.autograd.Function
 function Function.extend(name)
