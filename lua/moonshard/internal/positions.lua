@@ -180,7 +180,15 @@ function positions.one_hot(ids, num_classes)
   local n, shape = dims.shape(sizes, 'one_hot', 0)
   local zeros = calls.tensor_full(C.MS_DTYPE_I64, n, shape, 0)
   local places = calls.with_number(ids:unsqueeze(-1), 1, C.MS_NUMBER_ADD)
-  return positions.scatter(zeros, -1, places, 1)
+  local ok, result = pcall(positions.scatter, zeros, -1, places, 1)
+  if not ok and type(result) == 'table' and result.kind == 'IndexError' then
+    local least, most = calls.amin(ids, 0, false):item(), calls.amax(ids, 0, false):item()
+    errors.raise('IndexError', 'one_hot: class %d is outside [0, %d]', least < 0 and least or most,
+      num_classes - 1)
+  elseif not ok then
+    error(result, 0)
+  end
+  return result
 end
 
 return positions
