@@ -287,6 +287,11 @@ function parameter.stands_for(flat, manager)
   flats[parameter.key(flat)] = manager
 end
 
+---@return boolean  is this a flat parameter?
+function parameter.is_flat(tensor)
+  return flats[parameter.key(tensor)] ~= nil
+end
+
 --- These parameters, with the original ones in place of flat ones.
 ---@param tensors ms.Tensor[]
 ---@return ms.Tensor[]

@@ -6,6 +6,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.internal.errors'
 local graph = require 'moonshard.internal.graph'
 local guard = require 'moonshard.internal.guard'
+local parameter = require 'moonshard_ffi.parameter'
 local scope = require 'moonshard.internal.scope'
 local Tensor = require 'moonshard.tensor'
 
@@ -140,6 +141,10 @@ end
 local function check_hook(what, t, fn)
   arguments.tensor(what, 'self', t)
   arguments.fn(what, 'fn', fn)
+  if parameter.is_flat(t) then
+    errors.raise('NotImplementedError', '%s: hooks of flat parameters are not supported; wrap '
+      .. 'with use_orig_params = true, or hook the parameters in the fields of the module', what)
+  end
 end
 
 -- Which tensor a hook hangs on, by what hook() gave; copies of refs, which own nothing.

@@ -57,6 +57,19 @@ describe('a flat parameter', function()
     end
   end)
 
+  it('takes no hooks, which the original parameters do', function()
+    ms.dist.spawn(2, function()
+      local m, n = model {}, 0
+      local p = m:parameters()[1]
+      for _, name in ipairs { 'hook', 'accumulate_hook' } do
+        checks.raises('NotImplementedError', 'hooks of flat parameters', p[name], p, print)
+        m.module[1].weight[name](m.module[1].weight, function() n = n + 1 end)
+      end
+      m(ms.ones(1, 4)):sum():backward()
+      assert.equal(2, n)
+    end)
+  end)
+
   it('takes a gradient, drops it and is frozen as the original parameters are', function()
     ms.dist.spawn(2, function()
       local m = model {}
