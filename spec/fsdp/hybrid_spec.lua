@@ -128,6 +128,14 @@ describe('hybrid sharding', function()
       refuses('ValueError', 'Manual wrapping with HYBRID_SHARD requires explicit', {})
       refuses('ValueError', 'Expected process_group to be passed in as either None or Tuple',
         { process_group = ms.dist.world() })
+      for a, b in pairs { HYBRID_SHARD = 'FULL_SHARD', SHARD_GRAD_OP = 'HYBRID_SHARD' } do
+        local function policy(m) return ms.is(m, nn.Linear) and { sharding_strategy = b } end
+        checks.raises('ValueError', ('has %s, other modules of the model %s'):format(b, a),
+          fsdp.FSDP, nn.Sequential(nn.Linear(2, 2)),
+          { sharding_strategy = a, auto_wrap_policy = policy })
+      end
+      refuses('ValueError', 'as the only common one',
+        { process_group = { ms.dist.world(), ms.dist.world() } })
     end)
   end)
 end)

@@ -86,4 +86,18 @@ function check.policy(policy)
   return arguments.fn('FSDP', 'auto_wrap_policy', policy)
 end
 
+local HYBRID = { HYBRID_SHARD = true, _HYBRID_SHARD_ZERO2 = true }
+
+--- ValueError if one of two strategies in a model divides parameters inside groups and the other
+--- among all ranks.
+---@param strategy string
+---@param other string
+---@param name string  of the module with the other one
+function check.one_division(strategy, other, name)
+  if strategy ~= 'NO_SHARD' and other ~= 'NO_SHARD' and HYBRID[strategy] ~= HYBRID[other] then
+    errors.raise('ValueError', '%s has %s, other modules of the model %s: a model cannot mix '
+      .. 'hybrid strategies with others, except NO_SHARD', name, other, strategy)
+  end
+end
+
 return check

@@ -5,6 +5,7 @@
 --- for good, and the next use does again what comes after that, every comparison among it.
 
 local B = require 'moonshard_ffi'
+local checks = require 'moonshard.fsdp.check'
 local errors = require 'moonshard.internal.errors'
 local module_tree = require 'moonshard.nn.tree'
 local notes = require 'moonshard_ffi.notes'
@@ -38,6 +39,8 @@ local function check(instances)
         .. "yet or should have been set to `False`: '%s' was used before the module around it; "
         .. 'call what FSDP returned for the whole model first', instances[i].face:path())
     end
+    checks.one_division(instances[1].sharding_strategy, instances[i].sharding_strategy,
+      ("'%s'"):format(instances[i].face:path()))
   end
   check_homogeneous(instances, 'use_orig_params')
   check_homogeneous(instances, 'limit_all_gathers')

@@ -5,6 +5,7 @@ local BatchNorm = require 'moonshard.nn.batch_norm'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
 local errors = require 'moonshard.internal.errors'
+local members = require 'moonshard.dist.members'
 local mesh = require 'moonshard.dist.mesh'
 local policies = require 'moonshard.fsdp.policies'
 local runtime = require 'moonshard_ffi.fsdp'
@@ -127,6 +128,23 @@ local function strategy(given)
     { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD', 'HYBRID_SHARD', '_HYBRID_SHARD_ZERO2' })
 end
 
+-- ValueError unless this rank is the only one that its shard group and its replicate group share.
+local function check_across(shard, replicate)
+  local in_shard, common = {}, {}
+  for _, rank in ipairs(members.list(shard)) do
+    in_shard[rank] = true
+  end
+  for _, rank in ipairs(members.list(replicate)) do
+    common[#common + 1] = in_shard[rank] and rank or nil
+  end
+  local own = runtime.place(B.world())
+  if #common ~= 1 or common[1] ~= own then
+    errors.raise('ValueError', 'the shard group has ranks %s and the replicate group ranks %s, '
+      .. 'expected rank %d as the only common one', members.text(shard), members.text(replicate),
+      own)
+  end
+end
+
 -- The groups of hybrid sharding: among whose ranks parameters are divided, and whose ranks have
 -- equal parts. Together they have all ranks of the job.
 local function hybrid_groups(name, given)
@@ -150,6 +168,7 @@ local function hybrid_groups(name, given)
   end
   shard = arguments.group('FSDP', 'the shard group', shard)
   replicate = arguments.group('FSDP', 'the replicate group', replicate)
+  check_across(shard, replicate)
   local _, inside = runtime.place(shard)
   local _, across = runtime.place(replicate)
   local _, world = runtime.place(B.world())

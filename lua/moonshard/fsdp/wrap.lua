@@ -177,6 +177,8 @@ function wrap.auto(root, opts, ignored, wrapper)
   local found = false
   local function wrapped(module, own)
     found = true
+    check.one_division(opts.sharding_strategy, own.sharding_strategy or opts.sharding_strategy,
+      module._name)
     if is_full[module] then
       own = util.merged(own, { mixed_precision = options.full_precision() })
     end
