@@ -54,7 +54,7 @@ ms_status msi_refuse_shard(const char *user, const ms_tensor *leaf, int32_t ndim
 {
     return MS_FAIL(MS_RUNTIME_ERROR,
                    "backward: '%s' was given this rank's shard %s of '%s', expected the whole "
-                   "parameter %s: a term over parameters belongs into the forward of the module "
+                   "parameter %s: a term over parameters belongs in the forward of the module "
                    "that FSDP wraps with them (the weight_decay of an optimizer does without)",
                    user, msi_shape_text(ndim, shape), msi_tensor_label(leaf),
                    msi_shape_text(leaf->param->ndim, leaf->param->shape));

@@ -56,7 +56,8 @@ local function is_options(value)
   return type(value) == 'table'
 end
 
---- The same with a table of options behind the group, which stands last, whatever was left out.
+--- The same for a function whose last argument is a table of options. Value, group or both may be
+--- left out before it.
 ---@generic T
 ---@return T?, ms.dist.Group, table?
 function validate.tail(what, value, group, opts)

@@ -205,12 +205,12 @@ function methods:shard_metadata()
 end
 
 --- Bytes this rank will hold for parameters, gradients, optimizer states and slots when a step is
---- `micro_batches` backwards (default: one) of which all but the last run in no_sync. Of the whole
---- model, whichever instance is asked. Frozen parameters count as they are now. Collective the
---- first time, when the model takes its memory; not so a dry run, which is numbers alone: before
---- the first use it takes no memory, makes no units and asks no rank (`same_numerics` is false), so
---- the model may still be changed, or wrapped in another. With a fake group as `process_group` a
---- model of any size is planned for any number of ranks.
+--- `micro_batches` backwards (default: one) of which all but the last run in no_sync. The plan is
+--- of the whole model, whichever instance is asked. Frozen parameters count as they are now. The
+--- first call allocates the model's memory and is collective. A dry run only computes the numbers:
+--- before the first use it takes no memory, makes no units and asks no rank (`same_numerics` is
+--- false), so the model may still be changed, or wrapped in another. With a fake group as
+--- `process_group` a model of any size is planned for any number of ranks.
 ---@param opts? { micro_batches?: integer, dry_run?: boolean }
 ---@return ms.Plan
 function methods:plan(opts)

@@ -195,8 +195,8 @@ function State:prepare()
   self:_init_params()
 end
 
---- Where its unit stands now. (What ranks tell each other has the name of the time it was made:
---- they may learn at different times of a larger model around it.)
+--- The path of its unit in the present model. Messages between ranks use the path at the time the
+--- unit was made, because ranks may put it into a larger model at different times.
 function State:_unit_name()
   local path = self.face:path()
   return path == '' and self.module._name or path

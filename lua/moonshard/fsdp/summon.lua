@@ -100,8 +100,7 @@ end
 --- original shapes. Only those are gathered. Collective.
 --- AssertionError during forward or backward, and inside another call of this; and of forward,
 --- backward, steps, loading, state dicts, hash() and checkpoints inside `fn`: those use the shards
---- behind the copies. RuntimeError on all ranks when they leave a parameter with different values;
---- nothing is kept then.
+--- behind the copies.
 ---@param module ms.nn.Module  wrapped, or with wrapped modules below it
 ---@param opts? ms.fsdp.SummonOptions
 ---@param fn fun(...): ...

@@ -356,7 +356,7 @@ end
 
 --- All distinct parameters: what an optimizer takes. An array, and
 --- `for p in model:parameters() do`. Wrapped ones show this rank's shard between forwards, of which
---- a sum says nothing about the whole; a term of the loss over them belongs into the forward of the
+--- a sum says nothing about the whole; a term of the loss over them belongs in the forward of the
 --- module that is wrapped with them (elsewhere its backward is a RuntimeError).
 ---@param recurse? boolean  default true
 ---@return ms.Tensor[]

@@ -225,7 +225,7 @@ static ms_status sink_expect(void *user, int32_t index)
     (void)index;
     return MS_FAIL(MS_RUNTIME_ERROR,
                    "the flat parameter of unit '%s' is differentiated; a term of the loss over "
-                   "parameters belongs into the forward of the wrapped module, where its fields "
+                   "parameters belongs in the forward of the wrapped module, where its fields "
                    "are the original parameters",
                    u->name);
 }

@@ -248,8 +248,8 @@ MS_API ms_status ms_fsdp_unit_unshard(ms_fsdp_unit *unit);
 MS_API ms_status ms_fsdp_unit_reshard(ms_fsdp_unit *unit);
 
 /** Show private full-precision copies of all parameters until ms_fsdp_tree_unsummon(). With
- * `writeback` each rank then stores its own extents that changed; MS_RUNTIME_ERROR on all ranks,
- * with nothing stored, if ranks have different values. An unchanged parameter counts as unwritten:
+ * `writeback` each rank then stores its own extents of parameters that changed on any rank. An
+ * unchanged parameter counts as unwritten:
  * its backward stays possible. Meanwhile any access to the shards is MS_ASSERTION_ERROR: forward,
  * backward, step, load, gather, hash, ms_param_local(). Collective.
  * @param with_grads  .grad shows full gradients, too: zeros for elements of ranks without one; none
