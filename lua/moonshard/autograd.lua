@@ -183,6 +183,7 @@ local function run_on_leaf(address, fn)
 end
 
 --- Call `fn(grad)` when this tensor's gradient is complete; what it returns replaces the gradient.
+--- NotImplementedError for a flat parameter: hook the parameters in the fields of the module.
 --- An error in it ends the backward and reaches its caller as the same object.
 --- The function lives as long as the hook, and with it every tensor it mentions: on a leaf until
 --- the hook is removed or the leaf is nobody's, on a result until backward has used its graph up or
@@ -199,6 +200,7 @@ end
 --- wrapped model that is the end of the backward that has reduced its gradient (inside no_sync none
 --- does): on all ranks, unit by unit, for what the backward of any rank has reached.
 --- Steps and zero_grad() are legal there; in other hooks they are an AssertionError.
+--- NotImplementedError for a flat parameter, as of hook().
 --- The function lives as the one of hook() on a leaf does.
 ---@param fn fun(leaf: ms.Tensor)
 ---@return ms.Hook  as hook() gives

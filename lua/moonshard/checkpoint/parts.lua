@@ -62,7 +62,7 @@ local function add(list, kind, name, label, prefix, value)
   list[#list + 1] = { kind = kind, name = name, label = label, prefix = prefix, value = value }
 end
 
--- Options that hold parts by name take no plain lists, whose order ranks and runs may not share.
+-- TypeError for entries of a plain list: every part needs a name in the checkpoint.
 local function check_names(what, plural, given)
   for key, value in next, given do
     if type(key) ~= 'string' then
