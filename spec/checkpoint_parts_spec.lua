@@ -1,6 +1,6 @@
 -- Checkpoints of several models and optimizers, and of anything with a state.
 local ms = require 'moonshard'
-local nn, optim, checkpoint = ms.nn, ms.optim, ms.checkpoint
+local nn, fsdp, optim, checkpoint = ms.nn, ms.fsdp, ms.optim, ms.checkpoint
 local checks = require 'support.checks'
 local wrap = require 'support.wrap'
 local runs = require 'support.runs'
@@ -48,15 +48,28 @@ describe('a checkpoint', function()
 
   it('has states that are the same on all ranks, and fails on all', function()
     ms.dist.spawn(2, function(rank)
-      local part, n = { load_state_dict = function() assert(rank == 0, 'no luck') end }, rank
-      function part.state_dict() return { n = n } end
+      local model, part, state = wrap(nn.Linear(2, 2), {}), {}, { n = rank }
+      function part.state_dict() return state end
+      function part.load_state_dict(_, sd)
+        state = sd
+        assert(rank == 0, 'no luck')
+      end
       checks.raises('ValueError', 'the state of part', checkpoint.save, root, 'a',
         { step = 1, part = part })
-      n = 3
-      checkpoint.save(root, 'a', { step = 1, part = part })
-      local ok, err = pcall(checkpoint.load, root .. '/a', { part = part })
-      assert.is_false(ok)
-      assert.truthy(tostring(err):find('no luck', 1, true))
+      for _, has_tensors in ipairs { false, true } do -- those come last
+        local before = { n = has_tensors and ms.ones(2) or 3 }
+        state = before
+        checkpoint.save(root, 'a', { step = 1, part = part, model = model })
+        fsdp.summon_full_params(model, nil, function()
+          nn.init.constant_(model.weight, has_tensors and 8 or 7)
+        end)
+        local hash = model:hash()
+        local ok, err = pcall(checkpoint.load, root .. '/a', { part = part, model = model })
+        assert.is_false(ok)
+        assert.truthy(tostring(err):find('no luck', 1, true))
+        assert.equal(has_tensors, model:hash() ~= hash)
+        assert.equal(has_tensors, state ~= before)
+      end
     end)
   end)
 

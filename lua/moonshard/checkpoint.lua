@@ -192,14 +192,15 @@ end
 
 -- A load has two halves. Everything that can fail comes first and writes no tensor; what is left
 -- for after the commit is appended to `after`, what a failure takes back to `undo`. The
--- load_state_dict() of a part can fail, too, but needs the tensors: it comes last.
+-- load_state_dict() of a part can fail, too: it comes first where the state has no tensors, else
+-- last.
 
 ---@class ms.checkpoint.Load  one that is prepared
 ---@field loader ffi.cdata*
 ---@field keys table  all keys of the checkpoint in order, and the place of each by key
 ---@field after fun()[]  to be done when all is read
 ---@field undo fun()[]  ... or when that fails
----@field states fun()[]  after that, what may raise errors of the script
+---@field states fun()[]  after that, load_state_dict() of states with tensors
 ---@field models ms.nn.Module[]  what is loaded into
 ---@field strict boolean
 
@@ -284,13 +285,20 @@ local function add_load_of_data(load, part, position)
 end
 
 local function add_load_of_state(load, part, encoded)
-  local target = state.targets(part.label, state.of(part))
+  local now, has_tensors = state.of(part), false
+  local target = state.targets(part.label, now)
   local sd = state.decode(encoded, function(path)
+    has_tensors = true
     local value, elements, extent = target(path)
     runtime.load_add(load.loader, part.prefix .. path, extent, elements)
     return value
   end)
-  load.states[#load.states + 1] = function() part.value:load_state_dict(sd) end
+  if has_tensors then
+    load.states[#load.states + 1] = function() part.value:load_state_dict(sd) end
+    return
+  end
+  load.undo[#load.undo + 1] = function() pcall(part.value.load_state_dict, part.value, now) end
+  part.value:load_state_dict(sd)
 end
 
 local ADD_LOAD = {
@@ -394,11 +402,13 @@ end
 ---@field config? table
 
 --- Read a checkpoint into what is given. Collective: all ranks read the same one, each its own
---- elements, and when one of them fails nothing is changed on any. The exception is an error of a
---- part's own load_state_dict(), which runs when all else is loaded: it is raised on all ranks, and
---- the other parts have what the checkpoint holds. What no FSDP unit holds, and
+--- elements, and when one of them fails nothing is changed on any. What no FSDP unit holds, and
 --- buffers, have equal values on all ranks afterwards. With an optimizer or loader random numbers
 --- go on, on all ranks, where rank 0 was. The seed is not set; another one is a warning.
+---
+--- load_state_dict() of a part whose state has no tensors runs before models and optimizers are
+--- loaded. A failure of the load gives the part its earlier state again. With tensors in the state
+--- it runs last: an error in it is raised on all ranks, but what else was given is loaded then.
 ---@param path string
 ---@param opts ms.checkpoint.LoadOptions
 ---@return ms.checkpoint.Meta
