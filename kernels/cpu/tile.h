@@ -7,9 +7,9 @@
 #include "table.h"
 
 enum {
-    TILE_LENGTH = 128,              /* elements of a row */
-    TILE_LINE = 64,                 /* bytes read at once: a cache line */
-    TILE_PITCH = TILE_LENGTH + 16   /* elements from row to row, so that they use different sets */
+    TILE_LENGTH = 128,            /* elements of a row */
+    TILE_LINE = 64,               /* bytes read at once: a cache line */
+    TILE_PITCH = TILE_LENGTH + 16 /* elements from row to row, so that they use different sets */
 };
 
 /* Rows in a tile of elements of `bytes` each. */
