@@ -132,6 +132,10 @@ local function trained(command)
   assert.equal('directory', lfs.attributes(checkout .. '/train-out/checkpoints', 'mode'))
 end
 
+local function tuned(command)
+  finds('loss with it:', succeeds(command .. ' --base-steps=2 --steps=2 --rows=2'))
+end
+
 -- The training script of README with two steps, and a text for it.
 local function write_script(name, more)
   local code, n = scripts()['A training script']:gsub('step == 100', 'step == 2')
@@ -192,6 +196,12 @@ local runs = {
   ['./dev moonshard run -n 2 examples/translate.lua'] = function(command)
     finds('on 2 ranks', succeeds(command .. ' --steps=2 --batch=8 --test=8'))
   end,
+  ['luajit examples/lora.lua'] = tuned,
+  ['./dev moonshard run -n 2 examples/lora.lua'] = tuned,
+  ['luajit examples/lora.lua --base=train-out'] = function(command)
+    trained('./dev train')
+    tuned(command)
+  end,
   ['luajit examples/custom_policy.lua'] = function(command)
     finds('step 5', succeeds(command))
   end,
@@ -233,6 +243,13 @@ local runs = {
     local python = command:gsub('=%.%.%.', '=/no/such/python')
     finds('no PyTorch: /no/such/python cannot import torch',
       succeeds(python .. ' tiny --steps=1'))
+  end,
+  ['./dev bench conv attention transformer lora recompute hybrid --python=...'] = function(command)
+    finds('two Conv2d forward', succeeds(command:gsub(' attention.*', ' --no-torch')))
+  end,
+  ['luajit bench/rows.lua train layers=12 width=768 heads=12 context=128 rows=1 vocab=50257 '
+    .. 'ranks=2 dtype=bf16 warmup=1 steps=1'] = function(command)
+    finds('state_bytes', succeeds(command:gsub('layers=12 width=768', 'layers=1 width=48')))
   end,
   ['./dev test'] = part_of_ci,
   ['./dev check'] = part_of_ci,
