@@ -60,7 +60,8 @@ describe('the moonshard command', function()
     for words, text in pairs {
       ['--help'] = 'moonshard COMMAND --help', ['-h'] = 'moonshard COMMAND --help',
       ['run --help'] = 'MS_COMM_TIMEOUT=600 ', ['run -n 2 -h x.lua'] = '--ranks RANKS',
-      ['info --help'] = 'usage: moonshard info', ['repl -h'] = 'usage: moonshard repl',
+      ['info --help'] = 'usage: moonshard info', ['doctor --help'] = 'usage: moonshard doctor',
+      ['repl -h'] = 'usage: moonshard repl',
     } do
       local output, code = shell('bindings/moonshard ' .. words)
       assert.equal(0, code, output)

@@ -12,11 +12,13 @@ local USAGE = [[
 usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
        moonshard repl
        moonshard info
+       moonshard doctor
        moonshard --version | --help
 
 run    start a script on several ranks of this host and supervise them
 repl   a prompt for Lua, with ms there
 info   version, instruction set of the kernels, cores, folder of the library
+doctor what this machine has for training, and what is missing
 
 moonshard COMMAND --help says more.
 ]]
@@ -52,6 +54,15 @@ local INFO_USAGE = [[
 usage: moonshard info
 
 Print version, instruction set of the kernels, cores, and the folder of the library.
+]]
+
+local DOCTOR_USAGE = [[
+usage: moonshard doctor
+
+Print what this machine has for training, one fact a line: processor, memory and its limits, matrix
+library, plug-ins, driver, cards and libraries for GPUs, and what is missing for what. It trains one
+step on two ranks of this host, in processes of its own. The exit code is 0 if training on the CPU
+works.
 ]]
 
 local REPL_USAGE = [[
@@ -152,6 +163,11 @@ local function interpreter(words)
   return words[at] or 'luajit'
 end
 
+-- The same as a word for the shell.
+local function quoted_interpreter(words)
+  return "'" .. interpreter(words):gsub("'", "'\\''") .. "'"
+end
+
 --- What every rank would fail by is said once.
 local function check_script(path)
   local file, why = io.open(path)
@@ -224,10 +240,11 @@ debug.setmetatable(print, { __tostring = function(fn)
   return require("moonshard.internal.reference").shown(fn)
 end })]]
 
-local function repl(words)
+local function repl(words, all)
   if not explained('repl', REPL_USAGE, words) then
     -- interpreted: a compiled loop does not see a SIGINT
-    return os.execute(("luajit -joff -e '%s' -i"):format(PROMPT)) == 0 and 0 or 1
+    local command = ("%s -joff -e '%s' -i"):format(quoted_interpreter(all), PROMPT)
+    return os.execute(command) == 0 and 0 or 1
   end
   return 0
 end
@@ -254,6 +271,15 @@ local function info(words)
   return 0
 end
 
+local function doctor(words, all)
+  if explained('doctor', DOCTOR_USAGE, words) then
+    return 0
+  end
+  local works = require('moonshard.internal.doctor').main(cores(), folder_of_library() or B.folder,
+    quoted_interpreter(all))
+  return works and 0 or 1
+end
+
 local function version()
   print('moonshard ' .. B.string(C.ms_version()))
   return 0
@@ -265,7 +291,7 @@ local function help()
 end
 
 local commands = {
-  run = run, repl = repl, info = info,
+  run = run, repl = repl, info = info, doctor = doctor,
   ['--version'] = version, ['--help'] = help, ['-h'] = help, help = help,
 }
 
@@ -277,7 +303,8 @@ local function main(words)
   elseif command:find('%.lua$') then
     refuse('unknown command %s: a script is started by moonshard run %s', command, command)
   elseif not commands[command] then
-    unknown('unknown command', command, { 'run', 'repl', 'info', 'help', '--version', '--help' })
+    unknown('unknown command', command, { 'run', 'repl', 'info', 'doctor', 'help', '--version',
+      '--help' })
   end
   return commands[command]({ unpack(words, 2) }, words)
 end
