@@ -215,6 +215,12 @@ local runs = {
   ['./dev moonshard repl'] = function(command)
     finds('a prompt of one rank', succeeds(command))
   end,
+  ['./dev moonshard doctor'] = function(command)
+    finds('CPU training    yes', succeeds(command))
+  end,
+  ['moonshard doctor'] = function(command)
+    finds('CPU training    yes', succeeds('./dev ' .. command))
+  end,
   ['./dev luajit script.lua'] = function(command)
     write_script('script.lua')
     trains_by_script(command)
@@ -251,6 +257,8 @@ local runs = {
     .. 'ranks=2 dtype=bf16 warmup=1 steps=1'] = function(command)
     finds('state_bytes', succeeds(command:gsub('layers=12 width=768', 'layers=1 width=48')))
   end,
+  ['./dev build'] = part_of_ci,
+  ['./dev bundle'] = part_of_dev, -- bundle_spec.lua
   ['./dev test'] = part_of_ci,
   ['./dev check'] = part_of_ci,
   ['./dev model'] = part_of_dev, -- minutes
