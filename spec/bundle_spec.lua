@@ -1,4 +1,4 @@
--- packaging/bundle.sh, packaging/start.sh: a tarball that runs without this machine's libraries
+-- .bundle/bundle.sh, .bundle/start.sh: a tarball that runs without this machine's libraries
 local B = require 'moonshard_ffi'
 local lfs = require 'lfs'
 local shell = require 'support.shell'
@@ -10,7 +10,7 @@ describe('the bundle', function()
 
   lazy_setup(function()
     folder = shell.make_folder()
-    local code, output = shell.run('.', ("packaging/bundle.sh '%s' '%s/out'"):format(B.folder,
+    local code, output = shell.run('.', (".bundle/bundle.sh '%s' '%s/out'"):format(B.folder,
       folder))
     assert.equal(0, code, output)
     local name = output:match('/(moonshard%-[%d.]+%-linux%-x86_64)%.tar%.gz: %d+M')

@@ -123,8 +123,8 @@ glibc_needed() { # the newest version of its symbols
 cmake --install "$build" --prefix "$root" >/dev/null
 mkdir -p "$root/libexec" "$root/share/luajit" "$root/LICENSES"
 mv "$root/bin/moonshard" "$root/libexec/moonshard"
-install -m 755 "$source/packaging/start.sh" "$root/bin/moonshard"
-install -m 755 "$source/packaging/start.sh" "$root/bin/luajit"
+install -m 755 "$source/.bundle/start.sh" "$root/bin/moonshard"
+install -m 755 "$source/.bundle/start.sh" "$root/bin/luajit"
 cp -r "$source/examples" "$root/examples"
 cp "$source/LICENSE" "$root/LICENSES/moonshard"
 
