@@ -276,7 +276,15 @@ ms_status msi_optim_ensure_state(ms_optim *optim, msi_optim_param *p, int32_t st
         }
         return MS_OK;
     }
-    MS_TRY(msi_view_like(view, optim->ctx, local, local->dtype, MS_MEM_OPTIMIZER, false));
+    const int64_t nbytes = msi_view_numel(local) * ms_dtype_size(local->dtype);
+    msi_storage *made;
+
+    MS_TRY(local->storage != NULL
+               ? msi_storage_new_beside(&made, local->storage, nbytes, MS_MEM_OPTIMIZER)
+               : msi_storage_new(&made, optim->ctx, nbytes, MS_MEM_OPTIMIZER));
+    *view = *local;
+    view->storage = made;
+    view->offset = 0;
     status = msi_fill(view, optim->kind == MS_OPTIM_ADAGRAD
                                 ? optim->groups[p->group].initial_accumulator_value
                                 : 0);

@@ -1,4 +1,5 @@
 /* Storage: reference-counted bytes. */
+#include "blocks.h"
 #include "pool.h"
 
 static ms_status new_record(msi_storage **out, ms_context *ctx)
@@ -9,24 +10,63 @@ static ms_status new_record(msi_storage **out, ms_context *ctx)
     return *out != NULL ? MS_OK : MS_OUT_OF_MEMORY;
 }
 
+/* Take `status`' block, or give the record back. */
+static ms_status own(msi_storage **out, msi_storage *s, int64_t nbytes, int32_t mem_kind,
+                     ms_status status)
+{
+    if (status != MS_OK) {
+        msi_pool_give_storage(msi_tensor_state_of(s->ctx), s);
+        *out = NULL;
+        return status;
+    }
+    s->kind = MS_STORAGE_OWNED;
+    s->mem_kind = (uint8_t)mem_kind;
+    s->nbytes = nbytes;
+    s->data = s->block->data;
+    *out = s;
+    return MS_OK;
+}
+
 ms_status msi_storage_new(msi_storage **out, ms_context *ctx, int64_t nbytes, int32_t mem_kind)
 {
     msi_storage *s;
 
     MS_TRY(new_record(&s, ctx));
-    s->kind = MS_STORAGE_OWNED;
-    s->mem_kind = (uint8_t)mem_kind;
-    s->nbytes = nbytes;
-    ms_status status = msi_alloc(ctx, nbytes, mem_kind, &s->block);
+    return own(out, s, nbytes, mem_kind, msi_alloc(ctx, nbytes, mem_kind, &s->block));
+}
 
-    if (status != MS_OK) {
-        msi_pool_give_storage(msi_tensor_state_of(ctx), s);
-        *out = NULL;
-        return status;
+/* The host may reuse pinned memory at once, so it waits for kernels. */
+static void release_pinned(msi_storage *s, void *user)
+{
+    msi_device *d = s->ctx->device;
+
+    (void)user;
+    if (d != NULL) {
+        msi_release_after(s->block, d->ops->mark(d, MSI_STREAM_COMPUTE));
+        s->block = NULL;
     }
-    s->data = s->block->data;
-    *out = s;
+}
+
+ms_status msi_storage_new_pinned(msi_storage **out, ms_context *ctx, int64_t nbytes,
+                                 int32_t mem_kind)
+{
+    msi_storage *s;
+
+    MS_TRY(new_record(&s, ctx));
+    MS_TRY(own(out, s, nbytes, mem_kind, msi_host_alloc(ctx, nbytes, mem_kind, &s->block)));
+    s->dispose = ctx->device != NULL ? release_pinned : NULL;
     return MS_OK;
+}
+
+ms_status msi_storage_new_beside(msi_storage **out, const msi_storage *like, int64_t nbytes,
+                                 int32_t mem_kind)
+{
+    while (like->base != NULL) {
+        like = like->base;
+    }
+    return like->dispose == release_pinned
+               ? msi_storage_new_pinned(out, like->ctx, nbytes, mem_kind)
+               : msi_storage_new(out, like->ctx, nbytes, mem_kind);
 }
 
 ms_status msi_storage_wrap(msi_storage **out, ms_context *ctx, int32_t kind, void *data,
@@ -85,7 +125,7 @@ void msi_storage_release(msi_storage *s)
     }
     msi_storage *base = s->base;
 
-    if (s->dispose != NULL || (s->kind == MS_STORAGE_BORROWED && base == NULL)) {
+    if (s->kind == MS_STORAGE_BORROWED && base == NULL) {
         msi_drain(s->ctx); /* readers of the host memory have finished */
     }
     if (s->dispose != NULL) {

@@ -37,7 +37,7 @@ typedef struct msi_storage {
         struct msi_storage *base;      /* owner of these bytes, retained; or NULL */
         struct msi_storage *next_free; /* in the pool */
     };
-    void (*dispose)(struct msi_storage *s, void *user); /* for borrowed memory; may be NULL */
+    void (*dispose)(struct msi_storage *s, void *user); /* of borrowed or pinned memory; or NULL */
     void *user;
 } msi_storage;
 
@@ -168,6 +168,13 @@ void msi_tensor_install(ms_context *ctx);
 /* -- storage ----------------------------------------------------------------------------------- */
 
 ms_status msi_storage_new(msi_storage **out, ms_context *ctx, int64_t nbytes, int32_t mem_kind);
+/** The same in host memory that the device's kernels access (offloading). Without a device, as
+ * above. */
+ms_status msi_storage_new_pinned(msi_storage **out, ms_context *ctx, int64_t nbytes,
+                                 int32_t mem_kind);
+/** Where `like` is: in such host memory, or on the device. */
+ms_status msi_storage_new_beside(msi_storage **out, const msi_storage *like, int64_t nbytes,
+                                 int32_t mem_kind);
 /* Borrowed (data may be NULL for slot and none). */
 ms_status msi_storage_wrap(msi_storage **out, ms_context *ctx, int32_t kind, void *data,
                            int64_t nbytes);

@@ -6,12 +6,10 @@ local nn, fsdp = ms.nn, ms.fsdp
 local checks = require 'support.checks'
 local wrap = require 'support.wrap'
 
-local ON_CPU = (os.getenv 'MS_DEVICE' or 'cpu') == 'cpu'
-
 local reference = {
   STRATEGIES = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' },
-  --- Values of offload_params; other devices do not offload yet.
-  OFFLOADS = ON_CPU and { false, true } or { false },
+  --- Values of offload_params.
+  OFFLOADS = { false, true },
   wrap = wrap,
 }
 

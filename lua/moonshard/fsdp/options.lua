@@ -33,8 +33,9 @@ local options = {}
 ---@field ignored_modules? ms.nn.Module|ms.nn.Module[]
 ---@field ignored_states? ms.Tensor|ms.Tensor[]|ms.nn.Module|ms.nn.Module[]
 ---@field limit_all_gathers? boolean  accepted; the slots bound what is gathered
----@field cpu_offload? boolean|{ offload_params: boolean }  on the CPU masters, gradients and
----                        optimizer state are in its memory already: accepted, moves nothing
+---@field cpu_offload? boolean|{ offload_params: boolean }  masters, reduced gradients and
+---                        optimizer state in pinned host memory, which a device's kernels read and
+---                        write; the CPU has them there already
 ---@field device_id? string|integer  the device that MS_DEVICE names: its kind, or on others than
 ---                        the CPU 0
 ---@field process_group? ms.dist.Group|ms.dist.DeviceMesh|ms.dist.Group[]  default: all ranks; a
@@ -93,10 +94,6 @@ local function offload(given)
     given = { offload_params = arguments.flag('FSDP', 'cpu_offload', given, false) }
   end
   errors.options('cpu_offload', given, { offload_params = 'flag' })
-  if given.offload_params and device_kind() ~= 'cpu' then
-    errors.raise('NotImplementedError', "cpu_offload on device '%s' is not supported yet",
-      device_kind())
-  end
   return { offload_params = given.offload_params or false }
 end
 

@@ -32,7 +32,8 @@ msi_group_facts msi_unit_facts(const ms_fsdp_unit *u)
                              .shares = msi_unit_shares(u),
                              .keeps = u->options.strategy == MS_FSDP_SHARD_GRAD_OP,
                              .is_root = u->is_root,
-                             .full_precision_in_eval = u->options.full_precision_in_eval};
+                             .full_precision_in_eval = u->options.full_precision_in_eval,
+                             .offloads = u->offloads};
 
     for (int32_t i = 0; i < u->n_params; i++) {
         if (u->params[i].tensor->requires_grad) {

@@ -233,7 +233,7 @@ static ms_status make_grad(ms_fsdp_unit *u, bool arrived)
     for (int32_t i = 0; i < u->n_params; i++) {
         MS_TRY(keep_dropped(u, &u->params[i]));
     }
-    MS_TRY(msi_storage_new(&grad, u->ctx, numel * ms_dtype_size(u->orig_dtype), MS_MEM_GRADIENT));
+    MS_TRY(msi_unit_storage(u, &grad, numel * ms_dtype_size(u->orig_dtype), MS_MEM_GRADIENT));
     if (is_shard) {
         use_shard_layout(u);
     } else {

@@ -76,7 +76,7 @@ ms_status ms_fsdp_unit_materialize(ms_fsdp_unit *u)
     if (u->materialized) {
         return MS_OK;
     }
-    MS_TRY(msi_storage_new(&master, u->ctx, nbytes, MS_MEM_PARAMETER));
+    MS_TRY(msi_unit_storage(u, &master, nbytes, MS_MEM_PARAMETER));
     u->master = master;
     status = msi_mem_set(u->ctx, master->data, 0, nbytes); /* padding stays zero */
     for (int32_t i = 0; i < u->n_params && status == MS_OK; i++) {

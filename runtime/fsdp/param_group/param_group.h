@@ -121,6 +121,8 @@ struct ms_fsdp_unit {
     int32_t forward_dtype;    /* of the next forward: param_dtype, or orig_dtype in evaluation */
     int32_t full_dtype;       /* of `full`: that of the latest use */
     bool is_root, is_sharded; /* is_sharded: not NO_SHARD */
+    bool offloads; /* masters, reduced gradients and optimizer state are in the device's host memory
+                    */
     int32_t n_params, n_own;
     msi_unit_param *params;
     ms_layout *layout;
@@ -164,7 +166,14 @@ static inline int64_t msi_unit_full_numel(const ms_fsdp_unit *u)
 /* True if it gathers in a slot; else the master or a private copy is used. */
 static inline bool msi_unit_shares(const ms_fsdp_unit *u)
 {
-    return u->is_sharded && (u->shard_world > 1 || u->param_dtype != u->orig_dtype);
+    return u->is_sharded && (u->shard_world > 1 || u->param_dtype != u->orig_dtype || u->offloads);
+}
+
+static inline ms_status msi_unit_storage(const ms_fsdp_unit *u, msi_storage **out, int64_t nbytes,
+                                         int32_t mem_kind)
+{
+    return u->offloads ? msi_storage_new_pinned(out, u->ctx, nbytes, mem_kind)
+                       : msi_storage_new(out, u->ctx, nbytes, mem_kind);
 }
 
 /* dtype of a whole gradient in the slot. Equal on all ranks, even if one rank's backwards reached

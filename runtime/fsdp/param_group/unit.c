@@ -187,6 +187,7 @@ static const msi_field option_fields[] = {
     MSI_FIELD(ms_fsdp_unit_options, use_orig_params),
     MSI_FIELD(ms_fsdp_unit_options, full_precision_in_eval),
     MSI_FIELD(ms_fsdp_unit_options, shard_group),
+    MSI_FIELD(ms_fsdp_unit_options, offload_params),
 };
 
 static ms_status check_dtype(const char *option, int32_t dtype)
@@ -208,6 +209,9 @@ static ms_status take_options(ms_fsdp_unit_options *o, const ms_fsdp_unit_option
         return MS_FAIL(MS_VALUE_ERROR, "sharding strategy %d is none, expected 0 to %d",
                        (int)o->strategy, MS_FSDP_NO_SHARD);
     }
+    if (o->offload_params) {
+        MS_TRY(msi_memory_open(msi_context())); /* and the device */
+    }
     MS_TRY(check_dtype("param_dtype", o->param_dtype));
     return check_dtype("reduce_dtype", o->reduce_dtype);
 }
@@ -224,6 +228,7 @@ static void describe(ms_fsdp_unit *u, ms_comm *comm, const ms_fsdp_unit_options 
     u->shard_rank = ms_comm_rank(u->shards);
     u->shard_world = ms_comm_size(u->shards);
     u->is_sharded = o->strategy != MS_FSDP_NO_SHARD;
+    u->offloads = o->offload_params && msi_context()->device != NULL;
     msi_unit_set_dtypes(u, orig_dtype);
     u->use.eval_epoch = 1;
 }

@@ -75,7 +75,8 @@ static const msi_gather_ops *gather_ops(const ms_fsdp_unit *u)
     if (msi_unit_shares(u)) {
         return by_layout[u->run->params.plan.layout];
     }
-    return u->full_dtype == u->orig_dtype ? &msi_gather_alias : &msi_gather_resident;
+    return u->full_dtype == u->orig_dtype && !u->offloads ? &msi_gather_alias
+                                                          : &msi_gather_resident;
 }
 
 /* What depends on the dtype of `full`. */

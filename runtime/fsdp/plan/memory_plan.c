@@ -7,10 +7,10 @@ int64_t msi_plan_masters(const msi_group_facts *groups, int32_t n)
 
     for (int32_t i = 0; i < n; i++) {
         const msi_group_facts *g = &groups[i];
-        const bool resident = !g->is_sharded && g->param_dtype != g->orig_dtype;
+        const bool resident = !g->is_sharded && (g->param_dtype != g->orig_dtype || g->offloads);
 
-        nbytes += g->shard_numel *
-                  (ms_dtype_size(g->orig_dtype) + (resident ? ms_dtype_size(g->param_dtype) : 0));
+        nbytes += g->shard_numel * ((g->offloads ? 0 : ms_dtype_size(g->orig_dtype)) +
+                                    (resident ? ms_dtype_size(g->param_dtype) : 0));
     }
     return nbytes;
 }
@@ -20,7 +20,8 @@ int64_t msi_plan_state(const msi_group_facts *groups, int32_t n)
     int64_t nbytes = 0;
 
     for (int32_t i = 0; i < n; i++) {
-        nbytes += groups[i].trained_numel * ms_dtype_size(groups[i].orig_dtype);
+        nbytes +=
+            groups[i].offloads ? 0 : groups[i].trained_numel * ms_dtype_size(groups[i].orig_dtype);
     }
     return nbytes;
 }
@@ -59,7 +60,9 @@ static backward_memory memory_of(const msi_group_facts *g, uint64_t n, bool last
         .before = level_bytes(g, n),
         .micro = in_slot ? 0 : g->full_numel * ms_dtype_size(g->reduce_dtype),
         .merging = merges ? g->full_numel * ms_dtype_size(msi_node_dtype(g->reduce_dtype)) : 0,
-        .after = last ? msi_reduced_numel(g) * ms_dtype_size(g->orig_dtype) : level_bytes(g, n + 1),
+        .after = !last         ? level_bytes(g, n + 1)
+                 : g->offloads ? 0
+                               : msi_reduced_numel(g) * ms_dtype_size(g->orig_dtype),
     };
 }
 

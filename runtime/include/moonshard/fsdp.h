@@ -29,6 +29,8 @@ typedef struct ms_fsdp_unit_options {
     ms_comm *shard_group; /**< hybrid sharding: parameters are divided among these ranks, a part of
                              the unit's group, and every such part has all of them. Gradients are
                              summed over the unit's group. NULL (default): that group */
+    bool offload_params;  /**< on a device masters, reduced gradients and optimizer state are in
+                             pinned host memory, which kernels access (default false) */
 } ms_fsdp_unit_options;
 
 typedef struct ms_fsdp_tree_options {
@@ -100,6 +102,7 @@ typedef struct ms_fsdp_group {
     bool keeps;                  /**< that slot is kept after forward */
     bool is_root;                /**< used from the first op of forward to the last of backward */
     bool full_precision_in_eval; /**< the slot has room for parameters in orig_dtype */
+    bool offloads;               /**< masters, gradients and state are not on the device */
 } ms_fsdp_group;
 
 /** Which memory of a unit's parameters exists. */
