@@ -37,8 +37,7 @@ local function field(v, name)
 end
 
 local function speed(label, v)
-  return { label = label, value = field(v, 'tokens_per_s'), format = text.rate, peak = v,
-    dtype = DTYPE }
+  return { label = label, value = field(v, 'tokens_per_s'), format = text.rate, peak = v }
 end
 
 -- Of work whose operations per token are not those of training all parameters once.

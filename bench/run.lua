@@ -3,7 +3,7 @@
 --- Each probe runs our side (rows.lua) and, when python can import torch, PyTorch's
 --- (torch_rows.py) in turns, every run a fresh set of processes pinned to cores; prints medians.
 --- A ratio above 1 means ahead of PyTorch, whatever the unit. We train in bf16, the rival in its
---- fastest dtype on this machine; rows name both.
+--- fastest dtype on this machine, unless told otherwise; rows name both.
 
 local here = arg[0]:match('^(.*)/') or '.'
 dofile(here .. '/../examples/setup.lua')
@@ -22,6 +22,7 @@ local spec = {
   { 'steps', 0, 'timed training steps of a run (0: as many as the probe says)',
     { whole = true, from = 0 } },
   { 'no-torch', false, 'measure our side only' },
+  { 'dtype', 'bf16', 'dtype we train in: bf16 or f32', { one_of = { 'bf16', 'f32' } } },
   { 'torch-dtype', 'auto', 'dtype PyTorch trains in: auto (its fastest here), bf16 or f32',
     { one_of = { 'auto', 'bf16', 'f32' } } },
   { 'python', 'python3', 'the python to ask', { filled = true } },
@@ -74,6 +75,7 @@ local function measure(probe)
   local mine, other = {}, {}
   for v, variant in ipairs(probe.variants) do
     mine[v], other[v] = {}, {}
+    variant.args.dtype = variant.args.dtype and o.dtype
     if variant.args.steps and o.steps > 0 then
       variant.args.steps = o.steps
     end
@@ -106,7 +108,7 @@ local function show(row, mine, other)
   local label, of_peak, their_peak = row.label, nil, nil
   if row.peak then
     local v = row.peak
-    label = ('%s, %s / %s'):format(label, row.dtype, torch_dtype)
+    label = ('%s, %s / %s'):format(label, o.dtype, torch_dtype)
     of_peak, their_peak = fraction(mine[v], a), fraction(mine[v], b)
   end
   print(text.columns(label, a and row.format(a) or '-', b and row.format(b) or '-',
