@@ -1,10 +1,25 @@
-/* Scratch size of the attention kernels. Its layout: kernels/cpu/attention.c. */
-#include "backend.h"
+/* Scratch size of the attention kernels. The CPU's layout: kernels/cpu/attention.c. */
+#include "device.h"
 
 #include "moonshard/tensor.h"
 
+/* The device's answer; -1: as much as the CPU's. */
+static int64_t device_bytes(const msi_attention_args *a, int32_t dtype, bool gradient)
+{
+    msi_device *d = a->ctx != NULL ? a->ctx->device : NULL;
+
+    return MSI_UNLIKELY(d != NULL) && d->ops->work_bytes != NULL
+               ? d->ops->work_bytes(d, gradient ? MSI_K_attention_grad : MSI_K_attention, dtype, a)
+               : -1;
+}
+
 int64_t msi_attention_work_bytes(const msi_attention_args *a, int32_t dtype, bool gradient)
 {
+    const int64_t of_device = device_bytes(a, dtype, gradient);
+
+    if (of_device >= 0) {
+        return of_device;
+    }
     const int64_t real = dtype == MS_DTYPE_F64 ? 8 : 4; /* scores and sums */
     const int64_t store = ms_dtype_size(a->tile_dtype);
     const int64_t rows = a->q_len < MSI_ATTENTION_ROWS ? a->q_len : MSI_ATTENTION_ROWS;

@@ -16,7 +16,7 @@ static msi_kernel_fn cpu_kernel(int32_t kernel, int32_t dtype)
 /* The requested kind. An unknown one is an error, not a warning: it would compute on the CPU. */
 static ms_status choose_kind(const char **out)
 {
-    static const char *const kinds[] = {"cpu", "fake"};
+    static const char *const kinds[] = {"cpu", "fake", "cuda"};
     const char *value = msi_switch_text("MS_DEVICE", kinds[0]);
 
     *out = NULL;
@@ -26,10 +26,7 @@ static ms_status choose_kind(const char **out)
             return MS_OK;
         }
     }
-    return MS_FAIL(MS_DEVICE_ERROR,
-                   "MS_DEVICE is '%s', expected cpu or fake (no GPU is supported "
-                   "yet)",
-                   value);
+    return MS_FAIL(MS_DEVICE_ERROR, "MS_DEVICE is '%s', expected cpu, cuda or fake", value);
 }
 
 /* The function table of a device kind. */
@@ -85,6 +82,7 @@ static int32_t init_common(msi_device *d)
 ms_status msi_device_open(ms_context *ctx, int32_t index)
 {
     const msi_device_host host = {.user = ctx,
+                                  .kernel_name = msi_kernel_name,
                                   .kernel = cpu_kernel,
                                   .args_bytes = msi_args_bytes,
                                   .args_copy = msi_args_copy,
@@ -131,8 +129,10 @@ static ms_status device_outcome(const msi_device *d, const char *what, int32_t o
         return MS_FAIL(MS_OUT_OF_MEMORY, "%s: no memory to enqueue it on device '%s'", what,
                        d->ops->kind);
     default:
-        return MS_FAIL(MS_DEVICE_ERROR, "%s: device '%s' refuses it (%d)", what, d->ops->kind,
-                       (int)outcome);
+        return d->text[0] != '\0'
+                   ? MS_FAIL(MS_DEVICE_ERROR, "%s: device '%s': %s", what, d->ops->kind, d->text)
+                   : MS_FAIL(MS_DEVICE_ERROR, "%s: device '%s' refuses it (%d)", what, d->ops->kind,
+                             (int)outcome);
     }
 }
 
@@ -181,9 +181,31 @@ ms_status msi_device_await(msi_device *d, int32_t stream, _Atomic uint64_t *cons
     return device_outcome(d, order, outcome);
 }
 
+ms_status msi_device_pin(msi_device *d, void *p, int64_t nbytes)
+{
+    return device_outcome(d, "words of a slot", d->ops->pin(d, p, nbytes));
+}
+
+static ms_status check_on(msi_device *d, const char *op, int32_t kernel, int32_t dtype)
+{
+    if (d->ops->has == NULL) {
+        return msi_check_host_kernel(op, kernel, dtype);
+    }
+    return MSI_LIKELY(d->ops->has(d, kernel, dtype)) ? MS_OK
+                                                     : msi_kernel_missing(op, dtype, d->ops->kind);
+}
+
+ms_status msi_check_kernel(const char *op, int32_t kernel, int32_t dtype)
+{
+    const ms_context *ctx = MSI_UNLIKELY(msi_any_device()) ? msi_context_peek() : NULL;
+
+    return ctx != NULL && ctx->device != NULL ? check_on(ctx->device, op, kernel, dtype)
+                                              : msi_check_host_kernel(op, kernel, dtype);
+}
+
 ms_status msi_dispatch_host(const char *op, int32_t kernel, int32_t dtype, const void *args)
 {
-    MS_TRY(msi_check_kernel(op, kernel, dtype));
+    MS_TRY(msi_check_host_kernel(op, kernel, dtype));
     msi_kernels()->fn[kernel][dtype](args);
     return MS_OK;
 }
@@ -194,7 +216,7 @@ ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void
         const ms_context *ctx = msi_context_peek();
 
         if (ctx != NULL && ctx->device != NULL) {
-            MS_TRY(msi_check_kernel(op, kernel, dtype));
+            MS_TRY(check_on(ctx->device, op, kernel, dtype));
             return msi_device_run(ctx->device, op, kernel, dtype, args);
         }
     }

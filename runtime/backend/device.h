@@ -18,7 +18,7 @@
 
 #include <stdatomic.h>
 
-enum { MSI_DEVICE_VERSION = 5 }; /* of this file, kernel_args.h, kernel names */
+enum { MSI_DEVICE_VERSION = 6 }; /* of this file, kernel_args.h, kernel names */
 
 enum {
     MSI_STREAM_COMPUTE,
@@ -62,6 +62,7 @@ typedef struct msi_device msi_device;
 /* Calls from a device plug-in to the runtime. */
 typedef struct msi_device_host {
     void *user;
+    const char *(*kernel_name)(int32_t kernel);
     msi_kernel_fn (*kernel)(int32_t kernel, int32_t dtype); /* the CPU's, or NULL */
     /* Size of a copy of a kernel's arguments with their lists, and the copy. */
     int64_t (*args_bytes)(int32_t kernel, const void *args);
@@ -76,12 +77,15 @@ typedef bool (*msi_go_on)(void *user, bool run);
 
 typedef struct msi_device_ops {
     int32_t version;  /* MSI_DEVICE_VERSION */
-    const char *kind; /* "cpu", "fake" */
+    const char *kind; /* "cpu", "fake", "cuda" */
 
     /* `error` has room for MSI_DEVICE_ERROR bytes, here and below */
     int32_t (*open)(msi_device **out, const msi_device_host *host, int32_t index, char *error);
     void (*close)(msi_device *d); /* all work has run; so for give(), detach() */
     void (*info)(msi_device *d, msi_device_info *out);
+    /* What besides the kernels decides the bits of results: device and libraries. NULL: products
+     * and scratch are the CPU's. */
+    const char *(*library)(msi_device *d);
 
     /* system memory, 64-byte aligned, for the context's heap */
     int32_t (*take)(msi_device *d, int64_t nbytes, int32_t place, void **out);
@@ -91,6 +95,14 @@ typedef struct msi_device_ops {
     int32_t (*share)(msi_device *d, int64_t nbytes, void **out, int32_t *fd);
     int32_t (*attach)(msi_device *d, int32_t fd, int64_t nbytes, bool readonly, void **out);
     void (*detach)(msi_device *d, void *p, int64_t nbytes);
+    /* Host memory, whole pages, whose words post() and await() will use. NULL: any will do. */
+    int32_t (*pin)(msi_device *d, void *p, int64_t nbytes);
+    void (*unpin)(msi_device *d, void *p);
+
+    /* True if there is such a kernel. NULL: those of the CPU. */
+    bool (*has)(msi_device *d, int32_t kernel, int32_t dtype);
+    /* Scratch of a kernel with `work`; -1, or NULL: as much as the CPU's. */
+    int64_t (*work_bytes)(msi_device *d, int32_t kernel, int32_t dtype, const void *args);
 
     /* enqueue in stream order; arguments are copied */
     int32_t (*run)(msi_device *d, int32_t stream, int32_t kernel, int32_t dtype, const void *args);
@@ -109,8 +121,8 @@ typedef struct msi_device_ops {
      * if work is left that needs another call. */
     int32_t (*poll)(msi_device *d);
 
-    /* words in host memory shared by the host's ranks. `words` is copied. On the CPU they must
-     * already be stored, else MSI_DEV_FAILED. */
+    /* words in host memory shared by the host's ranks, compared as signed numbers. `words` is
+     * copied. On the CPU they must already be stored, else MSI_DEV_FAILED. */
     int32_t (*post)(msi_device *d, int32_t stream, _Atomic uint64_t *word, uint64_t value);
     int32_t (*await)(msi_device *d, int32_t stream, _Atomic uint64_t *const *words, int32_t n,
                      uint64_t at_least);
@@ -130,6 +142,7 @@ struct msi_device {
     ms_context *ctx;
     msi_fault *fault; /* pinned; invalid data found by kernels, for the next wait */
     char why_failed[MSI_MESSAGE_BYTES]; /* if the fault is a product's */
+    char text[512]; /* the device's own error, with MSI_DEV_FAILED and MSI_DEV_LOST; or empty */
 };
 
 extern const msi_device_ops msi_cpu_device_ops;
@@ -157,6 +170,8 @@ ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t 
 ms_status msi_device_after(msi_device *d, int32_t stream, msi_mark mark);
 ms_status msi_device_await(msi_device *d, int32_t stream, _Atomic uint64_t *const *words, int32_t n,
                            uint64_t at_least);
+/* `pin` of the table, which has one. */
+ms_status msi_device_pin(msi_device *d, void *p, int64_t nbytes);
 /* Wait for a mark. MS_COMM_ERROR if it depends on peers that left; it is reached anyway, but with
  * invalid results, as later msi_settle() calls report. */
 ms_status msi_device_wait_for(msi_device *d, msi_mark mark);

@@ -45,7 +45,8 @@ ms_status msi_device_wait_for(msi_device *d, msi_mark mark)
 
     return d->ops->wait(d, mark, check_peers, &p) == MSI_DEV_OK
                ? p.status
-               : MS_FAIL(MS_DEVICE_ERROR, "wait: device '%s' is lost", d->ops->kind);
+               : MS_FAIL(MS_DEVICE_ERROR, "wait: device '%s' is lost%s%s", d->ops->kind,
+                         d->text[0] != '\0' ? ": " : "", d->text);
 }
 
 bool msi_device_drain_to(msi_device *d, msi_mark mark)

@@ -359,7 +359,7 @@ ms_status msi_gemm_now(ms_context *ctx, const msi_gemm_args *g)
     gemm_state *s = NULL;
 
     if (MSI_UNLIKELY(!ms_dtype_is_floating(g->dtype))) {
-        MS_TRY(msi_check_kernel("gemm", MSI_K_gemm, g->dtype));
+        MS_TRY(msi_check_host_kernel("gemm", MSI_K_gemm, g->dtype));
         run_own(g);
         return MS_OK;
     }
@@ -374,13 +374,25 @@ ms_status msi_gemm_now(ms_context *ctx, const msi_gemm_args *g)
     return run(s, g);
 }
 
+/* The device's own products; NULL: they are the CPU's. */
+static const char *device_library(const ms_context *ctx)
+{
+    msi_device *d = ctx->device;
+
+    return MSI_UNLIKELY(d != NULL) && d->ops->library != NULL ? d->ops->library(d) : NULL;
+}
+
 const char *msi_gemm_name(ms_context *ctx, int32_t dtype)
 {
+    const char *of_device = device_library(ctx);
     gemm_state *s = NULL;
     const char *name = NULL;
     char error[MSI_PLUGIN_ERROR];
     const bool narrow = ms_dtype_is_narrow(dtype), library = dtype == MS_DTYPE_F32 || narrow;
 
+    if (of_device != NULL) {
+        return of_device;
+    }
     if (dtype < 0 || dtype >= MS_DTYPE_COUNT || state_of(ctx, &s) != MS_OK) {
         return "none";
     }
@@ -413,7 +425,7 @@ ms_status msi_gemm_operands(ms_context *ctx, int32_t dtype, int32_t *operands)
     gemm_state *s = NULL;
 
     *operands = dtype;
-    if (!ms_dtype_is_narrow(dtype)) {
+    if (!ms_dtype_is_narrow(dtype) || device_library(ctx) != NULL) {
         return MS_OK;
     }
     MS_TRY(state_of(ctx, &s));
@@ -430,7 +442,8 @@ int64_t msi_gemm_scratch(ms_context *ctx, int32_t dtype, int64_t m, int64_t n, i
 {
     gemm_state *s = NULL;
 
-    if (state_of(ctx, &s) != MS_OK || s->plugin == NULL || dtype == MS_DTYPE_F64) {
+    if (device_library(ctx) != NULL || state_of(ctx, &s) != MS_OK || s->plugin == NULL ||
+        dtype == MS_DTYPE_F64) {
         return 0;
     }
     if (ms_dtype_is_narrow(dtype)) {
@@ -453,8 +466,12 @@ void msi_gemm_trim(ms_context *ctx)
 
 const char *msi_gemm_library(ms_context *ctx)
 {
+    const char *of_device = device_library(ctx);
     gemm_state *s = NULL;
 
+    if (of_device != NULL) {
+        return of_device;
+    }
     return state_of(ctx, &s) == MS_OK && s->plugin != NULL ? s->plugin->library : "none";
 }
 

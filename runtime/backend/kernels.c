@@ -111,7 +111,7 @@ ms_status msi_kernel_missing(const char *op, int32_t dtype, const char *device)
                    ms_dtype_name(dtype), device);
 }
 
-ms_status msi_check_kernel(const char *op, int32_t kernel, int32_t dtype)
+ms_status msi_check_host_kernel(const char *op, int32_t kernel, int32_t dtype)
 {
     const msi_kernel_table *table = msi_kernels();
 

@@ -1,5 +1,5 @@
 /* Everything besides the inputs that decides the bits of results, in one line. */
-#include "backend.h"
+#include "device.h"
 #include "moonshard/tensor.h"
 
 #include <elf.h>
@@ -89,6 +89,11 @@ const char *ms_numerics(void)
         return "unknown: out of memory";
     }
     dl_iterate_phdr(look_at_object, &b);
+    if (ctx->device != NULL && ctx->device->ops->library != NULL) {
+        snprintf(line, sizeof(line), "%s %s, build %s", ctx->device->ops->kind,
+                 ctx->device->ops->library(ctx->device), b.text);
+        return line;
+    }
     snprintf(line, sizeof(line), "%s, %s, f32 %s, bf16 %s, f16 %s, build %s", msi_kernels()->isa,
              msi_gemm_library(ctx), msi_gemm_name(ctx, MS_DTYPE_F32),
              msi_gemm_name(ctx, MS_DTYPE_BF16), msi_gemm_name(ctx, MS_DTYPE_F16), b.text);

@@ -14,18 +14,36 @@ typedef struct memory {
     int64_t offset; /* of the parts, after the words */
 } memory;
 
+/* Its device must know the host memory that words are in. */
+static bool pins(const msi_slot_pool *pool, const msi_segment *s)
+{
+    const msi_device *d = pool->ctx->device;
+
+    return d != NULL && d->ops->pin != NULL && s->device == NULL && s->nbytes > 0;
+}
+
+static void free_segment(msi_slot_pool *pool, msi_segment *s)
+{
+    if (pins(pool, s)) {
+        pool->ctx->device->ops->unpin(pool->ctx->device, s->rw);
+    }
+    msi_segment_free(s);
+}
+
 static void free_segments(msi_slot_pool *pool, int32_t kept)
 {
     while (pool->n_segments > kept) {
-        msi_segment_free(&pool->segments[--pool->n_segments]);
+        free_segment(pool, &pool->segments[--pool->n_segments]);
     }
 }
 
 static ms_status add_host_segment(msi_slot_pool *pool, int64_t nbytes)
 {
-    MS_TRY(msi_segment_new(&pool->segments[pool->n_segments], pool->comm, nbytes));
+    msi_segment *s = &pool->segments[pool->n_segments];
+
+    MS_TRY(msi_segment_new(s, pool->comm, nbytes));
     pool->n_segments++;
-    return MS_OK;
+    return pins(pool, s) ? msi_device_pin(pool->ctx->device, s->rw, s->nbytes) : MS_OK;
 }
 
 static ms_status add_owned_segments(msi_slot_pool *pool, int32_t n_owned, int64_t nbytes)

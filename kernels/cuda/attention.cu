@@ -1,0 +1,468 @@
+/* Scaled dot-product attention and its gradient, in tiles: the (T, S) scores never exist. A block
+ * has 16 rows with 16 threads each. The gradient has one kernel over queries for dq and one over
+ * keys for dk and dv, so that every sum belongs to one block and has a fixed order. Scratch: one
+ * number a query, the product of out and dout. */
+#include "cuda_kernel.h"
+
+#include <float.h>
+
+enum { ROWS = 16, LANES = 16, COLS = 32, THREADS = ROWS * LANES, MOST_SHARED = 160 * 1024 };
+
+template <class R> static __device__ inline R lowest();
+template <> __device__ inline float lowest<float>()
+{
+    return -FLT_MAX; /* not -inf: a score of -inf has the probability 0 beside it */
+}
+template <> __device__ inline double lowest<double>()
+{
+    return -DBL_MAX;
+}
+
+/* What a block works on. */
+struct head {
+    int64_t b, h, kv;
+};
+
+template <class T>
+static __device__ inline T *at(const void *x, const int64_t *stride, int64_t b, int64_t h,
+                               int64_t t)
+{
+    return (T *)x + b * stride[0] + h * stride[1] + t * stride[2];
+}
+
+/* `n` rows of operand x from row `first` on into shared memory, zeros behind row `end`. */
+template <class T, class R>
+static __device__ inline void load(R *to, const T *x, int64_t step, int64_t first, int64_t end,
+                                   int n, int64_t depth)
+{
+    for (int64_t e = threadIdx.x; e < n * depth; e += THREADS) {
+        const int64_t row = e / depth, d = e % depth;
+
+        to[row * (depth + 1) + d] = first + row < end ? get(x[(first + row) * step + d]) : (R)0;
+    }
+}
+
+template <class R> static __device__ inline R dot(const R *a, const R *b, int64_t depth)
+{
+    R sum = 0;
+
+    for (int64_t d = 0; d < depth; d++) {
+        sum += a[d] * b[d];
+    }
+    return sum;
+}
+
+/* Over the 16 threads of a row. */
+template <class F, class R> static __device__ inline R row_fold(R x)
+{
+    for (unsigned by = LANES / 2; by > 0; by /= 2) {
+        x = F::of(x, __shfl_xor_sync(0xffffffffu, x, by));
+    }
+    return x;
+}
+
+static __device__ inline bool sees(const msi_attention_args &a, int64_t t, int64_t s)
+{
+    return t < a.q_len && s < a.kv_len && (!a.causal || s <= t);
+}
+
+/* The score of query t and key s, which it sees, from the product of the two. */
+template <class R>
+static __device__ inline R score(const msi_attention_args &a, const head &w, int64_t t, int64_t s,
+                                 R product)
+{
+    const R x = product * (R)a.scale;
+
+    if (a.mask == NULL) {
+        return x;
+    }
+    const int64_t i = w.b * a.mask_stride[0] + w.h * a.mask_stride[1] + t * a.mask_stride[2] +
+                      s * a.mask_stride[3];
+
+    return a.mask_is_bool ? (((const uint8_t *)a.mask)[i] != 0 ? x : -(R)INFINITY)
+                          : x + ((const R *)a.mask)[i];
+}
+
+struct dropper {
+    uint64_t threshold, key; /* threshold 0: no dropout */
+    double factor;
+};
+
+/* What dropout multiplies the probability of (t, s) by. */
+template <class R>
+static __device__ inline R kept(const msi_attention_args &a, const dropper &drop, const head &w,
+                                int64_t t, int64_t s)
+{
+    uint32_t word[4];
+
+    if (drop.threshold == 0) {
+        return 1;
+    }
+    const int64_t e = (w.h * a.q_len + t) * a.kv_len + s;
+
+    philox(word, (uint64_t)(e / 4), (uint64_t)(a.sample_base + w.b), drop.key);
+    return word[e % 4] >= drop.threshold ? (R)drop.factor : (R)0;
+}
+
+static __device__ inline head head_of(const msi_attention_args &a, int64_t i)
+{
+    head w = {i / a.heads, i % a.heads, 0};
+
+    w.kv = w.h / (a.heads / a.kv_heads);
+    return w;
+}
+
+/* Keys that some of the queries [q0, q0 + ROWS) see. */
+static __device__ inline int64_t end_of(const msi_attention_args &a, int64_t q0)
+{
+    return a.causal && q0 + ROWS < a.kv_len ? q0 + ROWS : a.kv_len;
+}
+
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    forward(const msi_attention_args a, const dropper drop, int64_t tiles)
+{
+    typedef REAL(T) R;
+    const int64_t depth = a.head_dim, row = depth + 1;
+    R *q = MS_SHARED(R), *acc = q + ROWS * row, *kv = acc + ROWS * row, *p = kv + COLS * row;
+    const head w = head_of(a, blockIdx.x / tiles);
+    const int64_t q0 = blockIdx.x % tiles * ROWS, end = end_of(a, q0);
+    const int r = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    const int64_t t = q0 + r;
+    R m = lowest<R>(), l = 0;
+
+    load(q, at<const T>(a.q, a.q_stride, w.b, w.h, 0), a.q_stride[2], q0, a.q_len, ROWS, depth);
+    for (int64_t d = lane; d < depth; d += LANES) {
+        acc[r * row + d] = 0;
+    }
+    for (int64_t k0 = 0; k0 < end; k0 += COLS) {
+        R x[2], most = m, sum = 0;
+
+        __syncthreads();
+        load(kv, at<const T>(a.k, a.k_stride, w.b, w.kv, 0), a.k_stride[2], k0, a.kv_len, COLS,
+             depth);
+        __syncthreads();
+        for (int u = 0; u < 2; u++) {
+            const int c = lane + u * LANES;
+
+            x[u] = sees(a, t, k0 + c)
+                       ? score(a, w, t, k0 + c, dot(q + r * row, kv + c * row, depth))
+                       : -(R)INFINITY;
+            most = x[u] > most ? x[u] : most;
+        }
+        most = row_fold<fold_max>(most);
+        for (int u = 0; u < 2; u++) {
+            const int c = lane + u * LANES;
+            const R e = sees(a, t, k0 + c) ? exp_of(x[u] - most) : (R)0;
+
+            sum += e;
+            p[r * COLS + c] = e != 0 ? e * kept<R>(a, drop, w, t, k0 + c) : e;
+        }
+        const R shrink = exp_of(m - most);
+
+        l = l * shrink + row_fold<fold_sum>(sum);
+        m = most;
+        __syncthreads();
+        load(kv, at<const T>(a.v, a.v_stride, w.b, w.kv, 0), a.v_stride[2], k0, a.kv_len, COLS,
+             depth);
+        __syncthreads();
+        for (int64_t d = lane; d < depth; d += LANES) {
+            R y = acc[r * row + d] * shrink;
+
+            for (int c = 0; c < COLS; c++) {
+                y += p[r * COLS + c] * kv[c * row + d];
+            }
+            acc[r * row + d] = y;
+        }
+    }
+    if (t >= a.q_len) {
+        return;
+    }
+    const R rsum = l == 0 ? (R)0 : 1 / l; /* no keys, or all of them masked: zeros */
+    T *out = at<T>(a.out, a.o_stride, w.b, w.h, t);
+
+    for (int64_t d = lane; d < depth; d += LANES) {
+        out[d] = element<T>::put(acc[r * row + d] * rsum);
+    }
+    if (lane == 0) {
+        const int64_t i = (w.b * a.heads + w.h) * a.q_len + t;
+
+        ((R *)a.max)[i] = m;
+        ((R *)a.rsum)[i] = rsum;
+    }
+}
+
+/* -- gradient ---------------------------------------------------------------------------------- */
+
+/* delta = sum over D of out dout; a warp a query. */
+template <class T> static __global__ void products(const msi_attention_args a, int64_t n)
+{
+    typedef REAL(T) R;
+
+    for (int64_t i = blockIdx.x; i < n; i += gridDim.x) {
+        const head w = head_of(a, i / a.q_len);
+        const T *o = at<const T>(a.o, a.o_stride, w.b, w.h, i % a.q_len);
+        const T *dout = at<const T>(a.dout, a.do_stride, w.b, w.h, i % a.q_len);
+        R sum = 0;
+
+        for (int64_t d = threadIdx.x; d < a.head_dim; d += blockDim.x) {
+            sum += get(o[d]) * get(dout[d]);
+        }
+        sum = block_sum(sum);
+        if (threadIdx.x == 0) {
+            ((R *)a.work)[i] = sum;
+        }
+    }
+}
+
+/* p and ds of query t and key s from their products; *kept_p: p as dropout leaves it. */
+template <class R>
+static __device__ inline R score_grad(const msi_attention_args &a, const dropper &drop,
+                                      const head &w, int64_t t, int64_t s, R qk, R dov, R *kept_p)
+{
+    const int64_t i = (w.b * a.heads + w.h) * a.q_len + t;
+
+    *kept_p = 0;
+    if (!sees(a, t, s)) {
+        return 0;
+    }
+    const R p = exp_of(score(a, w, t, s, qk) - ((const R *)a.max)[i]) * ((const R *)a.rsum)[i];
+    const R keep = kept<R>(a, drop, w, t, s);
+
+    *kept_p = keep != 0 ? p * keep : (R)0;
+    return p * ((keep != 0 ? dov * keep : (R)0) - ((const R *)a.work)[i]);
+}
+
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    backward_queries(const msi_attention_args a, const dropper drop, int64_t tiles)
+{
+    typedef REAL(T) R;
+    const int64_t depth = a.head_dim, row = depth + 1;
+    R *q = MS_SHARED(R), *dout = q + ROWS * row, *dq = dout + ROWS * row, *kv = dq + ROWS * row;
+    R *ds = kv + COLS * row;
+    const head w = head_of(a, blockIdx.x / tiles);
+    const int64_t q0 = blockIdx.x % tiles * ROWS, end = end_of(a, q0);
+    const int r = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+
+    load(q, at<const T>(a.q, a.q_stride, w.b, w.h, 0), a.q_stride[2], q0, a.q_len, ROWS, depth);
+    load(dout, at<const T>(a.dout, a.do_stride, w.b, w.h, 0), a.do_stride[2], q0, a.q_len, ROWS,
+         depth);
+    for (int64_t d = lane; d < depth; d += LANES) {
+        dq[r * row + d] = 0;
+    }
+    for (int64_t k0 = 0; k0 < end; k0 += COLS) {
+        R dov[2], unused;
+
+        __syncthreads();
+        load(kv, at<const T>(a.v, a.v_stride, w.b, w.kv, 0), a.v_stride[2], k0, a.kv_len, COLS,
+             depth);
+        __syncthreads();
+        for (int u = 0; u < 2; u++) {
+            dov[u] = dot(dout + r * row, kv + (lane + u * LANES) * row, depth);
+        }
+        __syncthreads();
+        load(kv, at<const T>(a.k, a.k_stride, w.b, w.kv, 0), a.k_stride[2], k0, a.kv_len, COLS,
+             depth);
+        __syncthreads();
+        for (int u = 0; u < 2; u++) {
+            const int c = lane + u * LANES;
+
+            ds[r * COLS + c] = score_grad(a, drop, w, q0 + r, k0 + c,
+                                          dot(q + r * row, kv + c * row, depth), dov[u], &unused) *
+                               (R)a.scale;
+        }
+        __syncthreads();
+        for (int64_t d = lane; d < depth; d += LANES) {
+            R y = dq[r * row + d];
+
+            for (int c = 0; c < COLS; c++) {
+                y += ds[r * COLS + c] * kv[c * row + d];
+            }
+            dq[r * row + d] = y;
+        }
+    }
+    for (int64_t d = lane; q0 + r < a.q_len && d < depth; d += LANES) {
+        at<T>(a.dq, a.dq_stride, w.b, w.h, q0 + r)[d] = element<T>::put(dq[r * row + d]);
+    }
+}
+
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    backward_keys(const msi_attention_args a, const dropper drop, int64_t tiles)
+{
+    typedef REAL(T) R;
+    const int64_t depth = a.head_dim, row = depth + 1, shared = a.heads / a.kv_heads;
+    R *k = MS_SHARED(R), *v = k + ROWS * row, *dk = v + ROWS * row, *dv = dk + ROWS * row;
+    R *q = dv + ROWS * row, *p = q + COLS * row, *ds = p + ROWS * COLS;
+    const int64_t b = blockIdx.x / tiles / a.kv_heads, kv = blockIdx.x / tiles % a.kv_heads;
+    const int64_t k0 = blockIdx.x % tiles * ROWS, first = a.causal ? k0 / COLS * COLS : 0;
+    const int r = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+
+    load(k, at<const T>(a.k, a.k_stride, b, kv, 0), a.k_stride[2], k0, a.kv_len, ROWS, depth);
+    load(v, at<const T>(a.v, a.v_stride, b, kv, 0), a.v_stride[2], k0, a.kv_len, ROWS, depth);
+    for (int64_t d = lane; d < depth; d += LANES) {
+        dk[r * row + d] = dv[r * row + d] = 0;
+    }
+    for (int64_t h = kv * shared; h < (kv + 1) * shared; h++) {
+        const head w = {b, h, kv};
+        const T *queries = at<const T>(a.q, a.q_stride, b, h, 0);
+        const T *douts = at<const T>(a.dout, a.do_stride, b, h, 0);
+
+        for (int64_t q0 = first; q0 < a.q_len; q0 += COLS) {
+            R qk[2];
+
+            __syncthreads();
+            load(q, queries, a.q_stride[2], q0, a.q_len, COLS, depth);
+            __syncthreads();
+            for (int u = 0; u < 2; u++) {
+                qk[u] = dot(q + (lane + u * LANES) * row, k + r * row, depth);
+            }
+            __syncthreads();
+            load(q, douts, a.do_stride[2], q0, a.q_len, COLS, depth);
+            __syncthreads();
+            for (int u = 0; u < 2; u++) {
+                const int c = lane + u * LANES;
+
+                ds[r * COLS + c] =
+                    score_grad(a, drop, w, q0 + c, k0 + r, qk[u],
+                               dot(q + c * row, v + r * row, depth), &p[r * COLS + c]) *
+                    (R)a.scale;
+            }
+            __syncthreads();
+            for (int64_t d = lane; d < depth; d += LANES) {
+                R y = dv[r * row + d];
+
+                for (int c = 0; c < COLS; c++) {
+                    y += p[r * COLS + c] * q[c * row + d];
+                }
+                dv[r * row + d] = y;
+            }
+            __syncthreads();
+            load(q, queries, a.q_stride[2], q0, a.q_len, COLS, depth);
+            __syncthreads();
+            for (int64_t d = lane; d < depth; d += LANES) {
+                R y = dk[r * row + d];
+
+                for (int c = 0; c < COLS; c++) {
+                    y += ds[r * COLS + c] * q[c * row + d];
+                }
+                dk[r * row + d] = y;
+            }
+        }
+    }
+    for (int64_t d = lane; k0 + r < a.kv_len && d < depth; d += LANES) {
+        at<T>(a.dk, a.dk_stride, b, kv, k0 + r)[d] = element<T>::put(dk[r * row + d]);
+        at<T>(a.dv, a.dv_stride, b, kv, k0 + r)[d] = element<T>::put(dv[r * row + d]);
+    }
+}
+
+/* dmask = sum of p (dp - delta) over all scores that an element was added to; a thread an
+ * element. */
+template <class T>
+static __global__ void backward_mask(const msi_attention_args a, const dropper drop)
+{
+    typedef REAL(T) R;
+    const int64_t size[4] = {a.batch, a.heads, a.q_len, a.kv_len};
+
+    MS_EACH(e, a.dmask_numel)
+    {
+        int64_t first[4], end[4], rest = e;
+        R sum = 0;
+
+        for (int d = 0; d < 4; d++) {
+            const int64_t step = a.dmask_stride[d];
+
+            first[d] = step != 0 ? rest / step : 0;
+            end[d] = step != 0 ? first[d] + 1 : size[d];
+            rest = step != 0 ? rest % step : rest;
+        }
+        for (int64_t b = first[0]; b < end[0]; b++) {
+            for (int64_t h = first[1]; h < end[1]; h++) {
+                const head w = {b, h, h / (a.heads / a.kv_heads)};
+
+                for (int64_t t = first[2]; t < end[2]; t++) {
+                    for (int64_t s = first[3]; s < end[3]; s++) {
+                        const T *q = at<const T>(a.q, a.q_stride, b, h, t);
+                        const T *k = at<const T>(a.k, a.k_stride, b, w.kv, s);
+                        const T *v = at<const T>(a.v, a.v_stride, b, w.kv, s);
+                        const T *dout = at<const T>(a.dout, a.do_stride, b, h, t);
+                        R qk = 0, dov = 0, unused;
+
+                        for (int64_t d = 0; d < a.head_dim; d++) {
+                            qk += get(q[d]) * get(k[d]);
+                            dov += get(dout[d]) * get(v[d]);
+                        }
+                        sum += score_grad(a, drop, w, t, s, qk, dov, &unused);
+                    }
+                }
+            }
+        }
+        ((R *)a.dmask)[e] = sum;
+    }
+}
+
+static dropper dropper_of(const msi_attention_args *a)
+{
+    dropper d = {0, 0, 0};
+
+    if (a->dropout_p > 0) {
+        d.threshold = drop_threshold(a->dropout_p);
+        d.key = philox_key(a->seed, a->site, (uint64_t)a->call);
+        d.factor = a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 0;
+    }
+    return d;
+}
+
+/* Bytes for `rows` rows of a head and `tiles` (ROWS, COLS) tiles. */
+static size_t shared_bytes(const msi_attention_args *a, int64_t rows, int64_t tiles, size_t real)
+{
+    return (size_t)(rows * (a->head_dim + 1) + tiles * ROWS * COLS) * real;
+}
+
+template <class T> static cudaError_t attention(cudaStream_t stream, const void *args)
+{
+    const msi_attention_args *a = (const msi_attention_args *)args;
+    const int64_t tiles = (a->q_len + ROWS - 1) / ROWS;
+    const size_t shared = shared_bytes(a, 2 * ROWS + COLS, 1, sizeof(REAL(T)));
+
+    return shared > MOST_SHARED ? cudaErrorNotSupported
+                                : ms_launch(forward<T>, (unsigned)(a->batch * a->heads * tiles),
+                                            THREADS, shared, stream, *a, dropper_of(a), tiles);
+}
+
+template <class T> static cudaError_t attention_grad(cudaStream_t stream, const void *args)
+{
+    const msi_attention_args *a = (const msi_attention_args *)args;
+    const int64_t n = a->batch * a->heads * a->q_len;
+    const int64_t query_tiles = (a->q_len + ROWS - 1) / ROWS;
+    const int64_t key_tiles = (a->kv_len + ROWS - 1) / ROWS;
+    const size_t real = sizeof(REAL(T)), shared = shared_bytes(a, 4 * ROWS + COLS, 2, real);
+
+    if (shared > MOST_SHARED) {
+        return cudaErrorNotSupported;
+    }
+    cudaError_t e = ms_launch(products<T>, (unsigned)(n < 65536 ? n : 65536), 32, 0, stream, *a, n);
+
+    e = e != cudaSuccess
+            ? e
+            : ms_launch(backward_queries<T>, (unsigned)(a->batch * a->heads * query_tiles), THREADS,
+                        shared_bytes(a, 3 * ROWS + COLS, 1, real), stream, *a, dropper_of(a),
+                        query_tiles);
+    e = e != cudaSuccess
+            ? e
+            : ms_launch(backward_keys<T>, (unsigned)(a->batch * a->kv_heads * key_tiles), THREADS,
+                        shared, stream, *a, dropper_of(a), key_tiles);
+    return e != cudaSuccess || a->dmask == NULL
+               ? e
+               : ms_launch(backward_mask<T>, ms_grid(a->dmask_numel), (unsigned)MS_THREADS, 0,
+                           stream, *a, dropper_of(a));
+}
+
+#define ENTER(op, dtype, type)                                                                     \
+    MS_ENTRY(op, dtype)                                                                            \
+    {                                                                                              \
+        return op<type>(stream, args);                                                             \
+    }
+MS_FLOATS(ENTER, attention)
+MS_FLOATS(ENTER, attention_grad)

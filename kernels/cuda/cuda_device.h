@@ -1,0 +1,44 @@
+/* The CUDA device's own parts: device.c, matmul.c, table.c. */
+#ifndef MS_CUDA_DEVICE_H
+#define MS_CUDA_DEVICE_H
+
+#ifdef MS_CUDASIM
+#include "cudasim.h"
+#else
+#include <cublasLt.h>
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#endif
+
+#include "device.h"
+
+#include "moonshard/tensor.h"
+
+__attribute__((visibility("default"))) const msi_device_ops *msi_device_plugin(void);
+
+/* Enqueue a kernel. cudaErrorNotSupported: not for these arguments. */
+typedef cudaError_t (*cuda_kernel_fn)(cudaStream_t stream, const void *args);
+
+/* NULL: there is none. */
+extern const cuda_kernel_fn cuda_kernels[MSI_K_COUNT][MS_DTYPE_COUNT];
+
+/* c += bias, where the library cannot add it: f64, and wide results of narrow operands. */
+cudaError_t msi_cuda_add_bias(cudaStream_t stream, const msi_gemm_args *g);
+/* One thread that waits until *word >= value, as signed numbers. */
+cudaError_t msi_cuda_await_word(cudaStream_t stream, const uint64_t *word, uint64_t value);
+/* One thread that stores a word, behind everything before it. */
+cudaError_t msi_cuda_post_word(cudaStream_t stream, uint64_t *word, uint64_t value);
+
+/* -- matmul.c ---------------------------------------------------------------------------------- */
+
+typedef struct cuda_matmul cuda_matmul;
+
+/* NULL: no memory, or the library does not open (text in `error`). */
+cuda_matmul *cuda_matmul_open(char *error);
+void cuda_matmul_close(cuda_matmul *m);
+/* Sizes are at least 1. cudaErrorNotSupported: the library has no algorithm, nothing was
+ * enqueued. `stream_index` chooses the work space. */
+cudaError_t cuda_matmul_run(cuda_matmul *m, cudaStream_t stream, int32_t stream_index,
+                            const msi_gemm_args *g);
+
+#endif

@@ -1,0 +1,276 @@
+/* Matrix products by cuBLASLt. A product's algorithm is chosen once per shape, at its first use,
+ * and kept for the life of the process, so that equal calls give equal bits. Only reductions that
+ * repeat are allowed: none, or in the compute type, in work space of the stream.
+ *
+ * cuBLASLt is column-major: C (M, N) row-major is its C^T (N, M), so operands change places. */
+#include "cuda_device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORK_BYTES = 32 << 20, BUCKETS = 256 };
+
+/* What an algorithm is chosen for. Compared by bytes: zeroed first. */
+typedef struct shape {
+    int64_t m, n, k, a_ld, b_ld, c_ld, batch, a_batch, b_batch, c_batch;
+    int32_t dtype, c_dtype, alignment;
+    bool a_trans, b_trans, bias;
+} shape;
+
+typedef struct plan {
+    struct plan *next;
+    shape of;
+    bool supported;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t algo;
+} plan;
+
+struct cuda_matmul {
+    cublasLtHandle_t handle;
+    void *work[MSI_STREAMS]; /* made on demand */
+    plan *plans[BUCKETS];
+};
+
+cuda_matmul *cuda_matmul_open(char *error)
+{
+    cuda_matmul *m = calloc(1, sizeof(*m));
+    const cublasStatus_t status =
+        m != NULL ? cublasLtCreate(&m->handle) : CUBLAS_STATUS_INVALID_VALUE;
+
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        snprintf(error, MSI_DEVICE_ERROR, "cuBLASLt does not open (%d)", (int)status);
+        free(m);
+        return NULL;
+    }
+    return m;
+}
+
+static void free_plan(plan *p)
+{
+    if (p->a != NULL) {
+        (void)cublasLtMatrixLayoutDestroy(p->a);
+    }
+    if (p->b != NULL) {
+        (void)cublasLtMatrixLayoutDestroy(p->b);
+    }
+    if (p->c != NULL) {
+        (void)cublasLtMatrixLayoutDestroy(p->c);
+    }
+    if (p->desc != NULL) {
+        (void)cublasLtMatmulDescDestroy(p->desc);
+    }
+    free(p);
+}
+
+void cuda_matmul_close(cuda_matmul *m)
+{
+    if (m == NULL) {
+        return;
+    }
+    for (int32_t i = 0; i < BUCKETS; i++) {
+        for (plan *p = m->plans[i], *next; p != NULL; p = next) {
+            next = p->next;
+            free_plan(p);
+        }
+    }
+    for (int32_t i = 0; i < MSI_STREAMS; i++) {
+        if (m->work[i] != NULL) {
+            (void)cudaFree(m->work[i]);
+        }
+    }
+    (void)cublasLtDestroy(m->handle);
+    free(m);
+}
+
+/* -- choosing ---------------------------------------------------------------------------------- */
+
+static cudaDataType_t type_of(int32_t dtype)
+{
+    return dtype == MS_DTYPE_F64    ? CUDA_R_64F
+           : dtype == MS_DTYPE_BF16 ? CUDA_R_16BF
+           : dtype == MS_DTYPE_F16  ? CUDA_R_16F
+                                    : CUDA_R_32F;
+}
+
+/* The largest power of two up to 16 that divides all addresses. */
+static int32_t alignment_of(const msi_gemm_args *g)
+{
+    const uintptr_t all = (uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->c | 16;
+
+    return (int32_t)(all & -all);
+}
+
+static int64_t at_least(int64_t x, int64_t least)
+{
+    return x > least ? x : least;
+}
+
+/* A row-major operand with rows `ld` apart is its transpose to the library. */
+static shape shape_of(const msi_gemm_args *g)
+{
+    shape s;
+
+    memset(&s, 0, sizeof(s));
+    s.m = g->m;
+    s.n = g->n;
+    s.k = g->k;
+    s.a_trans = g->a_col != 1;
+    s.b_trans = g->b_col != 1;
+    s.a_ld = s.a_trans ? at_least(g->a_col, g->m) : at_least(g->a_row, g->k);
+    s.b_ld = s.b_trans ? at_least(g->b_col, g->k) : at_least(g->b_row, g->n);
+    s.c_ld = at_least(g->c_row, g->n);
+    s.batch = g->batch;
+    if (g->batch > 1) {
+        s.a_batch = g->a_batch;
+        s.b_batch = g->b_batch;
+        s.c_batch = g->c_batch;
+    }
+    s.dtype = g->dtype;
+    s.c_dtype = g->c_dtype;
+    s.alignment = alignment_of(g);
+    s.bias = g->bias != NULL && g->dtype != MS_DTYPE_F64 && g->c_dtype == g->dtype;
+    return s;
+}
+
+static bool layout(cublasLtMatrixLayout_t *out, int32_t dtype, int64_t rows, int64_t cols,
+                   int64_t ld, int64_t batch, int64_t offset)
+{
+    const int32_t count = (int32_t)batch;
+
+    return cublasLtMatrixLayoutCreate(out, type_of(dtype), (uint64_t)rows, (uint64_t)cols, ld) ==
+               CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                            sizeof(count)) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                            &offset, sizeof(offset)) == CUBLAS_STATUS_SUCCESS;
+}
+
+static bool describe(plan *p)
+{
+    const shape *s = &p->of;
+    const bool wide = s->dtype == MS_DTYPE_F64;
+    const cublasOperation_t first = s->b_trans ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t second = s->a_trans ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasLtEpilogue_t epilogue =
+        s->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+
+    return cublasLtMatmulDescCreate(&p->desc, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+                                    wide ? CUDA_R_64F : CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &first,
+                                          sizeof(first)) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &second,
+                                          sizeof(second)) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                          sizeof(epilogue)) == CUBLAS_STATUS_SUCCESS &&
+           layout(&p->a, s->dtype, s->b_trans ? s->k : s->n, s->b_trans ? s->n : s->k, s->b_ld,
+                  s->batch, s->b_batch) &&
+           layout(&p->b, s->dtype, s->a_trans ? s->m : s->k, s->a_trans ? s->k : s->m, s->a_ld,
+                  s->batch, s->a_batch) &&
+           layout(&p->c, s->c_dtype, s->n, s->m, s->c_ld, s->batch, s->c_batch);
+}
+
+/* The library's first choice. */
+static bool choose(const cuda_matmul *m, plan *p)
+{
+    const uint64_t work = WORK_BYTES;
+    const uint32_t schemes =
+        CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const uint32_t alignment = (uint32_t)p->of.alignment;
+    static const cublasLtMatmulPreferenceAttributes_t aligned[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t best;
+    int n = 0;
+
+    if (cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) {
+        return false;
+    }
+    bool ok =
+        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                             &work, sizeof(work)) == CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                             &schemes, sizeof(schemes)) == CUBLAS_STATUS_SUCCESS;
+
+    for (int32_t i = 0; i < MSI_COUNT(aligned); i++) {
+        ok = ok && cublasLtMatmulPreferenceSetAttribute(preference, aligned[i], &alignment,
+                                                        sizeof(alignment)) == CUBLAS_STATUS_SUCCESS;
+    }
+    ok = ok &&
+         cublasLtMatmulAlgoGetHeuristic(m->handle, p->desc, p->a, p->b, p->c, p->c, preference, 1,
+                                        &best, &n) == CUBLAS_STATUS_SUCCESS &&
+         n > 0 && best.state == CUBLAS_STATUS_SUCCESS;
+    if (ok) {
+        p->algo = best.algo;
+    }
+    (void)cublasLtMatmulPreferenceDestroy(preference);
+    return ok;
+}
+
+static uint32_t bucket_of(const shape *s)
+{
+    const unsigned char *bytes = (const unsigned char *)s;
+    uint32_t hash = 2166136261u; /* FNV-1a */
+
+    for (size_t i = 0; i < sizeof(*s); i++) {
+        hash = (hash ^ bytes[i]) * 16777619u;
+    }
+    return hash % BUCKETS;
+}
+
+/* NULL: no memory. */
+static plan *plan_of(cuda_matmul *m, const msi_gemm_args *g)
+{
+    const shape s = shape_of(g);
+    plan **at = &m->plans[bucket_of(&s)], *p = *at;
+
+    while (p != NULL && memcmp(&p->of, &s, sizeof(s)) != 0) {
+        p = p->next;
+    }
+    if (p == NULL && (p = calloc(1, sizeof(*p))) != NULL) {
+        memcpy(&p->of, &s, sizeof(s));
+        p->supported = describe(p) && choose(m, p);
+        p->next = *at;
+        *at = p;
+    }
+    return p;
+}
+
+/* -- running ----------------------------------------------------------------------------------- */
+
+cudaError_t cuda_matmul_run(cuda_matmul *m, cudaStream_t stream, int32_t stream_index,
+                            const msi_gemm_args *g)
+{
+    plan *p = plan_of(m, g);
+    void **work = &m->work[stream_index];
+    const float one = 1, old = g->accumulate ? 1 : 0;
+    const double one_wide = 1, old_wide = old;
+    const bool wide = g->dtype == MS_DTYPE_F64;
+
+    if (p == NULL || !p->supported) {
+        return p == NULL ? cudaErrorMemoryAllocation : cudaErrorNotSupported;
+    }
+    if (*work == NULL) {
+        const cudaError_t e = cudaMalloc(work, WORK_BYTES);
+
+        if (e != cudaSuccess) {
+            return e;
+        }
+    }
+    if (p->of.bias) {
+        (void)cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias,
+                                             sizeof(g->bias));
+    }
+    const cublasStatus_t status =
+        cublasLtMatmul(m->handle, p->desc, wide ? (const void *)&one_wide : &one, g->b, p->a, g->a,
+                       p->b, wide ? (const void *)&old_wide : &old, g->c, p->c, g->c, p->c,
+                       &p->algo, *work, WORK_BYTES, stream);
+
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        return status == CUBLAS_STATUS_NOT_SUPPORTED ? cudaErrorNotSupported
+                                                     : cudaErrorInvalidValue;
+    }
+    return g->bias != NULL && !p->of.bias ? msi_cuda_add_bias(stream, g) : cudaSuccess;
+}

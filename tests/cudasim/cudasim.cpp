@@ -1,0 +1,742 @@
+/* cudasim.h: fibers, streams, and the calls. */
+#include "cudasim.h"
+
+#include <deque>
+#include <mutex>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <vector>
+
+static std::recursive_mutex lock; /* ranks may be threads */
+typedef std::lock_guard<std::recursive_mutex> locked;
+
+[[noreturn]] static void misused(const char *how)
+{
+    fprintf(stderr, "cudasim: %s\n", how);
+    abort();
+}
+
+static uint64_t roll()
+{
+    static uint64_t dice = 0;
+
+    if (dice == 0) {
+        const char *seed = getenv("MS_CUDASIM_SEED");
+
+        dice = (seed != NULL ? strtoull(seed, NULL, 0) : 0) * 2 + 88172645463325253u;
+    }
+    dice ^= dice << 13;
+    dice ^= dice >> 7;
+    dice ^= dice << 17;
+    return dice;
+}
+
+/* -- fibers ------------------------------------------------------------------------------------ */
+
+/* Save callee-saved registers and the stack pointer in *save, continue at `to`. */
+extern "C" void cudasim_switch(void **save, void *to);
+__asm__(".text\n.globl cudasim_switch\n.hidden cudasim_switch\n.type cudasim_switch,@function\n"
+        "cudasim_switch:\n"
+        "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
+        "movq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
+        "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n");
+
+namespace cudasim
+{
+
+enum { STACK = 64 * 1024, WARP = 32, MOST = 1024 };
+enum state { READY, AT_BARRIER, AT_EXCHANGE, DONE };
+
+struct fiber {
+    void *sp;
+    char *stack;
+    state is;
+    uint3 thread;
+    uint64_t offered[2];
+    unsigned round;
+};
+
+place here;
+static fiber fibers[MOST];
+static fiber *current;
+static int n_fibers;
+static void *scheduler;
+static const std::function<void()> *body;
+static int any_value, any_last;
+
+static void yield(state why)
+{
+    current->is = why;
+    cudasim_switch(&current->sp, scheduler);
+}
+
+static void enter()
+{
+    for (;;) {
+        (*body)();
+        yield(DONE);
+    }
+}
+
+void barrier()
+{
+    yield(AT_BARRIER);
+}
+
+int any(int mine)
+{
+    any_value |= mine;
+    yield(AT_BARRIER);
+    return any_last;
+}
+
+uint64_t exchange(uint64_t mine, unsigned source)
+{
+    fiber *me = current;
+    const unsigned round = me->round++ & 1;
+
+    me->offered[round] = mine;
+    yield(AT_EXCHANGE);
+    return fibers[(me - fibers) / WARP * WARP + source].offered[round];
+}
+
+static void make(int i)
+{
+    fiber *f = &fibers[i];
+
+    if (f->stack != NULL) {
+        return;
+    }
+    f->stack = (char *)mmap(NULL, STACK, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void **sp = (void **)(f->stack + STACK);
+
+    *--sp = NULL;
+    *--sp = (void *)enter;
+    f->sp = sp - 6;
+}
+
+/* Let fibers go on whose barrier is complete. False: all are done. */
+static bool release()
+{
+    int at_barrier = 0, done = 0, freed = 0;
+
+    for (int i = 0; i < n_fibers; i++) {
+        at_barrier += fibers[i].is == AT_BARRIER;
+        done += fibers[i].is == DONE;
+    }
+    if (done == n_fibers) {
+        return false;
+    }
+    if (at_barrier == n_fibers) {
+        any_last = any_value;
+        any_value = 0;
+        for (int i = 0; i < n_fibers; i++) {
+            fibers[i].is = READY;
+        }
+        return true;
+    }
+    for (int w = 0; w < n_fibers; w += WARP) {
+        int n = 0;
+
+        for (int i = w; i < w + WARP && i < n_fibers; i++) {
+            n += fibers[i].is == AT_EXCHANGE;
+        }
+        for (int i = w; n == WARP && i < w + WARP; i++) {
+            fibers[i].is = READY;
+            freed++;
+        }
+    }
+    if (freed == 0) {
+        misused("threads wait at a barrier that others never reach");
+    }
+    return true;
+}
+
+static void run_block()
+{
+    for (int i = 0; i < n_fibers; i++) {
+        fibers[i].is = READY;
+        fibers[i].round = 0;
+    }
+    any_value = 0;
+    do {
+        const int first = (int)(roll() % (uint64_t)n_fibers);
+
+        for (int k = 0; k < n_fibers; k++) {
+            fiber *f = &fibers[first + k < n_fibers ? first + k : first + k - n_fibers];
+
+            if (f->is == READY) {
+                current = f;
+                here.thread = f->thread;
+                here.lane = (unsigned)(f - fibers) % WARP;
+                cudasim_switch(&scheduler, f->sp);
+            }
+        }
+    } while (release());
+}
+
+static void run_kernel(dim3 grid, dim3 block, size_t shared, const std::function<void()> &kernel)
+{
+    static std::vector<char> memory;
+
+    n_fibers = (int)(block.x * block.y * block.z);
+    memory.resize(shared + 64);
+    body = &kernel;
+    here.block_dim = block;
+    here.grid_dim = grid;
+    here.shared = (char *)(((uintptr_t)memory.data() + 63) & ~(uintptr_t)63);
+    for (int i = 0; i < n_fibers; i++) {
+        make(i);
+        fibers[i].thread = {(unsigned)i % block.x, (unsigned)i / block.x % block.y,
+                            (unsigned)i / (block.x * block.y)};
+    }
+    for (unsigned y = 0; y < grid.y; y++) {
+        for (unsigned x = 0; x < grid.x; x++) {
+            here.block = {x, y, 0};
+            memset(here.shared, 0xff, shared);
+            run_block();
+        }
+    }
+}
+
+} // namespace cudasim
+
+/* -- streams ----------------------------------------------------------------------------------- */
+
+struct item {
+    std::function<bool()> may_run; /* NULL: always */
+    std::function<void()> run;
+};
+
+struct cudasim_stream {
+    std::deque<item> items;
+    uint64_t enqueued, done;
+};
+
+struct cudasim_event {
+    cudasim_stream *stream;
+    uint64_t ticket;
+};
+
+static std::vector<cudasim_stream *> streams;
+static thread_local cudaError_t last;
+
+static cudaError_t result(cudaError_t e)
+{
+    last = e != cudaSuccess ? e : last;
+    return e;
+}
+
+static cudaError_t enqueue(cudaStream_t s, std::function<void()> run,
+                           std::function<bool()> may_run = nullptr)
+{
+    locked hold(lock);
+
+    s->items.push_back({std::move(may_run), std::move(run)});
+    s->enqueued++;
+    return cudaSuccess;
+}
+
+/* Run up to n items of random streams. */
+static void run_some(int64_t n)
+{
+    for (int64_t k = 0; k < n; k++) {
+        const size_t first = roll() % streams.size();
+        bool found = false;
+
+        for (size_t i = 0; i < streams.size() && !found; i++) {
+            cudasim_stream *s = streams[(first + i) % streams.size()];
+
+            if (!s->items.empty() && (!s->items.front().may_run || s->items.front().may_run())) {
+                s->items.front().run();
+                s->items.pop_front();
+                s->done++;
+                found = true;
+            }
+        }
+        if (!found) {
+            return;
+        }
+    }
+}
+
+cudaError_t cudasim::launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                            std::function<void()> kernel)
+{
+    const unsigned n = block.x * block.y * block.z;
+
+    if (n < 1 || n > MOST || n % WARP != 0 || grid.x < 1 || grid.x > 0x7fffffff || grid.y < 1 ||
+        grid.y > 65535 || shared > 200 * 1024) {
+        return result(cudaErrorInvalidConfiguration);
+    }
+    return enqueue(stream, [=] { run_kernel(grid, block, shared, kernel); });
+}
+
+/* -- runtime calls ----------------------------------------------------------------------------- */
+
+cudaError_t cudaGetDeviceCount(int *n)
+{
+    *n = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int index)
+{
+    return result(index == 0 ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int index)
+{
+    *out = {};
+    snprintf(out->name, sizeof(out->name), "cudasim");
+    snprintf(out->uuid.bytes, sizeof(out->uuid.bytes), "cudasim %d", index);
+    out->totalGlobalMem = (size_t)1 << 34;
+    out->major = 9;
+    out->multiProcessorCount = 2;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    *version = 13000;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
+{
+    *free_bytes = *total = (size_t)1 << 34;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **out, size_t n)
+{
+    *out = aligned_alloc(256, (n + 255) / 256 * 256);
+    if (*out == NULL) {
+        return result(cudaErrorMemoryAllocation);
+    }
+    memset(*out, 0xff, n);
+    return cudaSuccess;
+}
+
+/* As on a GPU, it waits for the device. */
+cudaError_t cudaFree(void *p)
+{
+    locked hold(lock);
+
+    run_some(INT64_MAX);
+    free(p);
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void **out, size_t n, unsigned flags)
+{
+    (void)flags;
+    return cudaMalloc(out, n);
+}
+
+cudaError_t cudaFreeHost(void *p)
+{
+    return cudaFree(p);
+}
+
+cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags)
+{
+    (void)flags;
+    return result(p != NULL && n > 0 ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaHostUnregister(void *p)
+{
+    return result(p != NULL ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaHostGetDevicePointer(void **out, void *host, unsigned flags)
+{
+    (void)flags;
+    *out = host;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
+{
+    locked hold(lock);
+
+    (void)flags;
+    *out = new cudasim_stream();
+    streams.push_back(*out);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t s)
+{
+    locked hold(lock);
+
+    if (!s->items.empty()) {
+        misused("a stream is destroyed before its work has run");
+    }
+    for (size_t i = 0; i < streams.size(); i++) {
+        if (streams[i] == s) {
+            streams.erase(streams.begin() + (long)i);
+            break;
+        }
+    }
+    delete s;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t s)
+{
+    locked hold(lock);
+
+    run_some((int64_t)(roll() % 8));
+    return s->items.empty() ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
+{
+    cudasim_stream *of = e->stream;
+    const uint64_t ticket = e->ticket;
+
+    (void)flags;
+    return of == NULL ? cudaSuccess
+                      : enqueue(
+                            s, [] {}, [of, ticket] { return of->done >= ticket; });
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
+{
+    (void)flags;
+    *out = new cudasim_event();
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t e)
+{
+    delete e;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
+{
+    locked hold(lock);
+
+    *e = {s, s->enqueued};
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t e)
+{
+    locked hold(lock);
+
+    run_some((int64_t)(roll() % 8));
+    return e->stream == NULL || e->stream->done >= e->ticket ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind kind,
+                            cudaStream_t s)
+{
+    (void)kind;
+    return enqueue(s, [=] { memcpy(to, from, n); });
+}
+
+cudaError_t cudaMemsetAsync(void *to, int byte, size_t n, cudaStream_t s)
+{
+    return enqueue(s, [=] { memset(to, byte, n); });
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    const cudaError_t e = last;
+
+    last = cudaSuccess;
+    return e;
+}
+
+const char *cudaGetErrorName(cudaError_t e)
+{
+    return e == cudaSuccess                     ? "cudaSuccess"
+           : e == cudaErrorMemoryAllocation     ? "cudaErrorMemoryAllocation"
+           : e == cudaErrorInvalidConfiguration ? "cudaErrorInvalidConfiguration"
+           : e == cudaErrorNotSupported         ? "cudaErrorNotSupported"
+                                                : "cudaErrorInvalidValue";
+}
+
+const char *cudaGetErrorString(cudaError_t e)
+{
+    return cudaGetErrorName(e);
+}
+
+/* -- driver calls ------------------------------------------------------------------------------ */
+
+static CUresult write_value(CUstream s, CUdeviceptr at, cuuint64_t value, unsigned flags)
+{
+    (void)flags;
+    enqueue(s, [=] { __atomic_store_n((uint64_t *)at, value, __ATOMIC_SEQ_CST); });
+    return CUDA_SUCCESS;
+}
+
+static CUresult wait_value(CUstream s, CUdeviceptr at, cuuint64_t value, unsigned flags)
+{
+    if (flags != CU_STREAM_WAIT_VALUE_GEQ) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    enqueue(
+        s, [] {},
+        [=] { return (int64_t)(__atomic_load_n((uint64_t *)at, __ATOMIC_SEQ_CST) - value) >= 0; });
+    return CUDA_SUCCESS;
+}
+
+static CUresult attribute(int *out, CUdevice_attribute which, CUdevice device)
+{
+    (void)device;
+    *out = which == CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS;
+    return CUDA_SUCCESS;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **fn, unsigned version,
+                                             unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *found)
+{
+    (void)version;
+    (void)flags;
+    *fn = strcmp(symbol, "cuStreamWriteValue64") == 0  ? (void *)write_value
+          : strcmp(symbol, "cuStreamWaitValue64") == 0 ? (void *)wait_value
+                                                       : (void *)attribute;
+    *found = cudaDriverEntryPointSuccess;
+    return cudaSuccess;
+}
+
+/* -- cuBLASLt ---------------------------------------------------------------------------------- */
+
+struct cudasim_matmul {
+    cublasComputeType_t compute;
+    cublasOperation_t trans_a, trans_b;
+    cublasLtEpilogue_t epilogue;
+    const void *bias;
+};
+
+struct cudasim_layout {
+    cudaDataType type;
+    int64_t rows, cols, ld, offset;
+    int batch;
+};
+
+struct cudasim_preference {
+    uint32_t schemes;
+};
+
+size_t cublasLtGetVersion(void)
+{
+    return 130000;
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *out)
+{
+    *out = NULL;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t h)
+{
+    (void)h;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute,
+                                        cudaDataType_t scale)
+{
+    if ((compute == CUBLAS_COMPUTE_64F) != (scale == CUDA_R_64F)) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    *out = new cudasim_matmul{compute, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
+{
+    delete d;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
+                                              cublasLtMatmulDescAttributes_t which,
+                                              const void *value, size_t n)
+{
+    void *to = which == CUBLASLT_MATMUL_DESC_TRANSA     ? (void *)&d->trans_a
+               : which == CUBLASLT_MATMUL_DESC_TRANSB   ? (void *)&d->trans_b
+               : which == CUBLASLT_MATMUL_DESC_EPILOGUE ? (void *)&d->epilogue
+                                                        : (void *)&d->bias;
+
+    memcpy(to, value, n);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type,
+                                          uint64_t rows, uint64_t cols, int64_t ld)
+{
+    if (rows == 0 || cols == 0 || ld < (int64_t)rows) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    *out = new cudasim_layout{type, (int64_t)rows, (int64_t)cols, ld, 0, 1};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
+{
+    delete l;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
+                                                cublasLtMatrixLayoutAttribute_t which,
+                                                const void *value, size_t n)
+{
+    memcpy(which == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT ? (void *)&l->batch : (void *)&l->offset,
+           value, n);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out)
+{
+    *out = new cudasim_preference{~0u};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p)
+{
+    delete p;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                    cublasLtMatmulPreferenceAttributes_t which,
+                                                    const void *value, size_t n)
+{
+    if (which == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) {
+        memcpy(&p->schemes, value, n);
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* Refuses what the library refuses: shapes that do not match, other schemes than repeat. */
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out,
+                                              cublasLtMatmulPreference_t p, int wanted,
+                                              cublasLtMatmulHeuristicResult_t results[], int *n)
+{
+    const int64_t rows = d->trans_a == CUBLAS_OP_T ? a->cols : a->rows;
+    const int64_t inner = d->trans_a == CUBLAS_OP_T ? a->rows : a->cols;
+    const int64_t cols = d->trans_b == CUBLAS_OP_T ? b->rows : b->cols;
+    const int64_t inner_b = d->trans_b == CUBLAS_OP_T ? b->cols : b->rows;
+
+    (void)h;
+    (void)wanted;
+    if (inner != inner_b || rows != out->rows || cols != out->cols || c->ld != out->ld ||
+        (p->schemes & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    results[0] = {};
+    *n = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static double get(const void *p, cudaDataType type, int64_t i)
+{
+    uint32_t bits;
+    float x;
+    _Float16 half;
+
+    switch (type) {
+    case CUDA_R_64F:
+        return ((const double *)p)[i];
+    case CUDA_R_32F:
+        return ((const float *)p)[i];
+    case CUDA_R_16F:
+        memcpy(&half, (const uint16_t *)p + i, sizeof(half));
+        return (double)half;
+    default:
+        bits = (uint32_t)((const uint16_t *)p)[i] << 16;
+        memcpy(&x, &bits, sizeof(x));
+        return x;
+    }
+}
+
+static void put(void *p, cudaDataType type, int64_t i, double value)
+{
+    float x = (float)value;
+    _Float16 half = (_Float16)x;
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    switch (type) {
+    case CUDA_R_64F:
+        ((double *)p)[i] = value;
+        break;
+    case CUDA_R_32F:
+        ((float *)p)[i] = x;
+        break;
+    case CUDA_R_16F:
+        memcpy((uint16_t *)p + i, &half, sizeof(half));
+        break;
+    default:
+        ((uint16_t *)p)[i] =
+            (uint16_t)(x != x ? bits >> 16 | 0x40 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+    }
+}
+
+static void multiply(const cudasim_matmul &d, double alpha, const void *a, const cudasim_layout &la,
+                     const void *b, const cudasim_layout &lb, double beta, const void *c,
+                     const cudasim_layout &lc, void *out, const cudasim_layout &lout)
+{
+    const bool ta = d.trans_a == CUBLAS_OP_T, tb = d.trans_b == CUBLAS_OP_T;
+    const int64_t k = ta ? la.rows : la.cols, m = lout.rows;
+    std::vector<double> column((size_t)m);
+
+    for (int64_t p = 0; p < lout.batch; p++) {
+        for (int64_t j = 0; j < lout.cols; j++) {
+            for (int64_t i = 0; i < m; i++) {
+                column[(size_t)i] = 0;
+            }
+            for (int64_t l = 0; l < k; l++) {
+                const double y =
+                    get(b, lb.type, p * lb.offset + (tb ? j + l * lb.ld : l + j * lb.ld));
+
+                for (int64_t i = 0; i < m; i++) {
+                    column[(size_t)i] +=
+                        y * get(a, la.type, p * la.offset + (ta ? l + i * la.ld : i + l * la.ld));
+                }
+            }
+            for (int64_t i = 0; i < m; i++) {
+                double x = alpha * column[(size_t)i];
+
+                x += beta != 0 ? beta * get(c, lc.type, p * lc.offset + i + j * lc.ld) : 0;
+                x += d.epilogue == CUBLASLT_EPILOGUE_BIAS ? get(d.bias, lout.type, i) : 0;
+                put(out, lout.type, p * lout.offset + i + j * lout.ld, x);
+            }
+        }
+    }
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha,
+                              const void *a, cublasLtMatrixLayout_t la, const void *b,
+                              cublasLtMatrixLayout_t lb, const void *beta, const void *c,
+                              cublasLtMatrixLayout_t lc, void *out, cublasLtMatrixLayout_t lout,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace,
+                              size_t workspace_bytes, cudaStream_t s)
+{
+    const cudasim_matmul desc = *d;
+    const cudasim_layout ca = *la, cb = *lb, cc = *lc, cout = *lout;
+    const bool wide = d->compute == CUBLAS_COMPUTE_64F;
+    const double x = wide ? *(const double *)alpha : *(const float *)alpha;
+    const double y = wide ? *(const double *)beta : *(const float *)beta;
+
+    (void)h;
+    (void)algo;
+    (void)workspace;
+    (void)workspace_bytes;
+    enqueue(s, [=] { multiply(desc, x, a, ca, b, cb, y, c, cc, out, cout); });
+    return CUBLAS_STATUS_SUCCESS;
+}
