@@ -52,6 +52,12 @@ template <class R> static __device__ inline R dot(const R *a, const R *b, int64_
     return sum;
 }
 
+/* What has no weight is hidden, whatever it is. */
+template <class R> static __device__ inline R times(R weight, R x)
+{
+    return weight != 0 ? weight * x : (R)0;
+}
+
 /* Over the 16 threads of a row. */
 template <class F, class R> static __device__ inline R row_fold(R x)
 {
@@ -170,7 +176,7 @@ static __global__ void __launch_bounds__(THREADS)
             R y = acc[r * row + d] * shrink;
 
             for (int c = 0; c < COLS; c++) {
-                y += p[r * COLS + c] * kv[c * row + d];
+                y += times(p[r * COLS + c], kv[c * row + d]);
             }
             acc[r * row + d] = y;
         }
@@ -230,7 +236,7 @@ static __device__ inline R score_grad(const msi_attention_args &a, const dropper
     const R keep = kept<R>(a, drop, w, t, s);
 
     *kept_p = keep != 0 ? p * keep : (R)0;
-    return p * ((keep != 0 ? dov * keep : (R)0) - ((const R *)a.work)[i]);
+    return times(p, (keep != 0 ? dov * keep : (R)0) - ((const R *)a.work)[i]);
 }
 
 template <class T>
@@ -277,7 +283,7 @@ static __global__ void __launch_bounds__(THREADS)
             R y = dq[r * row + d];
 
             for (int c = 0; c < COLS; c++) {
-                y += ds[r * COLS + c] * kv[c * row + d];
+                y += times(ds[r * COLS + c], kv[c * row + d]);
             }
             dq[r * row + d] = y;
         }
@@ -334,7 +340,7 @@ static __global__ void __launch_bounds__(THREADS)
                 R y = dv[r * row + d];
 
                 for (int c = 0; c < COLS; c++) {
-                    y += p[r * COLS + c] * q[c * row + d];
+                    y += times(p[r * COLS + c], q[c * row + d]);
                 }
                 dv[r * row + d] = y;
             }
@@ -345,7 +351,7 @@ static __global__ void __launch_bounds__(THREADS)
                 R y = dk[r * row + d];
 
                 for (int c = 0; c < COLS; c++) {
-                    y += ds[r * COLS + c] * q[c * row + d];
+                    y += times(ds[r * COLS + c], q[c * row + d]);
                 }
                 dk[r * row + d] = y;
             }

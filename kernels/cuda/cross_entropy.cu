@@ -85,7 +85,7 @@ template <class T> static cudaError_t cross_entropy(cudaStream_t stream, const v
 {
     const msi_cross_entropy_args *a = (const msi_cross_entropy_args *)args;
     const cudaError_t e =
-        ms_launch(row_kernel<T>, row_blocks(a->rows), ms_row_threads(a->cols), 0, stream, *a);
+        ms_launch(row_kernel<T>, ms_blocks(a->rows), ms_row_threads(a->cols), 0, stream, *a);
 
     return e != cudaSuccess ? e : ms_launch(loss_kernel<T>, 1, 256, 0, stream, *a);
 }
@@ -94,7 +94,7 @@ template <class T> static cudaError_t cross_entropy_grad(cudaStream_t stream, co
 {
     const msi_cross_entropy_args *a = (const msi_cross_entropy_args *)args;
 
-    return ms_launch(grad_kernel<T>, row_blocks(a->rows), ms_row_threads(a->cols), 0, stream, *a);
+    return ms_launch(grad_kernel<T>, ms_blocks(a->rows), ms_row_threads(a->cols), 0, stream, *a);
 }
 
 #define ENTER(op, dtype, type)                                                                     \

@@ -345,6 +345,12 @@ static inline unsigned ms_grid(int64_t n)
     return (unsigned)(blocks < MS_GRID ? blocks : MS_GRID);
 }
 
+/* Blocks for n rows, one a block. */
+static inline unsigned ms_blocks(int64_t n)
+{
+    return (unsigned)(n < 65536 ? n : 65536);
+}
+
 /* Threads for a row of so many elements. */
 static inline unsigned ms_row_threads(int64_t cols)
 {

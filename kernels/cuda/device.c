@@ -333,6 +333,8 @@ static int64_t cuda_work_bytes(msi_device *base, int32_t kernel, int32_t dtype, 
     (void)base;
     switch (kernel) {
     case MSI_K_attention:
+    case MSI_K_conv:
+    case MSI_K_conv_grad:
         return 0;
     case MSI_K_attention_grad:
         return a->batch * a->heads * a->q_len * (dtype == MS_DTYPE_F64 ? 8 : 4);

@@ -136,16 +136,11 @@ template <class T, class Out> static __global__ void layer_norm_dw(const msi_lay
     }
 }
 
-static unsigned blocks_of(int64_t rows)
-{
-    return (unsigned)(rows < 65536 ? rows : 65536);
-}
-
 template <class T> static cudaError_t layer_norm(cudaStream_t stream, const void *args)
 {
     const msi_layer_norm_args *a = (const msi_layer_norm_args *)args;
 
-    return ms_launch(layer_norm_kernel<T>, blocks_of(a->rows), ms_row_threads(a->cols), 0, stream,
+    return ms_launch(layer_norm_kernel<T>, ms_blocks(a->rows), ms_row_threads(a->cols), 0, stream,
                      *a);
 }
 
@@ -160,7 +155,7 @@ template <class T> static cudaError_t layer_norm_grad(cudaStream_t stream, const
                       (unsigned)((a->cols + 31) / 32), dim3(32, ROWS), 0, stream, *a);
     }
     return e != cudaSuccess || a->dx == NULL ? e
-                                             : ms_launch(layer_norm_dx<T>, blocks_of(a->rows),
+                                             : ms_launch(layer_norm_dx<T>, ms_blocks(a->rows),
                                                          ms_row_threads(a->cols), 0, stream, *a);
 }
 

@@ -27,9 +27,4 @@ static __device__ inline R row_sum_exp(const T *x, int64_t cols, R *total)
     return most;
 }
 
-static inline unsigned row_blocks(int64_t rows)
-{
-    return (unsigned)(rows < 65536 ? rows : 65536);
-}
-
 #endif

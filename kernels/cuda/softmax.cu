@@ -48,7 +48,7 @@ template <class T, int KIND> static __global__ void backward(const msi_softmax_a
     MS_ENTRY(name, dtype)                                                                          \
     {                                                                                              \
         const msi_softmax_args *a = (const msi_softmax_args *)args;                                \
-        return ms_launch(kernel<type, KIND>, row_blocks(a->rows), ms_row_threads(a->cols), 0,      \
+        return ms_launch(kernel<type, KIND>, ms_blocks(a->rows), ms_row_threads(a->cols), 0,       \
                          stream, *a);                                                              \
     }
 #define ENTER_ALL(op, dtype, type)                                                                 \

@@ -1,4 +1,4 @@
-/* Sums over dimensions. Threads add in the compute type, a run of 64 elements at a time, and the
+/* Sums over dimensions. Threads add in the compute type, a run of 16 elements at a time, and the
  * runs in f64 (integers in i64).
  *
  *   rows     a block a kept element
@@ -14,7 +14,7 @@ template <> struct total_of<int64_t> {
 };
 #define TOTAL(T) typename total_of<REAL(T)>::type
 
-enum { SUM_RUN = 64, SUM_LANES = 8 };
+enum { SUM_RUN = 16, SUM_LANES = 8 };
 
 /* Elements first, first + step, ... of the reduced. */
 template <class T>

@@ -3,19 +3,10 @@
 
 #include "moonshard/tensor.h"
 
-/* The device's answer; -1: as much as the CPU's. */
-static int64_t device_bytes(const msi_attention_args *a, int32_t dtype, bool gradient)
-{
-    msi_device *d = a->ctx != NULL ? a->ctx->device : NULL;
-
-    return MSI_UNLIKELY(d != NULL) && d->ops->work_bytes != NULL
-               ? d->ops->work_bytes(d, gradient ? MSI_K_attention_grad : MSI_K_attention, dtype, a)
-               : -1;
-}
-
 int64_t msi_attention_work_bytes(const msi_attention_args *a, int32_t dtype, bool gradient)
 {
-    const int64_t of_device = device_bytes(a, dtype, gradient);
+    const int64_t of_device =
+        msi_device_work_bytes(a->ctx, gradient ? MSI_K_attention_grad : MSI_K_attention, dtype, a);
 
     if (of_device >= 0) {
         return of_device;

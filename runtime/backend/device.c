@@ -181,6 +181,16 @@ ms_status msi_device_await(msi_device *d, int32_t stream, _Atomic uint64_t *cons
     return device_outcome(d, order, outcome);
 }
 
+int64_t msi_device_work_bytes(const ms_context *ctx, int32_t kernel, int32_t dtype,
+                              const void *args)
+{
+    msi_device *d = ctx != NULL ? ctx->device : NULL;
+
+    return MSI_UNLIKELY(d != NULL) && d->ops->work_bytes != NULL
+               ? d->ops->work_bytes(d, kernel, dtype, args)
+               : -1;
+}
+
 ms_status msi_device_pin(msi_device *d, void *p, int64_t nbytes)
 {
     return device_outcome(d, "words of a slot", d->ops->pin(d, p, nbytes));

@@ -170,6 +170,9 @@ ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t 
 ms_status msi_device_after(msi_device *d, int32_t stream, msi_mark mark);
 ms_status msi_device_await(msi_device *d, int32_t stream, _Atomic uint64_t *const *words, int32_t n,
                            uint64_t at_least);
+/* `work_bytes` of the table; -1: as much as the CPU's. `ctx` may be NULL. */
+int64_t msi_device_work_bytes(const ms_context *ctx, int32_t kernel, int32_t dtype,
+                              const void *args);
 /* `pin` of the table, which has one. */
 ms_status msi_device_pin(msi_device *d, void *p, int64_t nbytes);
 /* Wait for a mark. MS_COMM_ERROR if it depends on peers that left; it is reached anyway, but with
