@@ -266,6 +266,7 @@ local runs = {
   ['./dev docs'] = part_of_dev, -- writes into the tree
   ['./dev reference'] = part_of_dev,
   ['./dev test asan'] = part_of_ci,
+  ['./dev test cudasim'] = part_of_ci,
   ['./dev test fake'] = part_of_ci,
   ['./dev test tsan'] = part_of_ci,
   ['.ci/run'] = function()

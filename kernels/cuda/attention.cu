@@ -107,7 +107,10 @@ static __device__ inline R kept(const msi_attention_args &a, const dropper &drop
     const int64_t e = (w.h * a.q_len + t) * a.kv_len + s;
 
     philox(word, (uint64_t)(e / 4), (uint64_t)(a.sample_base + w.b), drop.key);
-    return word[e % 4] >= drop.threshold ? (R)drop.factor : (R)0;
+    const uint32_t mine =
+        e % 4 < 2 ? (e % 2 == 0 ? word[0] : word[1]) : (e % 2 == 0 ? word[2] : word[3]);
+
+    return mine >= drop.threshold ? (R)drop.factor : (R)0;
 }
 
 static __device__ inline head head_of(const msi_attention_args &a, int64_t i)
@@ -125,7 +128,7 @@ static __device__ inline int64_t end_of(const msi_attention_args &a, int64_t q0)
 }
 
 template <class T>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 1)
     forward(const msi_attention_args a, const dropper drop, int64_t tiles)
 {
     typedef REAL(T) R;
@@ -240,7 +243,7 @@ static __device__ inline R score_grad(const msi_attention_args &a, const dropper
 }
 
 template <class T>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 1)
     backward_queries(const msi_attention_args a, const dropper drop, int64_t tiles)
 {
     typedef REAL(T) R;
@@ -294,7 +297,7 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 template <class T>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 1)
     backward_keys(const msi_attention_args a, const dropper drop, int64_t tiles)
 {
     typedef REAL(T) R;
