@@ -29,6 +29,17 @@ cudaError_t msi_cuda_await_word(cudaStream_t stream, const uint64_t *word, uint6
 /* One thread that stores a word, behind everything before it. */
 cudaError_t msi_cuda_post_word(cudaStream_t stream, uint64_t *word, uint64_t value);
 
+/* A driver call; NULL: this driver has none. */
+void *cuda_driver_call(const char *name);
+
+/* -- share.c ------------------------------------------------------------------------------------
+ */
+
+/* Memory of a card that other processes can map by a descriptor. MSI_DEV_*. */
+int32_t cuda_share_new(int index, int64_t nbytes, void **out, int32_t *fd);
+int32_t cuda_share_attach(int index, int32_t fd, int64_t nbytes, bool readonly, void **out);
+void cuda_share_detach(int index, void *p, int64_t nbytes);
+
 /* -- matmul.c ---------------------------------------------------------------------------------- */
 
 typedef struct cuda_matmul cuda_matmul;

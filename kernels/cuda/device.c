@@ -381,6 +381,7 @@ static void cuda_unpin(msi_device *base, void *p)
     cuda_device *d = of(base);
 
     bind(d);
+    (void)awaits(d); /* none of its words is left */
     for (int32_t i = 0; i < d->n_pinned; i++) {
         if (d->pinned[i].host == p) {
             (void)cudaHostUnregister(p);
@@ -471,6 +472,7 @@ static void cuda_abandon(msi_device *base)
 {
     cuda_device *d = of(base);
 
+    (void)awaits(d); /* words of those that have ended may be gone */
     for (int32_t i = 0; i < d->n_waiting; i++) {
         uint64_t now = atomic_load(d->waiting[i].word);
 
@@ -504,24 +506,20 @@ static void cuda_give(msi_device *base, void *p, int64_t nbytes, int32_t place)
 
 static int32_t cuda_share(msi_device *base, int64_t nbytes, void **out, int32_t *fd)
 {
-    (void)base;
-    (void)nbytes;
-    (void)out;
-    (void)fd;
-    return MSI_DEV_UNSUPPORTED;
+    bind(of(base));
+    return cuda_share_new(of(base)->index, nbytes, out, fd);
 }
 
 static int32_t cuda_attach(msi_device *base, int32_t fd, int64_t nbytes, bool readonly, void **out)
 {
-    (void)readonly;
-    return cuda_share(base, nbytes, out, &fd);
+    bind(of(base));
+    return cuda_share_attach(of(base)->index, fd, nbytes, readonly, out);
 }
 
 static void cuda_detach(msi_device *base, void *p, int64_t nbytes)
 {
-    (void)base;
-    (void)p;
-    (void)nbytes;
+    bind(of(base));
+    cuda_share_detach(of(base)->index, p, nbytes);
 }
 
 static void cuda_info(msi_device *base, msi_device_info *out)
@@ -559,8 +557,7 @@ static void cuda_close(msi_device *base)
     free(d);
 }
 
-/* A driver call; NULL: this driver has none. */
-static void *driver_call(const char *name)
+void *cuda_driver_call(const char *name)
 {
     enum cudaDriverEntryPointQueryResult found;
     void *fn = NULL;
@@ -575,8 +572,9 @@ static void *driver_call(const char *name)
 static void find_stream_operations(cuda_device *d)
 {
     CUresult (*attribute)(int *, CUdevice_attribute, CUdevice);
-    void *get = driver_call("cuDeviceGetAttribute"), *write = driver_call("cuStreamWriteValue64");
-    void *wait = driver_call("cuStreamWaitValue64");
+    void *get = cuda_driver_call("cuDeviceGetAttribute"),
+         *write = cuda_driver_call("cuStreamWriteValue64");
+    void *wait = cuda_driver_call("cuStreamWaitValue64");
     int can = 0;
 
     if (get == NULL || write == NULL || wait == NULL) {

@@ -2,10 +2,12 @@
 #include "cudasim.h"
 
 #include <deque>
+#include <fcntl.h>
 #include <mutex>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <vector>
 
 static std::recursive_mutex lock; /* ranks may be threads */
@@ -495,17 +497,128 @@ static CUresult attribute(int *out, CUdevice_attribute which, CUdevice device)
     return CUDA_SUCCESS;
 }
 
+/* A handle is a descriptor of a memory file, and one more. */
+static CUresult granularity(size_t *out, const CUmemAllocationProp *prop,
+                            CUmemAllocationGranularity_flags flags)
+{
+    (void)prop;
+    (void)flags;
+    *out = 1 << 16;
+    return CUDA_SUCCESS;
+}
+
+static CUresult create(CUmemGenericAllocationHandle *out, size_t n, const CUmemAllocationProp *prop,
+                       unsigned long long flags)
+{
+    const int fd = memfd_create("cudasim", MFD_CLOEXEC);
+
+    (void)flags;
+    if (prop->requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || n % (1 << 16)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (fd < 0 || ftruncate(fd, (off_t)n) != 0) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *out = (CUmemGenericAllocationHandle)fd + 1;
+    return CUDA_SUCCESS;
+}
+
+static CUresult share_handle(void *out, CUmemGenericAllocationHandle h,
+                             CUmemAllocationHandleType type, unsigned long long flags)
+{
+    (void)type;
+    (void)flags;
+    *(int *)out = fcntl((int)h - 1, F_DUPFD_CLOEXEC, 0);
+    return CUDA_SUCCESS;
+}
+
+static CUresult import_handle(CUmemGenericAllocationHandle *out, void *handle,
+                              CUmemAllocationHandleType type)
+{
+    (void)type;
+    *out = (CUmemGenericAllocationHandle)fcntl((int)(intptr_t)handle, F_DUPFD_CLOEXEC, 0) + 1;
+    return *out > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult release_handle(CUmemGenericAllocationHandle h)
+{
+    close((int)h - 1);
+    return CUDA_SUCCESS;
+}
+
+static CUresult reserve(CUdeviceptr *out, size_t n, size_t alignment, CUdeviceptr at,
+                        unsigned long long flags)
+{
+    void *p = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    (void)alignment;
+    (void)at;
+    (void)flags;
+    *out = (CUdeviceptr)p;
+    return p != MAP_FAILED ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult map_handle(CUdeviceptr at, size_t n, size_t offset, CUmemGenericAllocationHandle h,
+                           unsigned long long flags)
+{
+    (void)flags;
+    return mmap((void *)at, n, PROT_NONE, MAP_SHARED | MAP_FIXED, (int)h - 1, (off_t)offset) !=
+                   MAP_FAILED
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult set_access(CUdeviceptr at, size_t n, const CUmemAccessDesc *access, size_t count)
+{
+    const bool writes = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+
+    (void)count;
+    return mprotect((void *)at, n, writes ? PROT_READ | PROT_WRITE : PROT_READ) == 0
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult unmap(CUdeviceptr at, size_t n)
+{
+    return munmap((void *)at, n) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult free_address(CUdeviceptr at, size_t n)
+{
+    (void)at;
+    (void)n;
+    return CUDA_SUCCESS; /* unmap() has */
+}
+
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **fn, unsigned version,
                                              unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *found)
 {
     (void)version;
     (void)flags;
-    *fn = strcmp(symbol, "cuStreamWriteValue64") == 0  ? (void *)write_value
-          : strcmp(symbol, "cuStreamWaitValue64") == 0 ? (void *)wait_value
-                                                       : (void *)attribute;
+    static const struct {
+        const char *name;
+        void *fn;
+    } calls[] = {{"cuStreamWriteValue64", (void *)write_value},
+                 {"cuStreamWaitValue64", (void *)wait_value},
+                 {"cuDeviceGetAttribute", (void *)attribute},
+                 {"cuMemGetAllocationGranularity", (void *)granularity},
+                 {"cuMemCreate", (void *)create},
+                 {"cuMemExportToShareableHandle", (void *)share_handle},
+                 {"cuMemImportFromShareableHandle", (void *)import_handle},
+                 {"cuMemRelease", (void *)release_handle},
+                 {"cuMemAddressReserve", (void *)reserve},
+                 {"cuMemMap", (void *)map_handle},
+                 {"cuMemSetAccess", (void *)set_access},
+                 {"cuMemUnmap", (void *)unmap},
+                 {"cuMemAddressFree", (void *)free_address}};
+
+    *fn = NULL;
+    for (const auto &call : calls) {
+        *fn = strcmp(symbol, call.name) == 0 ? call.fn : *fn;
+    }
     *found = cudaDriverEntryPointSuccess;
-    return cudaSuccess;
+    return result(*fn != NULL ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 /* -- cuBLASLt ---------------------------------------------------------------------------------- */

@@ -1,0 +1,160 @@
+/* Memory that ranks on one card share: an allocation of the driver's virtual memory management,
+ * exported as a file descriptor and mapped by each. A mapping keeps the memory, so handles are
+ * released at once. */
+#include "cuda_device.h"
+
+#include <string.h>
+
+/* The driver's calls. */
+typedef struct driver {
+    CUresult (*granularity)(size_t *, const CUmemAllocationProp *,
+                            CUmemAllocationGranularity_flags);
+    CUresult (*create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
+                       unsigned long long);
+    CUresult (*export_handle)(void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
+                              unsigned long long);
+    CUresult (*import_handle)(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType);
+    CUresult (*release)(CUmemGenericAllocationHandle);
+    CUresult (*reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+    CUresult (*map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
+    CUresult (*access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+    CUresult (*unmap)(CUdeviceptr, size_t);
+    CUresult (*free_address)(CUdeviceptr, size_t);
+} driver;
+
+static bool find(driver *d)
+{
+    static const char *const names[] = {"cuMemGetAllocationGranularity",
+                                        "cuMemCreate",
+                                        "cuMemExportToShareableHandle",
+                                        "cuMemImportFromShareableHandle",
+                                        "cuMemRelease",
+                                        "cuMemAddressReserve",
+                                        "cuMemMap",
+                                        "cuMemSetAccess",
+                                        "cuMemUnmap",
+                                        "cuMemAddressFree"};
+    char *to = (char *)d;
+
+    _Static_assert(sizeof(*d) == sizeof(names), "a pointer a name");
+    for (int32_t i = 0; i < MSI_COUNT(names); i++, to += sizeof(void *)) {
+        void *fn = cuda_driver_call(names[i]);
+
+        if (fn == NULL) {
+            return false;
+        }
+        memcpy(to, &fn, sizeof(fn));
+    }
+    return true;
+}
+
+static CUmemAllocationProp prop_of(int index)
+{
+    return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                 .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = index}};
+}
+
+/* nbytes in whole pieces of the card. */
+static bool whole(const driver *d, int index, int64_t nbytes, size_t *out)
+{
+    const CUmemAllocationProp prop = prop_of(index);
+    size_t piece = 0;
+
+    if (d->granularity(&piece, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS ||
+        piece == 0) {
+        return false;
+    }
+    *out = ((size_t)nbytes + piece - 1) / piece * piece;
+    return true;
+}
+
+static int32_t outcome(CUresult e)
+{
+    return e == CUDA_SUCCESS               ? MSI_DEV_OK
+           : e == CUDA_ERROR_OUT_OF_MEMORY ? MSI_DEV_NO_MEMORY
+                                           : MSI_DEV_FAILED;
+}
+
+static CUresult map(const driver *d, int index, CUmemGenericAllocationHandle handle, size_t n,
+                    bool readonly, void **out)
+{
+    const CUmemAccessDesc access = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, index},
+                                    .flags = readonly ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                                                      : CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUdeviceptr at = 0;
+    CUresult e = d->reserve(&at, n, 0, 0, 0);
+
+    if (e != CUDA_SUCCESS) {
+        return e;
+    }
+    e = d->map(at, n, 0, handle, 0);
+    if (e == CUDA_SUCCESS) {
+        e = d->access(at, n, &access, 1);
+        if (e != CUDA_SUCCESS) {
+            (void)d->unmap(at, n);
+        }
+    }
+    if (e != CUDA_SUCCESS) {
+        (void)d->free_address(at, n);
+    }
+    *out = (void *)(uintptr_t)at;
+    return e;
+}
+
+int32_t cuda_share_new(int index, int64_t nbytes, void **out, int32_t *fd)
+{
+    const CUmemAllocationProp prop = prop_of(index);
+    CUmemGenericAllocationHandle handle;
+    driver d;
+    size_t n;
+
+    if (!find(&d) || !whole(&d, index, nbytes, &n)) {
+        return MSI_DEV_UNSUPPORTED;
+    }
+    CUresult e = d.create(&handle, n, &prop, 0);
+
+    if (e != CUDA_SUCCESS) {
+        return outcome(e);
+    }
+    e = map(&d, index, handle, n, false, out);
+    if (e == CUDA_SUCCESS) {
+        e = d.export_handle(fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+        if (e != CUDA_SUCCESS) {
+            cuda_share_detach(index, *out, nbytes);
+        }
+    }
+    (void)d.release(handle);
+    return outcome(e);
+}
+
+int32_t cuda_share_attach(int index, int32_t fd, int64_t nbytes, bool readonly, void **out)
+{
+    CUmemGenericAllocationHandle handle;
+    driver d;
+    size_t n;
+
+    if (!find(&d) || !whole(&d, index, nbytes, &n)) {
+        return MSI_DEV_UNSUPPORTED;
+    }
+    CUresult e =
+        d.import_handle(&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+
+    if (e == CUDA_SUCCESS) {
+        e = map(&d, index, handle, n, readonly, out);
+        (void)d.release(handle);
+    }
+    return outcome(e);
+}
+
+void cuda_share_detach(int index, void *p, int64_t nbytes)
+{
+    const CUdeviceptr at = (CUdeviceptr)(uintptr_t)p;
+    driver d;
+    size_t n;
+
+    if (find(&d) && whole(&d, index, nbytes, &n)) {
+        (void)d.unmap(at, n);
+        (void)d.free_address(at, n);
+    }
+}
