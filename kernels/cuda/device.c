@@ -223,7 +223,7 @@ static int32_t cuda_wait(msi_device *base, msi_mark m, msi_go_on go_on, void *us
         if (now != MSI_DEV_NOT_YET) {
             return now;
         }
-        if (n < 1000) { /* tens of microseconds */
+        if (n < 1000) { /* about a millisecond */
             continue;
         }
         if (go_on != NULL && !go_on(user, !awaits(d))) {

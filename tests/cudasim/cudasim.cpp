@@ -241,6 +241,12 @@ static cudaError_t enqueue(cudaStream_t s, std::function<void()> run,
     return cudaSuccess;
 }
 
+/* What a GPU does while the host asks once: a few items, more of a long queue. */
+static int64_t some(const cudasim_stream *s)
+{
+    return (int64_t)(roll() % (8 + s->items.size() / 16));
+}
+
 /* Run up to n items of random streams. */
 static void run_some(int64_t n)
 {
@@ -392,7 +398,7 @@ cudaError_t cudaStreamQuery(cudaStream_t s)
 {
     locked hold(lock);
 
-    run_some((int64_t)(roll() % 8));
+    run_some(some(s));
     return s->items.empty() ? cudaSuccess : cudaErrorNotReady;
 }
 
@@ -432,7 +438,9 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 {
     locked hold(lock);
 
-    run_some((int64_t)(roll() % 8));
+    if (e->stream != NULL) {
+        run_some(some(e->stream));
+    }
     return e->stream == NULL || e->stream->done >= e->ticket ? cudaSuccess : cudaErrorNotReady;
 }
 
