@@ -138,6 +138,7 @@ end
 ---@field use_orig_params boolean
 ---@field full_precision_in_eval? boolean  default false
 ---@field shard_group? ffi.cdata*  a part of the group
+---@field keep_low_precision_grads? boolean  default false
 ---@field offload_params? boolean  default false
 
 ---@param options ms.bindings.UnitOptions
@@ -150,6 +151,7 @@ local function unit_options(options)
   o.use_orig_params = options.use_orig_params
   o.full_precision_in_eval = options.full_precision_in_eval or false
   o.shard_group = options.shard_group
+  o.keep_low_precision_grads = options.keep_low_precision_grads or false
   o.offload_params = options.offload_params or false
   return o
 end

@@ -59,6 +59,24 @@ describe('gradients of sharded parameters', function()
         end)
       end)
     end
+
+    it('stay in param_dtype with keep_low_precision_grads, with ' .. strategy, function()
+      ms.dist.spawn(2, function(rank)
+        local hashes = {}
+        for i, keeps in ipairs { false, true } do
+          local model = linear(strategy, { param_dtype = 'bf16', keep_low_precision_grads = keeps })
+          local opt = optim.SGD(model:parameters(), { lr = 0.1, momentum = 0.9 })
+          model:no_sync(pass, model, rank, 1)
+          pass(model, rank, 1)
+          pass(model, rank, 1)
+          assert.equal(keeps and 'bf16' or 'f32', model.weight:grad():dtype())
+          assert.equal(4.5, model.weight:grad():mean():item())
+          opt:step()
+          hashes[i] = model:hash()
+        end
+        assert.equal(hashes[1], hashes[2])
+      end)
+    end)
   end
 
   it('are dropped by zero_grad inside no_sync', function()

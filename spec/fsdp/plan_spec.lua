@@ -9,6 +9,7 @@ local PRECISIONS = {
   {},
   { param_dtype = 'bf16', reduce_dtype = 'f32' },
   { param_dtype = 'bf16' },
+  { param_dtype = 'bf16', keep_low_precision_grads = true },
 }
 
 -- Units of unequal sizes; the root has none.

@@ -78,9 +78,6 @@ local function precision(given)
   if given.module_classes_to_ignore then
     check.classes('module_classes_to_ignore', given.module_classes_to_ignore)
   end
-  if given.keep_low_precision_grads then
-    errors.raise('NotImplementedError', 'keep_low_precision_grads is not supported yet')
-  end
   return util.merged(options.full_precision(), given)
 end
 

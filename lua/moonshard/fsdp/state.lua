@@ -224,6 +224,7 @@ local function unit_options(self)
     use_orig_params = self.use_orig_params,
     full_precision_in_eval = self.full_precision_in_eval,
     shard_group = self.sharding_strategy ~= 'NO_SHARD' and self.shard_group or nil,
+    keep_low_precision_grads = self.mixed_precision.keep_low_precision_grads,
     offload_params = self.cpu_offload.offload_params,
   }
 end

@@ -10,16 +10,24 @@ void msi_unit_set_dtypes(ms_fsdp_unit *u, int32_t orig_dtype)
     u->reduce_dtype = o->reduce_dtype != MS_DTYPE_NONE  ? o->reduce_dtype
                       : o->param_dtype != MS_DTYPE_NONE ? o->param_dtype
                                                         : orig_dtype;
+    u->grad_dtype = o->keep_low_precision_grads ? u->param_dtype : orig_dtype;
 }
 
 static ms_status cast_storage(const ms_fsdp_unit *u, int32_t dtype, msi_storage **out)
 {
     const msi_view from = msi_flat_view(u, u->master, 0, u->shard_numel);
-    msi_view to;
+    msi_view to = from;
 
-    MS_TRY(msi_view_like(&to, u->ctx, &from, dtype, MS_MEM_PARAMETER, true));
-    *out = to.storage;
-    return MS_OK;
+    MS_TRY(msi_unit_storage(u, out, u->shard_numel * ms_dtype_size(dtype), MS_MEM_PARAMETER));
+    to.storage = *out;
+    to.dtype = (int8_t)dtype;
+    const ms_status status = msi_copy(&to, &from, false);
+
+    if (status != MS_OK) {
+        msi_storage_release(*out);
+        *out = NULL;
+    }
+    return status;
 }
 
 /* The layout stays: its alignment is of the dtype that the unit was made for. */

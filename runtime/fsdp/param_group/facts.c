@@ -28,6 +28,7 @@ msi_group_facts msi_unit_facts(const ms_fsdp_unit *u)
                              .orig_dtype = u->orig_dtype,
                              .param_dtype = u->param_dtype,
                              .reduce_dtype = u->reduce_dtype,
+                             .grad_dtype = u->grad_dtype,
                              .is_sharded = u->is_sharded,
                              .shares = msi_unit_shares(u),
                              .keeps = u->options.strategy == MS_FSDP_SHARD_GRAD_OP,

@@ -35,7 +35,7 @@ static void gradient_like(void *unit, int32_t index, msi_view *like)
     const ms_fsdp_unit *u = unit;
 
     (void)index;
-    msi_view_set_contiguous(like, u->orig_dtype, 1, &u->shard_numel);
+    msi_view_set_contiguous(like, u->grad_dtype, 1, &u->shard_numel);
 }
 
 /* Elements of parameter `p` in a flat gradient that starts at element 0 of the flat (`whole`) or of
@@ -81,7 +81,7 @@ static ms_status copied(ms_fsdp_unit *u, ms_tensor **out)
     const bool whole = any_accumulated(u);
     msi_view like = {.storage = NULL}, flat;
 
-    msi_view_set_contiguous(&like, whole ? u->param_dtype : u->orig_dtype, 1,
+    msi_view_set_contiguous(&like, whole ? u->param_dtype : u->grad_dtype, 1,
                             whole ? &u->total : &u->shard_numel);
     MS_TRY(msi_view_like(&flat, u->ctx, &like, like.dtype, MS_MEM_GRADIENT, false));
     ms_status status = copy_gradients(u, &flat, whole);
@@ -114,7 +114,9 @@ static ms_status shown(void *unit, int32_t index, ms_tensor **out)
     if (!all || any_accumulated(u)) {
         return copied(u, out);
     }
-    const msi_view v = msi_flat_view(u, u->grad, 0, u->shard_numel);
+    msi_view v = {.storage = u->grad};
+
+    msi_view_set_contiguous(&v, u->grad_dtype, 1, &u->shard_numel);
 
     return msi_tensor_new(out, u->ctx, &v);
 }

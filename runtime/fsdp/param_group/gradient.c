@@ -8,9 +8,9 @@ static msi_view reduced_view(const ms_fsdp_unit *u, const msi_unit_param *p)
     msi_view v = {.storage = p->place};
 
     if (u->is_sharded && !u->shows_full_grads) {
-        msi_view_set_contiguous(&v, u->orig_dtype, 1, &p->piece.numel);
+        msi_view_set_contiguous(&v, u->grad_dtype, 1, &p->piece.numel);
     } else {
-        msi_view_set_contiguous(&v, u->orig_dtype, param->ndim, param->shape);
+        msi_view_set_contiguous(&v, u->grad_dtype, param->ndim, param->shape);
     }
     return v;
 }
@@ -210,7 +210,7 @@ static ms_status move_places(ms_fsdp_unit *u, msi_storage *grad)
         const msi_unit_param *p = &u->params[i];
 
         if (p->place != NULL) {
-            char *to = (char *)grad->data + p->in_grad * ms_dtype_size(u->orig_dtype);
+            char *to = (char *)grad->data + p->in_grad * ms_dtype_size(u->grad_dtype);
 
             if (status == MS_OK && shows_reduced(p)) {
                 status = msi_mem_copy(u->ctx, to, p->place->data, p->place->nbytes);
@@ -233,7 +233,7 @@ static ms_status make_grad(ms_fsdp_unit *u, bool arrived)
     for (int32_t i = 0; i < u->n_params; i++) {
         MS_TRY(keep_dropped(u, &u->params[i]));
     }
-    MS_TRY(msi_unit_storage(u, &grad, numel * ms_dtype_size(u->orig_dtype), MS_MEM_GRADIENT));
+    MS_TRY(msi_unit_storage(u, &grad, numel * ms_dtype_size(u->grad_dtype), MS_MEM_GRADIENT));
     if (is_shard) {
         use_shard_layout(u);
     } else {
@@ -250,7 +250,7 @@ static ms_status make_grad(ms_fsdp_unit *u, bool arrived)
 
 static ms_status make_place(ms_fsdp_unit *u, msi_unit_param *p)
 {
-    const int64_t size = ms_dtype_size(u->orig_dtype);
+    const int64_t size = ms_dtype_size(u->grad_dtype);
 
     MS_TRY(keep_dropped(u, p));
     return p->place != NULL
@@ -415,7 +415,7 @@ void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
     r->world = u->world;
     r->replicated = !u->is_sharded;
     r->total = u->total;
-    r->sum_dtype = u->orig_dtype;
+    r->sum_dtype = u->grad_dtype;
     r->round_dtype = u->reduce_dtype;
     r->home = home;
 }
@@ -446,7 +446,7 @@ static ms_status reduce_meta(const msi_meta *m)
 {
     const ms_fsdp_unit *u = ((const msi_unit_attrs *)m->attrs)->unit;
 
-    return msi_result(m->out, u->orig_dtype, 1, &u->grad_numel);
+    return msi_result(m->out, u->grad_dtype, 1, &u->grad_numel);
 }
 
 static ms_status reduce_forward(msi_op_call *c)

@@ -118,6 +118,7 @@ struct ms_fsdp_unit {
     /* plan */
     ms_fsdp_unit_options options;
     int32_t orig_dtype, param_dtype, reduce_dtype;
+    int32_t grad_dtype;       /* of reduced gradients: orig_dtype, or kept in param_dtype */
     int32_t forward_dtype;    /* of the next forward: param_dtype, or orig_dtype in evaluation */
     int32_t full_dtype;       /* of `full`: that of the latest use */
     bool is_root, is_sharded; /* is_sharded: not NO_SHARD */
@@ -150,7 +151,7 @@ struct ms_fsdp_unit {
     msi_storage *micro_view; /* storage of views of the running micro-batch's gradient */
     msi_reduction reduction;
     bool has_slot;           /* of gradients: it was trainable when the model's slots were made */
-    msi_storage *grad;       /* reduced, orig_dtype; NULL if no .grad shows it */
+    msi_storage *grad;       /* reduced, grad_dtype; NULL if no .grad shows it */
     bool grad_is_shard;      /* it has the shard's layout; else the trained elements in a row */
     int64_t grad_numel;      /* its elements */
     msi_extent *grad_extent; /* (n_params) those of the trained elements */

@@ -110,7 +110,7 @@ static ms_status keep_gradient(ms_fsdp_unit *u, msi_unit_param *p)
         p->own_grad->v.storage->version++;
         return MS_OK;
     }
-    MS_TRY(msi_view_like(&own, u->ctx, &v, u->orig_dtype, MS_MEM_GRADIENT, true));
+    MS_TRY(msi_view_like(&own, u->ctx, &v, u->grad_dtype, MS_MEM_GRADIENT, true));
     ms_status status = msi_tensor_new_internal(&p->own_grad, u->ctx, &own);
 
     msi_storage_release(own.storage);

@@ -187,6 +187,7 @@ static const msi_field option_fields[] = {
     MSI_FIELD(ms_fsdp_unit_options, use_orig_params),
     MSI_FIELD(ms_fsdp_unit_options, full_precision_in_eval),
     MSI_FIELD(ms_fsdp_unit_options, shard_group),
+    MSI_FIELD(ms_fsdp_unit_options, keep_low_precision_grads),
     MSI_FIELD(ms_fsdp_unit_options, offload_params),
 };
 

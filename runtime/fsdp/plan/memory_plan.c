@@ -62,7 +62,7 @@ static backward_memory memory_of(const msi_group_facts *g, uint64_t n, bool last
         .merging = merges ? g->full_numel * ms_dtype_size(msi_node_dtype(g->reduce_dtype)) : 0,
         .after = !last         ? level_bytes(g, n + 1)
                  : g->offloads ? 0
-                               : msi_reduced_numel(g) * ms_dtype_size(g->orig_dtype),
+                               : msi_reduced_numel(g) * ms_dtype_size(g->grad_dtype),
     };
 }
 

@@ -29,8 +29,10 @@ typedef struct ms_fsdp_unit_options {
     ms_comm *shard_group; /**< hybrid sharding: parameters are divided among these ranks, a part of
                              the unit's group, and every such part has all of them. Gradients are
                              summed over the unit's group. NULL (default): that group */
-    bool offload_params;  /**< on a device masters, reduced gradients and optimizer state are in
-                             pinned host memory, which kernels access (default false) */
+    bool keep_low_precision_grads; /**< .grad is in param_dtype (default false: the parameters'
+                                      own); optimizers widen it */
+    bool offload_params; /**< on a device masters, reduced gradients and optimizer state are in
+                            pinned host memory, which kernels access (default false) */
 } ms_fsdp_unit_options;
 
 typedef struct ms_fsdp_tree_options {
@@ -95,6 +97,7 @@ typedef struct ms_fsdp_group {
     int32_t orig_dtype;
     int32_t param_dtype;
     int32_t reduce_dtype;
+    int32_t grad_dtype;          /**< of reduced gradients */
     bool trains;                 /**< any parameter is trainable */
     bool freezes;                /**< any parameter is frozen */
     bool is_sharded;             /**< false: a replica */
