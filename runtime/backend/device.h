@@ -18,7 +18,7 @@
 
 #include <stdatomic.h>
 
-enum { MSI_DEVICE_VERSION = 6 }; /* of this file, kernel_args.h, kernel names */
+enum { MSI_DEVICE_VERSION = 7 }; /* of this file, kernel_args.h, kernel names */
 
 enum {
     MSI_STREAM_COMPUTE,
@@ -52,9 +52,11 @@ typedef struct msi_mark {
 typedef struct msi_device_info {
     char name[64];
     int32_t index;
+    int32_t capability;  /* 90: compute capability 9.0 */
     int64_t total, free; /* bytes */
     char uuid[16];       /* equal on ranks whose devices share one memory */
-    bool spoils;         /* tests: fill free memory with NaN */
+    int64_t chunk; /* least request to the system that is worth it; 0: any. Pinned: an eighth */
+    bool spoils;   /* tests: fill free memory with NaN */
 } msi_device_info;
 
 typedef struct msi_device msi_device;
@@ -79,6 +81,8 @@ typedef struct msi_device_ops {
     int32_t version;  /* MSI_DEVICE_VERSION */
     const char *kind; /* "cpu", "fake", "cuda" */
 
+    /* Number of devices; 0, with the reason, if none is usable. NULL: any number. */
+    int32_t (*count)(char *error);
     /* `error` has room for MSI_DEVICE_ERROR bytes, here and below */
     int32_t (*open)(msi_device **out, const msi_device_host *host, int32_t index, char *error);
     void (*close)(msi_device *d); /* all work has run; so for give(), detach() */
@@ -101,7 +105,8 @@ typedef struct msi_device_ops {
 
     /* True if there is such a kernel. NULL: those of the CPU. */
     bool (*has)(msi_device *d, int32_t kernel, int32_t dtype);
-    /* Scratch of a kernel with `work`; -1, or NULL: as much as the CPU's. */
+    /* Scratch of a kernel with `work`; -1, or NULL: as much as the CPU's, which is none of a
+     * product. */
     int64_t (*work_bytes)(msi_device *d, int32_t kernel, int32_t dtype, const void *args);
 
     /* enqueue in stream order; arguments are copied */
@@ -142,14 +147,21 @@ struct msi_device {
     ms_context *ctx;
     msi_fault *fault; /* pinned; invalid data found by kernels, for the next wait */
     char why_failed[MSI_MESSAGE_BYTES]; /* if the fault is a product's */
+    int64_t n_waits;                    /* of the host for marks */
     char text[512]; /* the device's own error, with MSI_DEV_FAILED and MSI_DEV_LOST; or empty */
 };
 
 extern const msi_device_ops msi_cpu_device_ops;
 
-/* Open MS_DEVICE's device number `index` for the context. `device` stays NULL for the CPU ("cpu",
- * or unset). MS_DEVICE_ERROR, MS_OUT_OF_MEMORY. */
+/* Open the context's device: the chosen one, or MS_DEVICE's; `index` is the default of its number.
+ * `device` stays NULL for the CPU ("cpu", or unset). MS_DEVICE_ERROR, MS_OUT_OF_MEMORY. */
 ms_status msi_device_open(ms_context *ctx, int32_t index);
+/* The kind and number to open; NULL for the CPU. `*index` is kept if none was chosen. */
+ms_status msi_device_choice(const ms_context *ctx, const char **kind, int32_t *index);
+/* MS_VALUE_ERROR if there is no device of this number. */
+ms_status msi_device_check_index(const msi_device_ops *ops, int32_t index);
+/* The function table of a kind, from its plug-in. */
+ms_status msi_device_load(ms_context *ctx, const char *kind, const msi_device_ops **ops);
 /* From now on forked processes have no device: every use is an error. */
 void msi_device_watch_forks(void);
 /* The process ends and pending work is useless: if any is left, nothing runs or waits from now on,

@@ -26,6 +26,7 @@ static void close_heap(msi_heap *h)
             msi_piece_leave(b);
         }
     }
+    msi_chunks_forget(h); /* the device gives back what live blocks have */
     h->closed = true;
     h->lost = h->device != NULL;
     h->device = NULL;
@@ -60,6 +61,7 @@ static void use_device(msi_heap *h, msi_device *d, int32_t place)
     if (d != NULL) {
         d->ops->info(d, &info);
         h->spoils = info.spoils || SPOIL_ALWAYS;
+        h->chunk_bytes = place == MSI_PLACE_PINNED ? info.chunk / 8 : info.chunk;
     }
 }
 

@@ -1,10 +1,11 @@
 /* A context's heap: cached blocks, with exact byte counts. Shared by its files:
  *
- *   heap.c       allocating, releasing, counting, running out
- *   heap_wait.c  blocks that must not be reused before a point in a stream
- *   heap_lists.c size classes: free blocks, and the system's pieces they are cut from
- *   heap_idle.c  returning idle memory to the system
- *   heap_due.c   statistics, and when the host should collect garbage
+ *   heap.c         allocating, releasing, counting, running out
+ *   heap_wait.c    blocks that must not be reused before a point in a stream
+ *   heap_lists.c   size classes: free blocks, and the system's pieces they are cut from
+ *   heap_chunks.c  requests to a device's system, cut into pieces
+ *   heap_idle.c    returning idle memory to the system
+ *   heap_due.c     statistics, and when the host should collect garbage
  *
  * [Note: records] A block's record is separate from its memory, since the host cannot write device
  * memory. Records are made with the piece, one cache line each. The block's owner has the record,
@@ -37,6 +38,8 @@ typedef struct msi_waiting {
     msi_mem_block *first, *last;
 } msi_waiting;
 
+typedef struct msi_chunk msi_chunk; /* heap_chunks.c */
+
 typedef struct msi_heap {
     ms_memory_stats stats;
     int64_t step_end;      /* in stats.n_allocs */
@@ -48,7 +51,9 @@ typedef struct msi_heap {
     msi_device *device;    /* owner of the memory; NULL: the system */
     struct msi_heap *host; /* device heap: the host heap, made on demand */
     int32_t place;         /* MSI_PLACE_* of device memory */
-    bool spoils;           /* fill free blocks with NaN */
+    int64_t chunk_bytes;   /* least request to a device's system; 0: each piece is one */
+    msi_chunk *chunks;
+    bool spoils; /* fill free blocks with NaN */
     int64_t n_waiting;
     msi_waiting waiting[MSI_STREAMS]; /* by the stream of their marks */
     msi_class classes[MSI_CLASSES];
@@ -73,6 +78,11 @@ static inline int32_t msi_class_of(int64_t nbytes, int64_t *capacity)
 
 /* -- lists ------------------------------------------------------------------------------------- */
 
+/* A piece of a chunk; NULL if memory is out. */
+void *msi_chunk_take(msi_heap *h, int64_t bytes);
+void msi_chunk_give(msi_heap *h, const void *p);
+/* Return all chunks: the device closes. */
+void msi_chunks_forget(msi_heap *h);
 /* A new block of the class, from the system; others cut from its piece are free. NULL if memory is
  * out. */
 msi_mem_block *msi_class_grow(msi_heap *h, msi_class *c);

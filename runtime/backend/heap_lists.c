@@ -27,7 +27,7 @@ static int64_t batch_of(const msi_class *c)
     return n > 1 ? n : 1;
 }
 
-static void *take_piece(const msi_heap *h, int64_t bytes, bool is_cut)
+static void *take_bytes(const msi_heap *h, int64_t bytes, bool is_cut)
 {
     void *p = NULL;
 
@@ -37,8 +37,27 @@ static void *take_piece(const msi_heap *h, int64_t bytes, bool is_cut)
     return h->device->ops->take(h->device, bytes, h->place, &p) == MSI_DEV_OK ? p : NULL;
 }
 
-static void give_bytes(const msi_heap *h, void *p, int64_t bytes)
+static void *take_piece(msi_heap *h, int64_t bytes, bool is_cut)
 {
+    if (MSI_UNLIKELY(h->chunk_bytes > 0)) {
+        return msi_chunk_take(h, bytes);
+    }
+    void *p = take_bytes(h, bytes, is_cut);
+
+    if (p != NULL) {
+        h->stats.reserved += bytes;
+        h->stats.n_system++;
+    }
+    return p;
+}
+
+static void give_piece(msi_heap *h, void *p, int64_t bytes)
+{
+    if (h->chunk_bytes > 0) {
+        msi_chunk_give(h, p);
+        return;
+    }
+    h->stats.reserved -= bytes;
     if (h->device != NULL) {
         h->device->ops->give(h->device, p, bytes, h->place);
     } else if (!h->lost) {
@@ -68,7 +87,6 @@ static msi_mem_block *take_blocks(msi_heap *h, msi_class *c, int64_t n)
     first[n - 1].next = c->free;
     c->free = first->next;
     c->n_held += n;
-    h->stats.reserved += n * c->capacity;
     return first;
 }
 
@@ -77,13 +95,7 @@ msi_mem_block *msi_class_grow(msi_heap *h, msi_class *c)
     const int64_t n = batch_of(c);
     msi_mem_block *first = n > 1 ? take_blocks(h, c, n) : NULL;
 
-    if (first == NULL) {
-        first = take_blocks(h, c, 1);
-    }
-    if (first != NULL) {
-        h->stats.n_system++;
-    }
-    return first;
+    return first != NULL ? first : take_blocks(h, c, 1);
 }
 
 bool msi_pieces_may_go(const msi_heap *h)
@@ -97,9 +109,8 @@ void msi_piece_give(msi_mem_block *first)
     msi_class *c = first->list;
     const int64_t bytes = first->n_blocks * c->capacity;
 
-    h->stats.reserved -= bytes;
     c->n_held -= first->n_blocks;
-    give_bytes(h, first->data, bytes);
+    give_piece(h, first->data, bytes);
     free(first);
 }
 
