@@ -5,6 +5,7 @@
 ---   strings   one_of = words, filled = true (not empty)
 
 local errors = require 'moonshard.internal.errors'
+local ms = require 'moonshard'
 
 local flags = {}
 
@@ -53,6 +54,10 @@ local function mistake_in_word(name, rule, word)
   return ("--%s is one of %s, got '%s'%s"):format(name, table.concat(rule.one_of, ', '), word,
     nearest and ("; the nearest is '%s'"):format(nearest) or '')
 end
+
+--- A flag for the device of the process, which parse() chooses.
+flags.device = { 'device', '', 'cpu, cuda or cuda:N (default: MS_DEVICE, else cpu; ranks share the '
+  .. 'cards in turn)' }
 
 ---@param spec table[]  { name, default, help, rule }
 ---@param program string
@@ -126,6 +131,10 @@ function flags.parse(argv, spec)
     i = i + 1
   end
   values.given = given
+  if given.device and known.device == flags.device then
+    local ok, problem = pcall(ms.device, values.device)
+    return ok and values or nil, not ok and '--' .. tostring(problem) or nil
+  end
   return values
 end
 

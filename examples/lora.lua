@@ -28,6 +28,7 @@ local spec = {
   { 'alpha', 16, 'an adapter is scaled by alpha / rank', { above = 0 } },
   { 'lr', 5e-3, 'highest learning rate', { from = 0 } },
   { 'rows', 16, 'rows of one step, over all ranks', count },
+  flags.device,
   { 'ranks', 0, 'processes on this host (0: one per core, at most 8)', from_zero },
   { 'strategy', 'FULL_SHARD', 'FULL_SHARD, SHARD_GRAD_OP or NO_SHARD',
     { one_of = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } } },

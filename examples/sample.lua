@@ -15,6 +15,7 @@ local spec = {
   { 'length', 400, 'bytes to write', { whole = true, from = 0 } },
   { 'temperature', 0.8, 'of sampling; 0 takes the likeliest byte', { from = 0 } },
   { 'top-k', 40, 'most likely bytes sampled from (0: all)', { whole = true, from = 0 } },
+  flags.device,
   { 'seed', 1, 'equal seeds write equal text', { whole = true, from = 0 } },
   { 'help', false, 'this text' },
 }

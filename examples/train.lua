@@ -29,6 +29,7 @@ local spec = {
   { 'heads', 4, 'attention heads', count },
   { 'context', 128, 'bytes the model sees', count },
   { 'dropout', 0, 'dropout probability', { from = 0, below = 1 } },
+  flags.device,
   { 'ranks', 0, 'processes on this host (0: one per core, at most 8)', from_zero },
   { 'strategy', 'FULL_SHARD', 'FULL_SHARD, SHARD_GRAD_OP or NO_SHARD',
     { one_of = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } } },

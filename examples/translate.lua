@@ -17,6 +17,7 @@ local BEGIN, END, PAD, VOCAB = 10, 11, 12, 13
 
 local count = { whole = true, from = 1 }
 local spec = {
+  flags.device,
   { 'ranks', 0, 'processes on this host (0: one per core, at most 8)', { whole = true, from = 0 } },
   { 'strategy', 'FULL_SHARD', 'FULL_SHARD, SHARD_GRAD_OP or NO_SHARD',
     { one_of = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } } },

@@ -107,8 +107,10 @@ describe('options', function()
   it('take the device cpu', function()
     assert.same({ 0, 0 }, ms.zeros(2, { device = 'cpu' }):totable())
     assert.equal('bf16', ms.nn.Linear(2, 2, { device = 'cpu', dtype = 'bf16' }).weight:dtype())
-    checks.raises('NotImplementedError', "zeros: device = 'cuda' is not supported yet, only 'cpu'",
+    checks.raises('RuntimeError', "zeros: device = 'cuda', but the device of this process is 'cpu'",
       ms.zeros, 2, { device = 'cuda' })
+    checks.raises('ValueError', "zeros: device = 'gpu', expected 'cpu' or 'cuda'", ms.zeros, 2,
+      { device = 'gpu' })
     checks.raises('NotImplementedError', "nn.Linear: device = 'meta' is not supported yet; "
       .. 'parameters take no memory before a model is first called', ms.nn.Linear, 2, 2,
       { device = 'meta' })

@@ -11,6 +11,7 @@ local MAKERS = {
   ms_tensor_from_doubles = true,
   ms_tensor_full = true,
   ms_tensor_meta = true,
+  ms_tensor_to_host = true,
 }
 
 ---@param shim ms.gen.Shim

@@ -48,8 +48,9 @@ typedef struct cuda_matmul cuda_matmul;
 cuda_matmul *cuda_matmul_open(char *error);
 void cuda_matmul_close(cuda_matmul *m);
 /* Sizes are at least 1. cudaErrorNotSupported: the library has no algorithm, nothing was
- * enqueued. `stream_index` chooses the work space. */
-cudaError_t cuda_matmul_run(cuda_matmul *m, cudaStream_t stream, int32_t stream_index,
-                            const msi_gemm_args *g);
+ * enqueued. */
+cudaError_t cuda_matmul_run(cuda_matmul *m, cudaStream_t stream, const msi_gemm_args *g);
+/* Bytes of `work`. */
+int64_t cuda_matmul_work_bytes(cuda_matmul *m, const msi_gemm_args *g);
 
 #endif

@@ -10,7 +10,10 @@
 #include <string.h>
 #include <time.h>
 
-enum { RECENT = 16 }; /* kernels that an error lists */
+enum {
+    RECENT = 16, /* kernels that an error lists */
+    CHUNK_BYTES = 32 << 20
+};
 
 typedef struct stream {
     cudaStream_t handle;
@@ -298,7 +301,7 @@ static int32_t cuda_gemm(msi_device *base, int32_t to, const msi_gemm_args *g)
     }
     d->recent[d->n_run++ % RECENT] = MSI_K_gemm;
     if (g->k > 0) {
-        const cudaError_t e = cuda_matmul_run(d->matmul, s, to, g);
+        const cudaError_t e = cuda_matmul_run(d->matmul, s, g);
 
         if (e != cudaErrorNotSupported) {
             return outcome(d, e);
@@ -330,8 +333,9 @@ static int64_t cuda_work_bytes(msi_device *base, int32_t kernel, int32_t dtype, 
 {
     const msi_attention_args *a = args;
 
-    (void)base;
     switch (kernel) {
+    case MSI_K_gemm:
+        return cuda_matmul_work_bytes(of(base)->matmul, args);
     case MSI_K_attention:
     case MSI_K_conv:
     case MSI_K_conv_grad:
@@ -405,10 +409,10 @@ static uint64_t *on_device(const cuda_device *d, const void *word)
     return NULL;
 }
 
-/* The driver's own errors are rare here: bad arguments, or the device is lost. */
+/* The runtime has the driver's numbers and texts of errors. */
 static int32_t driver_outcome(cuda_device *d, CUresult e)
 {
-    return e == CUDA_SUCCESS ? MSI_DEV_OK : outcome(d, cudaErrorLaunchFailure);
+    return outcome(d, (cudaError_t)e);
 }
 
 static int32_t cuda_post(msi_device *base, int32_t to, _Atomic uint64_t *word, uint64_t value)
@@ -529,8 +533,11 @@ static void cuda_info(msi_device *base, msi_device_info *out)
 
     bind(d);
     (void)cudaMemGetInfo(&free_bytes, &total);
-    *out =
-        (msi_device_info){.index = d->index, .total = (int64_t)total, .free = (int64_t)free_bytes};
+    *out = (msi_device_info){.index = d->index,
+                             .capability = d->properties.major * 10 + d->properties.minor,
+                             .chunk = CHUNK_BYTES,
+                             .total = (int64_t)total,
+                             .free = (int64_t)free_bytes};
     snprintf(out->name, sizeof(out->name), "%.60s", d->properties.name);
     memcpy(out->uuid, d->properties.uuid.bytes, sizeof(out->uuid));
 }
@@ -602,15 +609,24 @@ static cudaError_t open_streams(cuda_device *d)
     return e;
 }
 
+static int32_t cuda_count(char *error)
+{
+    int n = 0;
+    const cudaError_t e = cudaGetDeviceCount(&n);
+
+    snprintf(error, MSI_DEVICE_ERROR, "no CUDA device: %s",
+             e != cudaSuccess ? cudaGetErrorString(e) : "none is visible");
+    return e == cudaSuccess ? n : 0;
+}
+
 static int32_t cuda_open(msi_device **out, const msi_device_host *host, int32_t index, char *error)
 {
-    int n = 0, version = 0;
-    cudaError_t e = cudaGetDeviceCount(&n);
+    const int32_t n = cuda_count(error);
+    int version = 0;
     cuda_device *d;
+    cudaError_t e;
 
-    if (e != cudaSuccess || n == 0) {
-        snprintf(error, MSI_DEVICE_ERROR, "no CUDA device: %s",
-                 e != cudaSuccess ? cudaGetErrorString(e) : "none is visible");
+    if (n == 0) {
         return MSI_DEV_FAILED;
     }
     d = calloc(1, sizeof(*d));
@@ -641,6 +657,7 @@ static int32_t cuda_open(msi_device **out, const msi_device_host *host, int32_t 
 
 static const msi_device_ops cuda_ops = {.version = MSI_DEVICE_VERSION,
                                         .kind = "cuda",
+                                        .count = cuda_count,
                                         .open = cuda_open,
                                         .close = cuda_close,
                                         .info = cuda_info,

@@ -1,6 +1,6 @@
 /* Matrix products by cuBLASLt. A product's algorithm is chosen once per shape, at its first use,
  * and kept for the life of the process, so that equal calls give equal bits. Only reductions that
- * repeat are allowed: none, or in the compute type, in work space of the stream.
+ * repeat are allowed: none, or in the compute type, in the product's work space.
  *
  * cuBLASLt is column-major: C (M, N) row-major is its C^T (N, M), so operands change places. */
 #include "cuda_device.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORK_BYTES = 32 << 20, BUCKETS = 256 };
+enum { WORK_BYTES = 32 << 20 /* at most */, WORK_ALIGNMENT = 256, BUCKETS = 256 };
 
 /* What an algorithm is chosen for. Compared by bytes: zeroed first. */
 typedef struct shape {
@@ -25,11 +25,11 @@ typedef struct plan {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
+    size_t work_bytes;
 } plan;
 
 struct cuda_matmul {
     cublasLtHandle_t handle;
-    void *work[MSI_STREAMS]; /* made on demand */
     plan *plans[BUCKETS];
 };
 
@@ -73,11 +73,6 @@ void cuda_matmul_close(cuda_matmul *m)
         for (plan *p = m->plans[i], *next; p != NULL; p = next) {
             next = p->next;
             free_plan(p);
-        }
-    }
-    for (int32_t i = 0; i < MSI_STREAMS; i++) {
-        if (m->work[i] != NULL) {
-            (void)cudaFree(m->work[i]);
         }
     }
     (void)cublasLtDestroy(m->handle);
@@ -204,6 +199,7 @@ static bool choose(const cuda_matmul *m, plan *p)
          n > 0 && best.state == CUBLAS_STATUS_SUCCESS;
     if (ok) {
         p->algo = best.algo;
+        p->work_bytes = best.workspaceSize;
     }
     (void)cublasLtMatmulPreferenceDestroy(preference);
     return ok;
@@ -238,26 +234,27 @@ static plan *plan_of(cuda_matmul *m, const msi_gemm_args *g)
     return p;
 }
 
+int64_t cuda_matmul_work_bytes(cuda_matmul *m, const msi_gemm_args *g)
+{
+    const plan *p = g->m > 0 && g->n > 0 && g->k > 0 && g->batch > 0 ? plan_of(m, g) : NULL;
+
+    return p != NULL && p->supported && p->work_bytes > 0 ? (int64_t)p->work_bytes + WORK_ALIGNMENT
+                                                          : 0;
+}
+
 /* -- running ----------------------------------------------------------------------------------- */
 
-cudaError_t cuda_matmul_run(cuda_matmul *m, cudaStream_t stream, int32_t stream_index,
-                            const msi_gemm_args *g)
+cudaError_t cuda_matmul_run(cuda_matmul *m, cudaStream_t stream, const msi_gemm_args *g)
 {
     plan *p = plan_of(m, g);
-    void **work = &m->work[stream_index];
+    char *work =
+        (char *)(((uintptr_t)g->work + WORK_ALIGNMENT - 1) / WORK_ALIGNMENT * WORK_ALIGNMENT);
     const float one = 1, old = g->accumulate ? 1 : 0;
     const double one_wide = 1, old_wide = old;
     const bool wide = g->dtype == MS_DTYPE_F64;
 
     if (p == NULL || !p->supported) {
         return p == NULL ? cudaErrorMemoryAllocation : cudaErrorNotSupported;
-    }
-    if (*work == NULL) {
-        const cudaError_t e = cudaMalloc(work, WORK_BYTES);
-
-        if (e != cudaSuccess) {
-            return e;
-        }
     }
     if (p->of.bias) {
         (void)cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias,
@@ -266,7 +263,7 @@ cudaError_t cuda_matmul_run(cuda_matmul *m, cudaStream_t stream, int32_t stream_
     const cublasStatus_t status =
         cublasLtMatmul(m->handle, p->desc, wide ? (const void *)&one_wide : &one, g->b, p->a, g->a,
                        p->b, wide ? (const void *)&old_wide : &old, g->c, p->c, g->c, p->c,
-                       &p->algo, *work, WORK_BYTES, stream);
+                       &p->algo, work, p->work_bytes, stream);
 
     if (status != CUBLAS_STATUS_SUCCESS) {
         return status == CUBLAS_STATUS_NOT_SUPPORTED ? cudaErrorNotSupported

@@ -4,6 +4,7 @@ local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
 local create = require 'moonshard.internal.create'
+local device = require 'moonshard.internal.device'
 local dtype = require 'moonshard.internal.dtype'
 local errors = require 'moonshard.internal.errors'
 local figures = require 'moonshard.internal.figures'
@@ -22,6 +23,7 @@ local ms = {
   version = B.string(C.ms_version()),
   class = require 'moonshard.internal.class',
   errors = naming.space('ms.errors', util.merged(errors)),
+  device = naming.space('ms.device', { available = device.available, info = device.info }),
   ops = naming.space('ms.ops', util.merged(ops)),
   autograd = naming.space('ms.autograd', util.merged(autograd),
     { Function = 'moonshard.internal.custom_function' }),
@@ -34,6 +36,11 @@ for _, functions in ipairs { create, require 'moonshard.internal.machine' } do
   for name, fn in next, functions do
     ms[name] = fn
   end
+end
+
+-- ms.device(kind, index) is device.use.
+getmetatable(ms.device).__call = function(_, kind, index)
+  return device.use(kind, index)
 end
 
 ms.manual_seed = random.manual_seed

@@ -9,6 +9,7 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local bit = require 'bit'
+local device = require 'moonshard.internal.device'
 local dims = require 'moonshard.internal.dims'
 local dtype = require 'moonshard.internal.dtype'
 local entries = require 'moonshard.internal.entries'
@@ -261,7 +262,37 @@ end
 
 -- -- views and copies ----------------------------------------------------------------------------
 
-Tensor.to = ops.cast
+--- To another dtype, as ops.cast, or place. 'cpu' beside a device is a copy in pinned host memory,
+--- outside the graph, for reading and files: operators take it where it has no dimensions, and else
+--- raise a RuntimeError. Waits for the copy. Where it is already: the same tensor.
+---@param target ms.DType|string|ms.Tensor  a dtype, 'cpu', 'cuda', or a tensor with both
+---@param other? ms.DType|string  the other one of place and dtype
+---@return ms.Tensor
+function Tensor:to(target, other)
+  if other == nil and dtype.is_name(target) then
+    return ops.cast(self, target)
+  end
+  if B.is_ref(target) and other == nil then
+    target, other = target:dtype(), target:device()
+  end
+  if device.is_name(target) then
+    target, other = other, target
+  end
+  if device.is_name(other) then
+    local t = target ~= nil and ops.cast(self, target) or self
+    return device.move(t, describe(t).on_host, other)
+  elseif other ~= nil then
+    errors.raise('TypeError', "to: 'other' is %s, expected a place such as 'cpu'",
+      arguments.noun(other))
+  end
+  return ops.cast(self, target)
+end
+
+--- Where it is: 'cpu', 'cuda:0'.
+---@return string
+function Tensor:device()
+  return describe(self).on_host and 'cpu' or device.name()
+end
 
 --- The same values, cut from the graph.
 ---@return ms.Tensor

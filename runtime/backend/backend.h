@@ -75,6 +75,7 @@ int64_t msi_conv_plan(msi_conv_args *args, int32_t dtype, bool gradient);
 ms_status msi_device_wait(struct msi_device *d);
 bool msi_device_drain(struct msi_device *d);
 ms_status msi_device_settle(struct msi_device *d);
+ms_status msi_device_settle_stream(struct msi_device *d);
 ms_status msi_mem_copy_on(struct msi_device *d, void *to, const void *from, int64_t nbytes);
 ms_status msi_mem_set_on(struct msi_device *d, void *to, int32_t byte, int64_t nbytes);
 
@@ -85,8 +86,17 @@ static inline ms_status msi_settle(const ms_context *ctx)
     return MSI_LIKELY(ctx->device == NULL) ? MS_OK : msi_device_settle(ctx->device);
 }
 
-/** The same without a result; keeps the current error message. The next msi_settle() returns the
- * error. */
+/** The same for work of the current stream only, after which the host may read what it copied. */
+static inline ms_status msi_settle_stream(const ms_context *ctx)
+{
+    return MSI_LIKELY(ctx->device == NULL) ? MS_OK : msi_device_settle_stream(ctx->device);
+}
+
+/** "cuda:0", in msi_part_text(); "cpu" without a device. */
+const char *msi_device_label(const ms_context *ctx);
+
+/** msi_settle() without a result; keeps the current error message. The next msi_settle() returns
+ * the error. */
 static inline void msi_drain(const ms_context *ctx)
 {
     if (MSI_UNLIKELY(ctx->device != NULL)) {

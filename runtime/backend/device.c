@@ -1,7 +1,5 @@
 /* The context's device: opening it, enqueueing, waiting. */
-#include "device.h"
-
-#include "library.h"
+#include "blocks.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -11,46 +9,6 @@ _Atomic int32_t msi_n_devices;
 static msi_kernel_fn cpu_kernel(int32_t kernel, int32_t dtype)
 {
     return msi_kernels()->fn[kernel][dtype];
-}
-
-/* The requested kind. An unknown one is an error, not a warning: it would compute on the CPU. */
-static ms_status choose_kind(const char **out)
-{
-    static const char *const kinds[] = {"cpu", "fake", "cuda"};
-    const char *value = msi_switch_text("MS_DEVICE", kinds[0]);
-
-    *out = NULL;
-    for (int32_t i = 0; i < MSI_COUNT(kinds); i++) {
-        if (strcmp(value, kinds[i]) == 0) {
-            *out = i > 0 ? kinds[i] : NULL;
-            return MS_OK;
-        }
-    }
-    return MS_FAIL(MS_DEVICE_ERROR, "MS_DEVICE is '%s', expected cpu, cuda or fake", value);
-}
-
-/* The function table of a device kind. */
-static ms_status load(ms_context *ctx, const char *kind, const msi_device_ops **ops)
-{
-    const msi_device_ops *(*plugin)(void);
-    const char *why;
-    char file[64], what[80];
-    const msi_library library = {
-        .file = file, .symbol = "msi_device_plugin", .what = what, .nbytes = 1 << 20};
-    void *symbol;
-
-    snprintf(file, sizeof(file), "libmoonshard_%s.so", kind);
-    snprintf(what, sizeof(what), "device '%s' (without MS_DEVICE it is the CPU)", kind);
-    MS_TRY(msi_library_open(ctx, &library, &symbol, &why));
-    if (symbol == NULL) {
-        return MS_FAIL(MS_DEVICE_ERROR, "MS_DEVICE=%s: %s", kind, why);
-    }
-    memcpy(&plugin, &symbol, sizeof(plugin));
-    *ops = plugin();
-    return (*ops)->version == MSI_DEVICE_VERSION
-               ? MS_OK
-               : MS_FAIL(MS_DEVICE_ERROR, "%s has interface version %d, expected %d", file,
-                         (int)(*ops)->version, MSI_DEVICE_VERSION);
 }
 
 static void close_room(void *device)
@@ -93,11 +51,14 @@ ms_status msi_device_open(ms_context *ctx, int32_t index)
     const msi_device_ops *ops = NULL;
     msi_device *d;
 
-    MS_TRY(choose_kind(&kind));
+    MS_TRY(msi_device_choice(ctx, &kind, &index));
     if (kind == NULL) {
         return MS_OK;
     }
-    MS_TRY(load(ctx, kind, &ops));
+    MS_TRY(msi_device_load(ctx, kind, &ops));
+    if (ctx->device_kind != NULL && ctx->device_index >= 0) {
+        MS_TRY(msi_device_check_index(ops, index));
+    }
     int32_t outcome = ops->open(&d, &host, index, error);
 
     switch (outcome == MSI_DEV_OK ? init_common(d) : outcome) {
@@ -235,10 +196,23 @@ ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void
 
 static ms_status gemm_on(msi_device *d, const msi_gemm_args *args)
 {
+    const char *op = args->op != NULL ? args->op : "gemm";
+    const int64_t nbytes = msi_device_work_bytes(d->ctx, MSI_K_gemm, args->dtype, args);
+    msi_gemm_args with_work = *args;
+    msi_mem_block *block = NULL;
     int32_t outcome;
 
-    ENQUEUE(d, d->stream, outcome, d->ops->gemm(d, d->stream, args));
-    return device_outcome(d, "gemm", outcome);
+    if (nbytes > 0) {
+        MS_TRY(msi_alloc(d->ctx, nbytes, MS_MEM_SCRATCH, &block));
+        with_work.work = block->data;
+    }
+    ENQUEUE(d, d->stream, outcome, d->ops->gemm(d, d->stream, &with_work));
+    if (d->stream == MSI_STREAM_COMPUTE) {
+        msi_release(block);
+    } else {
+        msi_release_later(d->ctx, block);
+    }
+    return device_outcome(d, op, outcome);
 }
 
 ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *args)
@@ -276,9 +250,9 @@ bool msi_device_polls(msi_device *d)
     return d->ops->poll(d) == MSI_DEV_NOT_YET;
 }
 
-ms_status msi_device_settle(msi_device *d)
+/* The error of work that the host waited for. */
+static ms_status outcome_of_work(msi_device *d)
 {
-    MS_TRY(msi_device_wait(d));
     if (MSI_UNLIKELY(d->lost != MS_OK)) {
         return MS_FAIL(d->lost, "%s", d->why_lost);
     }
@@ -291,4 +265,29 @@ ms_status msi_device_settle(msi_device *d)
         }
     }
     return status;
+}
+
+ms_status msi_device_settle(msi_device *d)
+{
+    MS_TRY(msi_device_wait(d));
+    return outcome_of_work(d);
+}
+
+ms_status msi_device_settle_stream(msi_device *d)
+{
+    MS_TRY(msi_device_wait_for(d, d->ops->mark(d, d->stream)));
+    return outcome_of_work(d);
+}
+
+const char *msi_device_label(const ms_context *ctx)
+{
+    char *text = msi_part_text();
+    msi_device_info info = {0};
+
+    if (ctx->device == NULL) {
+        return "cpu";
+    }
+    ctx->device->ops->info(ctx->device, &info);
+    snprintf(text, MSI_PART_TEXT, "%s:%d", ctx->device->ops->kind, (int)info.index);
+    return text;
 }

@@ -43,6 +43,7 @@ ms_status msi_device_wait_for(msi_device *d, msi_mark mark)
 {
     patience p = {.device = d, .looked_at = msi_now_ns(), .status = MS_OK};
 
+    d->n_waits++;
     return d->ops->wait(d, mark, check_peers, &p) == MSI_DEV_OK
                ? p.status
                : MS_FAIL(MS_DEVICE_ERROR, "wait: device '%s' is lost%s%s", d->ops->kind,

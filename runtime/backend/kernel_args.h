@@ -416,6 +416,7 @@ typedef struct msi_gemm_args {
     bool accumulate;
     bool is_gradient; /**< a product of op's backward */
     const char *op;   /**< caller, for late errors; static, or NULL */
+    void *work;       /**< on a device: work_bytes() of scratch, set by msi_gemm() */
 } msi_gemm_args;
 
 #endif

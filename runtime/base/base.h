@@ -116,6 +116,8 @@ typedef struct ms_context {
     int32_t host_calls;        /* running host functions: their callers must not be freed */
     bool collecting;           /* a garbage collector is freeing handles */
     struct msi_device *device; /* NULL: the CPU, where all work is done on return */
+    const char *device_kind;   /* chosen by ms_device_use(); NULL: MS_DEVICE's */
+    int32_t device_index;      /* chosen with it; -1: by the rank */
     ms_status (*open_device)(struct ms_context *ctx); /* at its first allocation */
     /* Before closing or process exit: waits for enqueued work and returns its error. NULL without a
      * device, and in a forked process. */

@@ -1,4 +1,5 @@
 /* Copies: casting, broadcasting, and between device and host memory. */
+#include "blocks.h"
 #include "tensor.h"
 
 /* From the first to the last byte. */
@@ -12,11 +13,61 @@ static int64_t span_of(const msi_view *v)
     return msi_view_numel(v) > 0 ? (last + 1) * ms_dtype_size(v->dtype) : 0;
 }
 
+/* [Note: staging] Unpinned host memory up to this size is copied through pinned memory, so that
+ * nobody waits for a copy to the device. Larger memory is copied directly, and waited for. */
+enum { STAGE_BYTES = 64 << 20 };
+
+static bool is_staged(const msi_view *v)
+{
+    return v->storage->block == NULL && span_of(v) <= STAGE_BYTES;
+}
+
+/* Copy a view of host memory to the device. */
+static ms_status upload(void *to, const msi_view *v)
+{
+    ms_context *ctx = v->storage->ctx;
+    const int64_t nbytes = span_of(v);
+    const void *from = msi_view_address(v);
+    msi_mem_block *stage;
+
+    if (!is_staged(v)) {
+        MS_TRY(msi_mem_copy(ctx, to, from, nbytes));
+        return v->storage->block != NULL ? MS_OK : msi_settle_stream(ctx);
+    }
+    MS_TRY(msi_host_alloc(ctx, nbytes, MS_MEM_SCRATCH, &stage));
+    memcpy(stage->data, from, (size_t)nbytes);
+    const ms_status status = msi_mem_copy(ctx, to, stage->data, nbytes);
+
+    msi_release_later(ctx, stage);
+    return status;
+}
+
+/* The reverse; finished on return. */
+static ms_status download(const msi_view *v, const void *from)
+{
+    ms_context *ctx = v->storage->ctx;
+    const int64_t nbytes = span_of(v);
+    void *to = msi_view_address(v);
+    msi_mem_block *stage;
+    ms_status status;
+
+    if (!is_staged(v)) {
+        MS_TRY(msi_mem_copy(ctx, to, from, nbytes));
+        return msi_settle_stream(ctx);
+    }
+    MS_TRY(msi_host_alloc(ctx, nbytes, MS_MEM_SCRATCH, &stage));
+    MS_TRY_GOTO(msi_mem_copy(ctx, stage->data, from, nbytes), done);
+    MS_TRY_GOTO(msi_settle_stream(ctx), done);
+    memcpy(to, stage->data, (size_t)nbytes);
+done:
+    msi_release_later(ctx, stage);
+    return status;
+}
+
 /* Device copy of a view of host memory, with its contents if `fetch`; a device view as it is. The
  * caller releases the storage. */
 static ms_status bring(const msi_view *v, bool fetch, msi_view *out)
 {
-    ms_context *ctx = v->storage->ctx;
     ms_status status = MS_OK;
 
     *out = *v;
@@ -25,9 +76,9 @@ static ms_status bring(const msi_view *v, bool fetch, msi_view *out)
         return MS_OK;
     }
     out->offset = 0;
-    MS_TRY(msi_storage_new(&out->storage, ctx, span_of(v), MS_MEM_SCRATCH));
+    MS_TRY(msi_storage_new(&out->storage, v->storage->ctx, span_of(v), MS_MEM_SCRATCH));
     if (fetch) {
-        status = msi_mem_copy(ctx, out->storage->data, msi_view_address(v), span_of(v));
+        status = upload(out->storage->data, v);
     }
     if (status != MS_OK) {
         msi_storage_release(out->storage);
@@ -46,8 +97,7 @@ static ms_status copy_brought(const char *op, const msi_view *dst, const msi_vie
     ms_status status = msi_ew(op, MSI_K_copy, &to, &from, 1, NULL, accumulate);
 
     if (status == MS_OK && dst->storage->host != NULL) {
-        status =
-            msi_mem_copy(dst->storage->ctx, msi_view_address(dst), to.storage->data, span_of(dst));
+        status = download(dst, to.storage->data);
     }
     msi_storage_release(to.storage);
     return status;
@@ -68,10 +118,9 @@ static ms_status copy_across(const char *op, const msi_view *dst, const msi_view
 
     msi_storage_release(from.storage);
     if (status != MS_OK) {
-        msi_drain(dst->storage->ctx);
-        return status;
+        msi_drain(dst->storage->ctx); /* the host may use its memory again */
     }
-    return msi_settle(dst->storage->ctx); /* the host may use its memory again */
+    return status;
 }
 
 ms_status msi_copy_of(const char *op, const msi_view *dst, const msi_view *src, bool accumulate)

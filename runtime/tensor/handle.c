@@ -160,6 +160,7 @@ ms_status ms_tensor_describe(const ms_tensor *t, ms_tensor_info *info)
     info->is_parameter = t->param != NULL;
     info->has_grad = t->grad != NULL || msi_param_accumulates(t);
     info->contiguous = msi_view_contiguous(&t->v);
+    info->on_host = t->v.storage->host != NULL;
     info->readonly = t->v.storage->readonly != NULL;
     return MS_OK;
 }

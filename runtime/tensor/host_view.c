@@ -1,4 +1,5 @@
 /* Host access to tensors. tensor.h: [Note: host views]. */
+#include "blocks.h"
 #include "tensor.h"
 
 static int64_t bytes_of(const msi_view *v)
@@ -15,7 +16,9 @@ ms_status msi_host_view_begin_on(msi_host_view *h, const msi_view *v, int32_t us
     MS_TRY(msi_view_present(v));
     if (v->storage->host != NULL || nbytes == 0) {
         h->data = msi_view_address(v);
-        return msi_settle(ctx);
+        /* copies into it have finished; copies from own memory may be pending */
+        return (use & MSI_HOST_WRITES) != 0 && v->storage->block != NULL ? msi_settle_stream(ctx)
+                                                                         : MS_OK;
     }
     MS_TRY(msi_host_alloc(ctx, nbytes, MS_MEM_SCRATCH, &h->copy));
     h->ctx = ctx;
@@ -23,21 +26,20 @@ ms_status msi_host_view_begin_on(msi_host_view *h, const msi_view *v, int32_t us
     h->to = (use & MSI_HOST_WRITES) != 0 ? msi_view_ptr(v) : NULL;
     if ((use & MSI_HOST_READS) != 0) {
         MS_TRY_GOTO(msi_mem_copy(ctx, h->data, msi_view_ptr(v), nbytes), failed);
+        MS_TRY_GOTO(msi_settle_stream(ctx), failed);
     }
-    MS_TRY_GOTO(msi_settle(ctx), failed);
     return MS_OK;
 failed:
     return msi_host_view_end_on(h, status);
 }
 
-/* Frees the copy only after the work that uses it. */
+/* The copy is freed after the work that uses it. */
 ms_status msi_host_view_end_on(msi_host_view *h, ms_status status)
 {
     if (status == MS_OK && h->to != NULL) {
         status = msi_mem_copy(h->ctx, h->to, h->data, h->copy->nbytes);
-        status = status == MS_OK ? msi_settle(h->ctx) : status;
     }
-    msi_release(h->copy);
+    msi_release_later(h->ctx, h->copy);
     h->copy = NULL;
     return status;
 }

@@ -84,6 +84,24 @@ static void drop_results(msi_op_call *call)
     }
 }
 
+/* Of operands in two places. */
+static ms_status run_moved(const msi_op_call *call)
+{
+    ms_tensor *moved[MSI_OP_MAX_IN] = {NULL}, *in[MSI_OP_MAX_IN];
+    ms_status status = msi_bring_scalars(call->op->name, call->in, call->n_in, moved);
+
+    for (int32_t i = 0; i < call->n_in; i++) {
+        in[i] = moved[i] != NULL ? moved[i] : call->in[i];
+    }
+    if (status == MS_OK) {
+        status = msi_op_run(call->op, call->attrs, in, call->n_in, call->out, call->n_out);
+    }
+    for (int32_t i = 0; i < call->n_in; i++) {
+        ms_tensor_free(moved[i]);
+    }
+    return status;
+}
+
 ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, int32_t n_in,
                      ms_tensor **out, int32_t n_out)
 {
@@ -112,6 +130,9 @@ ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, 
 
     if (MSI_UNLIKELY(state == NULL)) {
         return MS_OUT_OF_MEMORY;
+    }
+    if (MSI_UNLIKELY(call.ctx->device != NULL) && MSI_UNLIKELY(msi_places_differ(in, n_in))) {
+        return run_moved(&call);
     }
     recorder = call.ctx->recorder;
     observer = state->observer;

@@ -55,6 +55,11 @@ struct msi_op_call {
  * runs, no memory is allocated or read. */
 ms_status msi_op_run(const msi_op *op, const void *attrs, ms_tensor *const *in, int32_t n_in,
                      ms_tensor **out, int32_t n_out);
+/* True if some operands are in host memory and some on the device. */
+bool msi_places_differ(ms_tensor *const *in, int32_t n);
+/* Copy such scalars of the host to the device, into their places of `moved`, which holds NULL.
+ * Other tensors of the host are an error. The caller frees `moved`. */
+ms_status msi_bring_scalars(const char *op, ms_tensor *const *in, int32_t n, ms_tensor **moved);
 /* Run an operator on any number of existing results; the caller has checked all operands. Not
  * recorded. If all operands and results are meta, nothing runs. */
 ms_status msi_op_run_into(ms_context *ctx, const msi_op *op, const void *attrs,

@@ -58,6 +58,16 @@ ms_status msi_storage_new_pinned(msi_storage **out, ms_context *ctx, int64_t nby
     return MS_OK;
 }
 
+ms_status msi_storage_new_host(msi_storage **out, ms_context *ctx, int64_t nbytes)
+{
+    MS_TRY(msi_storage_new_pinned(out, ctx, nbytes, MS_MEM_ACTIVATION));
+    if (ctx->device != NULL) {
+        (*out)->host = (*out)->data;
+        (*out)->data = NULL;
+    }
+    return MS_OK;
+}
+
 ms_status msi_storage_new_beside(msi_storage **out, const msi_storage *like, int64_t nbytes,
                                  int32_t mem_kind)
 {
@@ -125,9 +135,6 @@ void msi_storage_release(msi_storage *s)
     }
     msi_storage *base = s->base;
 
-    if (s->kind == MS_STORAGE_BORROWED && base == NULL) {
-        msi_drain(s->ctx); /* readers of the host memory have finished */
-    }
     if (s->dispose != NULL) {
         s->dispose(s, s->user);
     }

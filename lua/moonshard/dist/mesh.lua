@@ -8,6 +8,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
+local device = require 'moonshard.internal.device'
 local errors = require 'moonshard.internal.errors'
 local naming = require 'moonshard.internal.naming'
 local notes = require 'moonshard_ffi.notes'
@@ -246,13 +247,13 @@ end
 
 --- Lay the job's first ranks out as a mesh, and make the groups along its dimensions. Collective
 --- over all ranks of the job, also those outside of the mesh. The groups last as long as the job.
----@param device_type string  'cpu'
+---@param device_type string  'cpu', or the device of this process
 ---@param mesh_shape integer[]  whose product is at most the number of ranks
 ---@param opts? { mesh_dim_names?: string[] }
 ---@return ms.dist.DeviceMesh
 function mesh_module.init_device_mesh(device_type, mesh_shape, opts)
   local what = 'init_device_mesh'
-  errors.device(what, device_type)
+  device.is_own(what, device_type)
   opts = errors.options(what, opts, { mesh_dim_names = 'list' })
   local shape, numel = checked_shape(what, mesh_shape)
   local names = checked_names(what, opts.mesh_dim_names, #shape)

@@ -4,6 +4,7 @@ local B = require 'moonshard_ffi'
 local BatchNorm = require 'moonshard.nn.batch_norm'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
+local device = require 'moonshard.internal.device'
 local errors = require 'moonshard.internal.errors'
 local members = require 'moonshard.dist.members'
 local mesh = require 'moonshard.dist.mesh'
@@ -36,7 +37,7 @@ local options = {}
 ---@field cpu_offload? boolean|{ offload_params: boolean }  masters, reduced gradients and
 ---                        optimizer state in pinned host memory, which a device's kernels read and
 ---                        write; the CPU has them there already
----@field device_id? string|integer  the device that MS_DEVICE names: its kind, or on others than
+---@field device_id? string|integer  the device of this process: its kind, or on others than
 ---                        the CPU 0
 ---@field process_group? ms.dist.Group|ms.dist.DeviceMesh|ms.dist.Group[]  default: all ranks; a
 --- mesh of one dimension stands for its group. Hybrid strategies take { shard group, replicate
@@ -81,11 +82,6 @@ local function precision(given)
   return util.merged(options.full_precision(), given)
 end
 
-local function device_kind()
-  local kind = os.getenv 'MS_DEVICE'
-  return (kind == nil or kind == '') and 'cpu' or kind
-end
-
 local function offload(given)
   if type(given) ~= 'table' then
     given = { offload_params = arguments.flag('FSDP', 'cpu_offload', given, false) }
@@ -95,7 +91,7 @@ local function offload(given)
 end
 
 local function check_device_id(id)
-  local kind = device_kind()
+  local kind = device.kind()
   if id ~= nil and id ~= kind and (kind == 'cpu' or id ~= 0) then
     errors.raise('ValueError', "device_id is %s, but the device of this process is '%s'",
       type(id) == 'string' and ("'%s'"):format(id) or tostring(id), kind)

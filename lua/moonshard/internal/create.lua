@@ -2,6 +2,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
+local device = require 'moonshard.internal.device'
 local dims = require 'moonshard.internal.dims'
 local dtype = require 'moonshard.internal.dtype'
 local errors = require 'moonshard.internal.errors'
@@ -11,6 +12,8 @@ local util = require 'moonshard.internal.util'
 local C, calls = B.C, B.calls
 
 ---@class ms.TensorOptions
+---@field device? string            default the device of this process; 'cpu' beside one: pinned
+---                                 host memory, which operators do not take
 ---@field dtype? ms.DType           default 'f32'
 ---@field requires_grad? boolean    default false
 
@@ -25,7 +28,7 @@ local LARGEST = 2 ^ 53
 local function options(what, given, known, default)
   local opts = errors.options(what, given, known)
   if opts.device ~= nil then
-    errors.device(what, opts.device)
+    device.is_own(what, opts.device)
   end
   arguments.flag(what, 'requires_grad', opts.requires_grad, false)
   local code = dtype.code(opts.dtype == nil and default or opts.dtype)
@@ -37,6 +40,9 @@ local function options(what, given, known, default)
 end
 
 local function finish(t, opts)
+  if opts.device ~= nil then
+    t = device.move(t, false, opts.device)
+  end
   if opts.requires_grad then
     calls.tensor_set_requires_grad(t, true)
   end

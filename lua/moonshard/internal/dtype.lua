@@ -31,6 +31,12 @@ function dtype.code(name)
     name:sub(1, 80), table.concat(dtype.names, ', '))
 end
 
+---@param value any
+---@return boolean
+function dtype.is_name(value)
+  return code_of[value] ~= nil
+end
+
 --- The name of a runtime's code.
 ---@param code integer
 ---@return ms.DType

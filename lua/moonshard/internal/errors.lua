@@ -138,18 +138,13 @@ local function knows(known, is_list, key)
   return false
 end
 
---- What makes tensors takes a device: there is one. NotImplementedError for others.
+--- What makes parameters takes the device of this process, which has them all.
 ---@param what string
 ---@param device any
 function errors.device(what, device)
-  if device == 'meta' then
-    errors.raise('NotImplementedError', "%s: device = 'meta' is not supported yet; parameters take "
-      .. 'no memory before a model is first called, and fsdp.FSDP(model):plan { dry_run = true } '
-      .. 'takes none', what)
-  elseif device ~= 'cpu' then
-    errors.raise('NotImplementedError', "%s: device = %s is not supported yet, only 'cpu'",
-      what, type(device) == 'string' and ("'%s'"):format(device:sub(1, 80))
-        or arguments.noun(device))
+  if not require('moonshard.internal.device').is_own(what, device) then
+    errors.raise('NotImplementedError', "%s: device = 'cpu' beside a device is not supported yet: "
+      .. "parameters and buffers are on the process's device; t:to 'cpu' copies values", what)
   end
 end
 

@@ -3,6 +3,7 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local dtypes = require 'moonshard.internal.dtype'
+local device = require 'moonshard.internal.device'
 local errors = require 'moonshard.internal.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
@@ -68,7 +69,8 @@ local function target(name, value)
     return value:dtype()
   elseif type(value) ~= 'string' then
     arguments.refuse('to', name, value, "a dtype such as ms.f16, a tensor, or 'cpu'")
-  elseif value == 'cpu' then
+  elseif device.is_name(value) then
+    errors.device('to', value)
     return nil, value
   end
   return dtypes.name(dtypes.code(value))
@@ -77,12 +79,12 @@ end
 --- What Module:to() does.
 ---@return ms.nn.Module  the same
 function casts.to(module, first, second)
-  local dtype, device = target('dtype', first)
+  local dtype, first_place = target('dtype', first)
   if second ~= nil then
     local other, place = target('other', second)
     if (dtype ~= nil) == (other ~= nil) then
       errors.raise('TypeError', "to: got two %s, expected a dtype and 'cpu'",
-        device and place and 'places' or 'dtypes')
+        first_place and place and 'places' or 'dtypes')
     end
     dtype = dtype or other
   end

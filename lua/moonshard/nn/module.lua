@@ -687,11 +687,11 @@ end
 
 --- Cast all floating parameters and buffers, and gradients with them, in place. An optimizer made
 --- before keeps the parameters; state that it has keeps its dtype, and its next step is an error.
---- 'cpu' changes nothing: tensors are on the device that MS_DEVICE names, the CPU by default.
+--- The device of this process changes nothing: its parameters are there. Any other is an error.
 --- RuntimeError after the first use of an FSDP unit, which `mixed_precision` casts, and while a
 --- graph over the parameters waits for its backward.
----@param dtype ms.DType|ms.Tensor|'cpu'  floating, or a tensor of such a dtype
----@param other? ms.DType|'cpu'  the other one of place and dtype
+---@param dtype ms.DType|ms.Tensor|string  floating, a tensor of such a dtype, or a place: 'cuda'
+---@param other? ms.DType|string  the other one of place and dtype
 ---@return self
 function Module:to(dtype, other)
   return casts.to(self, dtype, other)

@@ -107,7 +107,7 @@ ms_status msi_norm_know(const ms_fsdp_tree *tree, const msi_param_list *o, doubl
     MS_TRY(msi_alloc(tree->ctx, total_room(room), MS_MEM_SCRATCH, &made));
     MS_TRY_GOTO(make_messages(tree, o, order, room, made->data), done);
     MS_TRY_GOTO(msi_mem_copy(tree->ctx, to, made->data, total_room(room)), done);
-    status = msi_settle(tree->ctx);
+    status = msi_settle_stream(tree->ctx);
 done:
     msi_release(made);
     return status;

@@ -196,6 +196,34 @@ MS_API int64_t ms_matmul_kept(void);
 /** True if the file descriptor is a terminal. */
 MS_API bool ms_is_terminal(int32_t fd);
 
+/* -- the device -------------------------------------------------------------------------------- */
+
+/** The device of the calling thread's context. */
+typedef struct ms_device_info {
+    const char *kind;    /**< "cpu", "cuda" */
+    const char *name;    /**< "NVIDIA H200", or the instruction set of the CPU kernels; valid until
+                            the thread's next call */
+    int32_t index;       /**< 0 on the CPU */
+    int32_t capability;  /**< compute capability, e.g. 90 for 9.0; 0 if the device has none */
+    int64_t total_bytes; /**< of device memory; 0 if unknown */
+    int64_t free_bytes;
+    int64_t waits; /**< times that the host waited for it so far */
+} ms_device_info;
+
+/** Choose the context's device instead of MS_DEVICE. It opens with the first tensor. The same
+ * choice again is allowed at any time.
+ * @param kind   "cpu", "cuda"
+ * @param index  -1: the rank on this host, modulo the number of devices
+ * @return MS_VALUE_ERROR for an unknown kind; MS_RUNTIME_ERROR if a tensor exists */
+MS_API ms_status ms_device_use(const char *kind, int32_t index);
+/** The kind that was chosen, or that of MS_DEVICE. Opens nothing. */
+MS_API const char *ms_device_kind(void);
+/** Describe the device; opens it. MS_DEVICE_ERROR, MS_OUT_OF_MEMORY. */
+MS_API ms_status ms_device_describe(ms_device_info *info);
+/** Number of usable devices of a kind, 0 if its plug-in or driver is missing. Opens none: a device
+ * that is not open is asked in a child process. */
+MS_API ms_status ms_device_count(const char *kind, int32_t *n);
+
 /** Free everything the calling thread's context owns. Handles held by Lua or the host become stale;
  * releasing them is safe. Any later call starts a new context.
  * @return MS_RUNTIME_ERROR inside a hook or its drop(), and then nothing is freed; otherwise the

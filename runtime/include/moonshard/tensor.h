@@ -60,6 +60,7 @@ typedef struct ms_tensor_info {
     bool has_grad;
     bool contiguous;
     bool readonly; /**< a view of unsharded parameters that ranks share */
+    bool on_host;  /**< host memory beside a device, where operators refuse it */
 } ms_tensor_info;
 
 /** Bytes of one element; 0 if `dtype` is invalid. */
@@ -101,6 +102,12 @@ MS_API ms_status ms_tensor_from_doubles(ms_tensor **out, int32_t dtype, int32_t 
  * collectives read and write it, and have finished on return. */
 MS_API ms_status ms_tensor_borrow(ms_tensor **out, int32_t dtype, int32_t ndim,
                                   const int64_t *shape, MS_NULLABLE void *data);
+/** A contiguous copy in host memory, outside the graph, for reading and files; waits for it. On a
+ * device the memory is pinned, and only what ms_tensor_borrow() lists, ms_tensor_hash(),
+ * checkpoints and views accept it; ms_op_clone() moves it back. As an operand beside others a
+ * tensor without dimensions is a scalar. Without a device, or if `t` is such a tensor: a handle on
+ * its memory. */
+MS_API ms_status ms_tensor_to_host(ms_tensor **out, const ms_tensor *t);
 /** Shape and dtype without memory (MS_STORAGE_NONE). An operator with such an operand returns such
  * a result, or its error. It runs no kernel and records nothing. */
 MS_API ms_status ms_tensor_meta(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape);
