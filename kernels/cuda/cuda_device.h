@@ -32,13 +32,13 @@ cudaError_t msi_cuda_post_word(cudaStream_t stream, uint64_t *word, uint64_t val
 /* A driver call; NULL: this driver has none. */
 void *cuda_driver_call(const char *name);
 
-/* -- share.c ------------------------------------------------------------------------------------
- */
+/* -- memory.c --------------------------------------------------------------------------------- */
 
-/* Memory of a card that other processes can map by a descriptor. MSI_DEV_*. */
-int32_t cuda_share_new(int index, int64_t nbytes, void **out, int32_t *fd);
-int32_t cuda_share_attach(int index, int32_t fd, int64_t nbytes, bool readonly, void **out);
-void cuda_share_detach(int index, void *p, int64_t nbytes);
+/* Memory of a card, freed by cuda_memory_free(). With `fd`, other processes can map it by that
+ * descriptor. MSI_DEV_*; MSI_DEV_UNSUPPORTED: this driver has none. */
+int32_t cuda_memory_new(int index, int64_t nbytes, void **out, int32_t *fd);
+int32_t cuda_memory_attach(int index, int32_t fd, int64_t nbytes, bool readonly, void **out);
+void cuda_memory_free(int index, void *p, int64_t nbytes);
 
 /* -- matmul.c ---------------------------------------------------------------------------------- */
 

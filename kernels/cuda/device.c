@@ -51,6 +51,7 @@ typedef struct cuda_device {
     int32_t recent[RECENT];
     uint64_t n_run;
     bool lost;
+    bool maps_memory; /* device memory is memory.c's, else cudaMalloc's */
     CUresult (*write_value)(CUstream, CUdeviceptr, cuuint64_t, unsigned);
     CUresult (*wait_value)(CUstream, CUdeviceptr, cuuint64_t, unsigned);
 } cuda_device;
@@ -493,37 +494,44 @@ static int32_t cuda_take(msi_device *base, int64_t nbytes, int32_t place, void *
     cuda_device *d = of(base);
 
     bind(d);
-    return outcome(
-        d, place == MSI_PLACE_DEVICE
-               ? cudaMalloc(out, (size_t)nbytes)
-               : cudaHostAlloc(out, (size_t)nbytes, cudaHostAllocPortable | cudaHostAllocMapped));
+    if (place == MSI_PLACE_PINNED) {
+        return outcome(
+            d, cudaHostAlloc(out, (size_t)nbytes, cudaHostAllocPortable | cudaHostAllocMapped));
+    }
+    return d->maps_memory ? cuda_memory_new(d->index, nbytes, out, NULL)
+                          : outcome(d, cudaMalloc(out, (size_t)nbytes));
 }
 
 static void cuda_give(msi_device *base, void *p, int64_t nbytes, int32_t place)
 {
     cuda_device *d = of(base);
 
-    (void)nbytes;
     bind(d);
-    (void)outcome(d, place == MSI_PLACE_DEVICE ? cudaFree(p) : cudaFreeHost(p));
+    if (place == MSI_PLACE_PINNED) {
+        (void)outcome(d, cudaFreeHost(p));
+    } else if (d->maps_memory) {
+        cuda_memory_free(d->index, p, nbytes);
+    } else {
+        (void)outcome(d, cudaFree(p));
+    }
 }
 
 static int32_t cuda_share(msi_device *base, int64_t nbytes, void **out, int32_t *fd)
 {
     bind(of(base));
-    return cuda_share_new(of(base)->index, nbytes, out, fd);
+    return cuda_memory_new(of(base)->index, nbytes, out, fd);
 }
 
 static int32_t cuda_attach(msi_device *base, int32_t fd, int64_t nbytes, bool readonly, void **out)
 {
     bind(of(base));
-    return cuda_share_attach(of(base)->index, fd, nbytes, readonly, out);
+    return cuda_memory_attach(of(base)->index, fd, nbytes, readonly, out);
 }
 
 static void cuda_detach(msi_device *base, void *p, int64_t nbytes)
 {
     bind(of(base));
-    cuda_share_detach(of(base)->index, p, nbytes);
+    cuda_memory_free(of(base)->index, p, nbytes);
 }
 
 static void cuda_info(msi_device *base, msi_device_info *out)
@@ -576,7 +584,8 @@ void *cuda_driver_call(const char *name)
                : NULL;
 }
 
-static void find_stream_operations(cuda_device *d)
+/* What the driver can do on this card. */
+static void find_driver_calls(cuda_device *d)
 {
     CUresult (*attribute)(int *, CUdevice_attribute, CUdevice);
     void *get = cuda_driver_call("cuDeviceGetAttribute"),
@@ -594,6 +603,9 @@ static void find_stream_operations(cuda_device *d)
         memcpy(&d->write_value, &write, sizeof(d->write_value));
         memcpy(&d->wait_value, &wait, sizeof(d->wait_value));
     }
+    d->maps_memory = attribute(&can, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+                               d->index) == CUDA_SUCCESS &&
+                     can != 0 && cuda_driver_call("cuMemCreate") != NULL;
 }
 
 static cudaError_t open_streams(cuda_device *d)
@@ -645,7 +657,7 @@ static int32_t cuda_open(msi_device **out, const msi_device_host *host, int32_t 
         cuda_close(&d->base);
         return MSI_DEV_FAILED;
     }
-    find_stream_operations(d);
+    find_driver_calls(d);
     (void)cudaRuntimeGetVersion(&version);
     snprintf(d->library, sizeof(d->library),
              "%.60s, compute capability %d.%d, CUDA %d, cuBLASLt %zu", d->properties.name,

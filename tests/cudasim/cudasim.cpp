@@ -501,7 +501,8 @@ static CUresult wait_value(CUstream s, CUdeviceptr at, cuuint64_t value, unsigne
 static CUresult attribute(int *out, CUdevice_attribute which, CUdevice device)
 {
     (void)device;
-    *out = which == CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS;
+    *out = which == CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS ||
+           which == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
     return CUDA_SUCCESS;
 }
 
@@ -521,12 +522,18 @@ static CUresult create(CUmemGenericAllocationHandle *out, size_t n, const CUmemA
     const int fd = memfd_create("cudasim", MFD_CLOEXEC);
 
     (void)flags;
-    if (prop->requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || n % (1 << 16)) {
+    if (prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || n % (1 << 16)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    if (fd < 0 || ftruncate(fd, (off_t)n) != 0) {
+    void *p = fd >= 0 && ftruncate(fd, (off_t)n) == 0
+                  ? mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+                  : MAP_FAILED;
+
+    if (p == MAP_FAILED) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    memset(p, 0xff, n); /* NaN */
+    munmap(p, n);
     *out = (CUmemGenericAllocationHandle)fd + 1;
     return CUDA_SUCCESS;
 }

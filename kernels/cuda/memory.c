@@ -1,6 +1,6 @@
-/* Memory that ranks on one card share: an allocation of the driver's virtual memory management,
- * exported as a file descriptor and mapped by each. A mapping keeps the memory, so handles are
- * released at once. */
+/* Memory of the card by the driver's virtual memory management: making and freeing it waits for no
+ * stream, unlike cudaMalloc and cudaFree, and ranks on one card share it by file descriptors. A
+ * mapping keeps the memory, so handles are released at once. */
 #include "cuda_device.h"
 
 #include <string.h>
@@ -48,17 +48,19 @@ static bool find(driver *d)
     return true;
 }
 
-static CUmemAllocationProp prop_of(int index)
+static CUmemAllocationProp prop_of(int index, bool shared)
 {
     return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                 .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                 .requestedHandleTypes =
+                                     shared ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+                                            : CU_MEM_HANDLE_TYPE_NONE,
                                  .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = index}};
 }
 
 /* nbytes in whole pieces of the card. */
 static bool whole(const driver *d, int index, int64_t nbytes, size_t *out)
 {
-    const CUmemAllocationProp prop = prop_of(index);
+    const CUmemAllocationProp prop = prop_of(index, true);
     size_t piece = 0;
 
     if (d->granularity(&piece, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS ||
@@ -79,9 +81,9 @@ static int32_t outcome(CUresult e)
 static CUresult map(const driver *d, int index, CUmemGenericAllocationHandle handle, size_t n,
                     bool readonly, void **out)
 {
-    const CUmemAccessDesc access = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, index},
-                                    .flags = readonly ? CU_MEM_ACCESS_FLAGS_PROT_READ
-                                                      : CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemAccessDesc access = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, index},
+                              .flags = readonly ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                                                : CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUdeviceptr at = 0;
     CUresult e = d->reserve(&at, n, 0, 0, 0);
 
@@ -91,6 +93,10 @@ static CUresult map(const driver *d, int index, CUmemGenericAllocationHandle han
     e = d->map(at, n, 0, handle, 0);
     if (e == CUDA_SUCCESS) {
         e = d->access(at, n, &access, 1);
+        if (e != CUDA_SUCCESS && readonly) { /* not every driver maps memory read-only */
+            access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+            e = d->access(at, n, &access, 1);
+        }
         if (e != CUDA_SUCCESS) {
             (void)d->unmap(at, n);
         }
@@ -102,9 +108,9 @@ static CUresult map(const driver *d, int index, CUmemGenericAllocationHandle han
     return e;
 }
 
-int32_t cuda_share_new(int index, int64_t nbytes, void **out, int32_t *fd)
+int32_t cuda_memory_new(int index, int64_t nbytes, void **out, int32_t *fd)
 {
-    const CUmemAllocationProp prop = prop_of(index);
+    const CUmemAllocationProp prop = prop_of(index, fd != NULL);
     CUmemGenericAllocationHandle handle;
     driver d;
     size_t n;
@@ -118,17 +124,17 @@ int32_t cuda_share_new(int index, int64_t nbytes, void **out, int32_t *fd)
         return outcome(e);
     }
     e = map(&d, index, handle, n, false, out);
-    if (e == CUDA_SUCCESS) {
+    if (e == CUDA_SUCCESS && fd != NULL) {
         e = d.export_handle(fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
         if (e != CUDA_SUCCESS) {
-            cuda_share_detach(index, *out, nbytes);
+            cuda_memory_free(index, *out, nbytes);
         }
     }
     (void)d.release(handle);
     return outcome(e);
 }
 
-int32_t cuda_share_attach(int index, int32_t fd, int64_t nbytes, bool readonly, void **out)
+int32_t cuda_memory_attach(int index, int32_t fd, int64_t nbytes, bool readonly, void **out)
 {
     CUmemGenericAllocationHandle handle;
     driver d;
@@ -147,7 +153,7 @@ int32_t cuda_share_attach(int index, int32_t fd, int64_t nbytes, bool readonly, 
     return outcome(e);
 }
 
-void cuda_share_detach(int index, void *p, int64_t nbytes)
+void cuda_memory_free(int index, void *p, int64_t nbytes)
 {
     const CUdeviceptr at = (CUdeviceptr)(uintptr_t)p;
     driver d;
