@@ -131,11 +131,14 @@ function rows.train(o)
   local rss, exact = over_ranks(peak_rss(), 'max'), over_ranks(ms.memory().peak_total, 'max')
   local kinds = ms.memory().peak
   local state = over_ranks(kinds.parameter + kinds.gradient + kinds.optimizer + kinds.arena, 'max')
+  local plan, device = model:plan(), ms.device.info()
+  local planned = plan.masters + plan.gradients + 2 * plan.per_state + plan.arena
   if world.rank == 0 then
     emit {
       tokens_per_s = world.world_size * o.rows * o.context / stats.median(parts.all),
       flops_per_token = flops, peak_flops = peak, rss_bytes = rss, exact_bytes = exact,
-      kinds = kinds, state_bytes = state, forward = stats.median(parts.forward),
+      kinds = kinds, state_bytes = state, planned_bytes = planned,
+      device_bytes = device.total_bytes - device.free_bytes, forward = stats.median(parts.forward),
       backward = stats.median(parts.backward), optimizer = stats.median(parts.optimizer),
       waited = waited,
     }
