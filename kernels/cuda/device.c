@@ -274,6 +274,11 @@ static cudaStream_t enter(cuda_device *d, int32_t which)
     return d->streams[which].handle;
 }
 
+static void *cuda_handle(msi_device *base, int32_t which)
+{
+    return enter(of(base), which);
+}
+
 static bool cuda_has(msi_device *base, int32_t kernel, int32_t dtype)
 {
     (void)base;
@@ -694,7 +699,8 @@ static const msi_device_ops cuda_ops = {.version = MSI_DEVICE_VERSION,
                                         .poll = cuda_poll,
                                         .post = cuda_post,
                                         .await = cuda_await,
-                                        .abandon = cuda_abandon};
+                                        .abandon = cuda_abandon,
+                                        .handle = cuda_handle};
 
 const msi_device_ops *msi_device_plugin(void)
 {

@@ -1,5 +1,6 @@
 /* The context's device: opening it, enqueueing, waiting. */
 #include "blocks.h"
+#include "device_comm.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -15,7 +16,8 @@ static void close_room(void *device)
 {
     msi_device *d = device;
 
-    d->ops->abandon(d); /* no layer that waits for peers is left */
+    msi_device_comms_abort(d); /* no layer that waits for peers is left */
+    d->ops->abandon(d);
     (void)msi_device_wait(d);
     d->ops->give(d, d->fault, sizeof(*d->fault), MSI_PLACE_PINNED);
     d->ops->close(d);
@@ -247,7 +249,7 @@ ms_status msi_mem_set_on(msi_device *d, void *to, int32_t byte, int64_t nbytes)
 
 bool msi_device_polls(msi_device *d)
 {
-    return d->ops->poll(d) == MSI_DEV_NOT_YET;
+    return d->ops->poll(d) == MSI_DEV_NOT_YET || msi_device_comms_incomplete(d);
 }
 
 /* The error of work that the host waited for. */

@@ -18,7 +18,7 @@
 
 #include <stdatomic.h>
 
-enum { MSI_DEVICE_VERSION = 7 }; /* of this file, kernel_args.h, kernel names */
+enum { MSI_DEVICE_VERSION = 8 }; /* of this file, kernel_args.h, kernel names */
 
 enum {
     MSI_STREAM_COMPUTE,
@@ -133,6 +133,8 @@ typedef struct msi_device_ops {
                      uint64_t at_least);
     /* The awaited words will not come: continue without them. */
     void (*abandon)(msi_device *d);
+    /* The library's own stream, for a call that enqueues an item to it. NULL: has none. */
+    void *(*handle)(msi_device *d, int32_t stream);
 } msi_device_ops;
 
 enum { MSI_DEVICE_ERROR = 256 };
@@ -148,6 +150,7 @@ struct msi_device {
     msi_fault *fault; /* pinned; invalid data found by kernels, for the next wait */
     char why_failed[MSI_MESSAGE_BYTES]; /* if the fault is a product's */
     int64_t n_waits;                    /* of the host for marks */
+    struct msi_device_comm *comms;      /* open communicators: device_comm.h */
     char text[512]; /* the device's own error, with MSI_DEV_FAILED and MSI_DEV_LOST; or empty */
 };
 

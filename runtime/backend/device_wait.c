@@ -1,5 +1,5 @@
 /* Waiting for a device, which may wait for other ranks' devices. */
-#include "device.h"
+#include "device_comm.h"
 
 #include <stdio.h>
 
@@ -12,6 +12,7 @@ typedef struct patience {
 /* All later results are invalid. */
 static void lose(msi_device *d, ms_status status)
 {
+    msi_device_comms_abort(d);
     d->ops->abandon(d);
     if (d->lost == MS_OK) {
         d->lost = status;
@@ -29,9 +30,14 @@ static bool check_peers(void *user, bool run)
     if (p->status == MS_OK && ctx != NULL) {
         const int64_t now = msi_now_ns();
 
-        p->waited_ns = run ? 0 : p->waited_ns + msi_looked_ns(now - p->looked_at);
+        p->waited_ns = run && !msi_device_comms_await(p->device)
+                           ? 0
+                           : p->waited_ns + msi_looked_ns(now - p->looked_at);
         p->looked_at = now;
         p->status = ctx->check_peers(ctx, p->waited_ns);
+        if (p->status == MS_OK) {
+            p->status = msi_device_comms_check(p->device);
+        }
         if (p->status != MS_OK) {
             lose(p->device, p->status);
         }

@@ -12,6 +12,8 @@
 
 #include <stdatomic.h>
 
+struct msi_device_comm;
+
 /* What a rank announces before it moves data. If ranks differ at a sequence number, the job ends
  * with an error that gives both. */
 typedef struct msi_fingerprint {
@@ -158,6 +160,9 @@ ms_status msi_comm_gather_bytes(ms_comm *comm, const char *what, const void *in,
 /* The same with a label, "state_dict of unit 'h.0'", and a model. */
 ms_status msi_comm_gather_named(ms_comm *comm, const msi_label *what, int32_t model, const void *in,
                                 int64_t nbytes, void *out);
+/* The communicator of the members' devices, made on the first call: collective. NULL in a group
+ * without peers. */
+ms_status msi_comm_devices(ms_comm *comm, struct msi_device_comm **out);
 /* Number, from 1, of the next model of this group. All ranks call it at the same place of the
  * program, so it identifies the model everywhere and separates equal names in notes (0: none).
  * Messages show it from 2 on. */

@@ -77,12 +77,13 @@ struct ms_comm {
     msi_mail *mail;         /* (n_members, n_members): from, to; or NULL */
     char *mail_bytes;       /* (n_members, MSI_MAIL), shared by those to whom a member sends */
     uint64_t seq, hash, step;
-    uint64_t n_notes;   /* of this rank */
-    uint64_t id;        /* in its job, equal on all members; 0: world */
-    ms_comm *next;      /* next split or fake group of the context */
-    int32_t n_holders;  /* split, fake: owners besides the caller */
-    bool forsaken;      /* freed by the caller */
-    msi_segment memory; /* of a split group, shared with its siblings */
+    uint64_t n_notes;                /* of this rank */
+    uint64_t id;                     /* in its job, equal on all members; 0: world */
+    ms_comm *next;                   /* next split or fake group of the context */
+    int32_t n_holders;               /* split, fake: owners besides the caller */
+    bool forsaken;                   /* freed by the caller */
+    msi_segment memory;              /* of a split group, shared with its siblings */
+    struct msi_device_comm *devices; /* NULL: none yet */
     int32_t n_models;
     uint64_t *checked; /* (n_members) sequence up to which its schedule equals ours */
     int64_t counts[MSI_COLL_KINDS];
@@ -219,6 +220,10 @@ void msi_comm_discard(ms_comm *c);
 void msi_groups_leave(void);
 /* The same at process exit, without waiting for its device. */
 void msi_groups_end(void);
+
+/* -- devices.c --------------------------------------------------------------------------------- */
+/* Free the devices' communicator, after its work has run. */
+void msi_devices_leave(const ms_comm *c);
 
 /* -- start.c ----------------------------------------------------------------------------------- */
 /* The job's calls into comm/. */

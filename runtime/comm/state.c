@@ -53,6 +53,7 @@ void msi_comm_discard(ms_comm *c)
 {
     msi_messages_drop(c);
     leave(c, MSI_MEMBER_FREED);
+    msi_devices_leave(c);
     msi_segment_free(&c->memory);
     free(c);
 }
@@ -68,6 +69,9 @@ static void groups_close(void *state)
 
         g->others = c->next;
         msi_comm_discard(c);
+    }
+    if (g->world != NULL) {
+        msi_devices_leave(g->world);
     }
     free(g->world);
     free(g->self);

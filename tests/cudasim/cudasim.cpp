@@ -212,7 +212,7 @@ struct item {
     std::function<void()> run;
 };
 
-struct cudasim_stream {
+struct cudasim_stream : cudasim_stream_base {
     std::deque<item> items;
     uint64_t enqueued, done;
 };
@@ -284,15 +284,22 @@ cudaError_t cudasim::launch(dim3 grid, dim3 block, size_t shared, cudaStream_t s
 
 /* -- runtime calls ----------------------------------------------------------------------------- */
 
+static int n_cards()
+{
+    const char *n = getenv("MS_CUDASIM_CARDS");
+
+    return n != NULL ? atoi(n) : 1;
+}
+
 cudaError_t cudaGetDeviceCount(int *n)
 {
-    *n = 1;
+    *n = n_cards();
     return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int index)
 {
-    return result(index == 0 ? cudaSuccess : cudaErrorInvalidValue);
+    return result(index >= 0 && index < n_cards() ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int index)
@@ -373,6 +380,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 
     (void)flags;
     *out = new cudasim_stream();
+    (*out)->enqueue = enqueue;
     streams.push_back(*out);
     return cudaSuccess;
 }

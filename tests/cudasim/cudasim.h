@@ -224,6 +224,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
 #include <math.h>
 #include <string.h>
 
+/* Also for ncclsim, a library of its own. */
+struct cudasim_stream_base {
+    cudaError_t (*enqueue)(cudaStream_t s, std::function<void()> run,
+                           std::function<bool()> may_run);
+};
+
 struct uint3 {
     unsigned x, y, z;
 };
