@@ -142,7 +142,7 @@ describe('the moonshard command', function()
     local odd = {
       MS_LOG = { 'debug', "is 'debug', expected warn, info or trace; it is ignored" },
       MS_ONEDNN = { 'off', "is 'off', expected 0 or 1; it is ignored" },
-      MS_SLOTS = { 'push', "is 'push', expected auto, shared or pull; it is ignored" },
+      MS_SLOTS = { 'push', "is 'push', expected auto, shared, pull or nccl; it is ignored" },
       MS_PLUGIN_DIR = { '/nowhere', "is '/nowhere': /nowhere/libmoonshard_onednn.so: " },
       MS_CPU_ISA = { 'avx', '=avx: this machine has no such kernels (v2, v3, v4), using ' },
       MS_COMM_TIMEOUT = { '1h', "is '1h', expected a whole number; using 600" },

@@ -3,6 +3,34 @@ local scripts = require 'support.scripts'
 
 local flags = '--ranks=1 --steps=4 --layers=2 --width=64 --heads=2 --context=32 --tokens=64 '
   .. '--dropout=0.1 --validate=2 --save=2 --sample=8 --log=1'
+-- A model of a strategy on W ranks: its hash, and what else it prints.
+local job = [[
+  local world = ms.dist.init { ranks = %d }
+  local options = { sharding_strategy = %q }
+  if options.sharding_strategy == 'HYBRID_SHARD' then
+    options.device_mesh = ms.dist.init_device_mesh('cpu', { 2, 2 })
+  end
+  local function wrap(module)
+    return ms.fsdp.FSDP(module, options)
+  end
+  ms.manual_seed(1)
+  local model = wrap(ms.nn.Sequential {
+    wrap(ms.nn.Linear(33, 9)), ms.nn.ReLU(), wrap(ms.nn.Linear(9, 33)),
+  })
+  local optimizer = ms.optim.AdamW(model:parameters(), { lr = 0.01 })
+  for step = 1, 4 do
+    %s
+    model(ms.full({ 2, 33 }, world.rank + step)):pow(2):mean():backward()
+    model:clip_grad_norm_(1)
+    optimizer:step()
+    optimizer:zero_grad()
+  end
+  local hash = model:hash()
+  if world.rank == 0 then
+    print(hash, model:plan().own_slots > 0)
+  end
+]]
+
 local simulated = 'MS_DEVICE=cuda MS_PLUGIN_DIR=$MOONSHARD_LIB/cudasim'
 
 -- Losses of four steps, and the text of a model trained so.
@@ -29,6 +57,55 @@ describe('the CUDA plug-in on the CPU', function()
       for i, loss in ipairs(expected) do
         assert.is_true(math.abs(found[i] - loss) <= tolerance * loss,
           ('loss %d: %.9g, on the CPU %.9g'):format(i, found[i], loss))
+      end
+    end)
+  end
+
+  local function run(environment, ranks, strategy, disturbance)
+    local output, code
+    scripts.with_script(job:format(ranks, strategy, disturbance or ''), function(path)
+      output, code = scripts.shell(('env %s %s luajit %s'):format(simulated, environment, path))
+    end)
+    return output, code
+  end
+
+  -- The job's hash, and whether its slots are private.
+  local function result(...)
+    local output = run(...)
+    local hash, own = output:match '(%x+)%s(%a+)\n$'
+    assert.truthy(hash, output)
+    return hash, own == 'true'
+  end
+
+  for _, case in ipairs { { 2, 'FULL_SHARD' }, { 4, 'SHARD_GRAD_OP' }, { 4, 'HYBRID_SHARD' },
+    { 4, 'NO_SHARD' } } do
+    it(('gives the bits of shared slots by NCCL: %s, %d ranks'):format(case[2], case[1]), function()
+      local found, own = result('MS_CUDASIM_CARDS=4', unpack(case))
+      assert.equal(result('MS_SLOTS=shared', unpack(case)), found)
+      assert.equal(case[2] ~= 'NO_SHARD', own)
+    end)
+  end
+
+  it('sums by NCCL if it is told to', function()
+    local function bits(ranks, in_order)
+      return (result('MS_SLOTS=nccl MS_NCCL_DETERMINISTIC=' .. in_order, ranks, 'FULL_SHARD'))
+    end
+    assert.equal(bits(2, 1), bits(2, 0)) -- a + b = b + a
+    assert.not_equal(bits(4, 1), bits(4, 0))
+  end)
+
+  for how, disturbance in pairs {
+    ['died'] = "os.execute('kill -9 ' .. io.open('/proc/self/stat'):read '*n')",
+    ['failed: .*enough'] = "error 'enough'", ['mismatch'] = 'ms.dist.all_reduce(ms.ones(2))',
+    ['no progress for 1 s'] = "os.execute('kill -STOP ' .. io.open('/proc/self/stat'):read '*n')",
+  } do
+    it('ends if a rank ' .. how, function()
+      local output, code = run('MS_SLOTS=nccl MS_COMM_TIMEOUT=1', 3, 'FULL_SHARD',
+        ('if step == 3 and world.rank == 1 then %s end'):format(disturbance))
+      assert.not_equal(0, code)
+      for _, rank in ipairs { 0, 2 } do
+        local error_of = ('rank %d: [^\n]*CommError: [^\n]*%s'):format(rank, how)
+        assert.truthy(output:find(error_of), output)
       end
     end)
   end

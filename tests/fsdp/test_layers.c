@@ -43,7 +43,7 @@ static msi_slots_plan plan(const int64_t *numel, int32_t n, int32_t world, kind 
                                       .is_root = i == 0};
     }
     if (k == GRADIENTS) {
-        assert_ok(msi_plan_gradient_slots(groups, n, false, world, wishes, &p));
+        assert_ok(msi_plan_gradient_slots(groups, n, false, world, MSI_SLOTS_SHARED, wishes, &p));
     } else {
         assert_ok(msi_plan_param_slots(groups, n, 3, world,
                                        k == PULL ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED, wishes, &p));

@@ -1,7 +1,7 @@
 /* Random legal programs: forwards over any units in any order (skipped, used twice, joined), with
  * and without gradients, backward, no_sync that begins late, steps, loads in the middle of a
  * forward, parameters and units that some backwards do not reach, summon, explicit unshard and
- * reshard, all strategies and prefetch settings, W = 1 to 5, both layouts of slots, ranks as
+ * reshard, all strategies and prefetch settings, W = 1 to 5, all layouts of slots, ranks as
  * threads and as processes; and every rank naps where schedules are delicate.
  *
  * No program may fail, and its parameters must end with the bits of the same micro-batches trained
@@ -376,7 +376,15 @@ done:
 
 /* -- jobs -------------------------------------------------------------------------------------- */
 
-static const char *const layouts[] = {"shared", "pull"};
+static const char *const layouts[] = {"shared", "pull", "nccl"};
+
+/* nccl: only between GPUs. */
+static int32_t n_layouts(void)
+{
+    const char *device = getenv("MS_DEVICE");
+
+    return device != NULL && strcmp(device, "cuda") == 0 ? 3 : 2;
+}
 
 typedef struct job {
     int32_t world, layout;
@@ -419,10 +427,10 @@ static ms_status run_program(const program *p, int32_t rank, uint64_t *hash)
     return check_hash(*hash, expected);
 }
 
-/* Where its slots lie: "shared" or "pull". */
+/* Where its slots lie. */
 static int32_t layout_of(uint64_t seed)
 {
-    return (int32_t)(msi_mix64(seed) % MSI_COUNT(layouts));
+    return (int32_t)(msi_mix64(seed) % (uint64_t)n_layouts());
 }
 
 /* `by_threads`: what this program's hash was, or shall be, by threads; NULL: it is run as its dice
@@ -492,7 +500,7 @@ static void run_layout(int32_t world, int32_t layout)
 
 static void run_world(int32_t world)
 {
-    for (int32_t layout = 0; layout < MSI_COUNT(layouts); layout++) {
+    for (int32_t layout = 0; layout < n_layouts(); layout++) {
         assert_int_equal(setenv("MS_SLOTS", layouts[layout], true), 0);
         run_layout(world, layout);
     }

@@ -79,8 +79,8 @@ static void leave(msi_gather *g, bool unfilled)
 typedef ms_status (*step_fn)(msi_task *task, bool *finished);
 typedef void (*drop_fn)(msi_task *task);
 
-/* `step` and `drop`: the layout's. */
-static ms_status begin(msi_gather *g, step_fn step, drop_fn drop)
+/* Commit the use, with a free slot. */
+static ms_status commit(msi_gather *g)
 {
     msi_slot *slot = g->home != NULL ? g->home : msi_slot_oldest(g->pool, is_free);
 
@@ -97,6 +97,13 @@ static ms_status begin(msi_gather *g, step_fn step, drop_fn drop)
     msi_slot_take(g->pool, slot, g);
     g->slot = slot;
     g->joined = false;
+    return MS_OK;
+}
+
+/* `step` and `drop`: the layout's. */
+static ms_status begin(msi_gather *g, step_fn step, drop_fn drop)
+{
+    MS_TRY(commit(g));
     g->task.order = MSI_TASK_FILL;
     g->task.possible = may_fill;
     g->task.step = step;
@@ -261,6 +268,69 @@ static void pull_end(msi_gather *g)
 }
 
 const msi_gather_ops msi_gather_pull = {true, slot_available, pull_begin, pull_ready, pull_end};
+
+/* -- nccl: the devices' communicator gathers in place ------------------------------------------ */
+
+/* In program order, so that all ranks' communicators make the same calls. In a fake group other
+ * ranks' extents stay as they are. */
+static ms_status gather_between_devices(msi_gather *g)
+{
+    msi_device_comm *devices = g->pool->devices;
+    const int64_t n = g->fp.count / g->pool->plan.world;
+    char *own = g->slot->own;
+
+    MS_TRY(await_master(g));
+    MS_TRY(await_own(g));
+    MS_TRY_ON(g->ctx, MSI_STREAM_GATHER, g->user->fill(g->unit, own, false));
+    if (devices == NULL) {
+        return MS_OK;
+    }
+    MS_TRY(msi_device_comm_all_gather(devices, MSI_STREAM_GATHER,
+                                      own + devices->rank * n * ms_dtype_size(g->fp.dtype), own, n,
+                                      g->fp.dtype));
+    return msi_slot_pool_complete(g->pool, g->progress, g->seq);
+}
+
+static ms_status nccl_begin(msi_gather *g)
+{
+    MS_TRY(commit(g));
+    MS_TRY(gather_between_devices(g));
+    msi_slot_publish(g->pool, g->slot, MSI_STREAM_GATHER, MSI_SLOT_FILLED);
+    g->user->filled(g->unit);
+    return MS_OK;
+}
+
+/* Peers may be ahead: their words can have later hashes. The wait compares schedules. */
+static bool all_filled(void *user)
+{
+    const msi_gather *g = user;
+
+    for (int32_t q = 0; q < g->pool->plan.world; q++) {
+        if (atomic_load(&msi_slot_words_of(g->slot, q)->filled) < g->slot->generation) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static ms_status nccl_ready(msi_gather *g, bool stale, void **full)
+{
+    (void)stale;
+    MS_TRY(msi_progress_wait(g->progress, g->pool->comm, g->seq, all_filled, g));
+    join(g);
+    *full = g->slot->own;
+    return MS_OK;
+}
+
+static void nccl_end(msi_gather *g)
+{
+    if (g->slot != NULL) {
+        leave(g, false);
+        g->slot = NULL;
+    }
+}
+
+const msi_gather_ops msi_gather_nccl = {true, slot_available, nccl_begin, nccl_ready, nccl_end};
 
 /* -- without peers ----------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /* How a unit's full parameters are obtained: from all ranks' extents, in a shared slot or pulled
- * from their stages into private memory; as the master itself; or as a private copy of it in a
- * lower precision. Chosen when the model is first used. */
+ * from their stages into private memory; by the devices' communicator; as the master itself; or as
+ * a private copy of it in a lower precision. Chosen when the model is first used. */
 #ifndef MSI_FSDP_GATHER_H
 #define MSI_FSDP_GATHER_H
 
@@ -59,7 +59,7 @@ struct msi_gather {
     int64_t nbytes;         /* of the full parameters */
 };
 
-extern const msi_gather_ops msi_gather_shared, msi_gather_pull, msi_gather_alias,
+extern const msi_gather_ops msi_gather_shared, msi_gather_pull, msi_gather_nccl, msi_gather_alias,
     msi_gather_resident;
 
 /* Free the private copy. */

@@ -1,6 +1,10 @@
 /* How a unit's gradients are summed: every rank writes its own into its part of a slot; then each
  * rank adds its extents of all parts, in place. Replicas add one chunk each, then copy the other
- * chunks. */
+ * chunks.
+ *
+ * In layout nccl the devices' communicator moves gradients when they are closed, in program order:
+ * each rank gets the pieces of its shard or chunk of all gradients, and sums them by the same tree;
+ * replicas then gather the sums. MS_NCCL_DETERMINISTIC=0: the communicator sums the pieces. */
 #ifndef MSI_FSDP_REDUCTION_H
 #define MSI_FSDP_REDUCTION_H
 
@@ -37,6 +41,7 @@ typedef struct msi_reduction {
     int32_t rank, world;
     bool replicated;       /* every rank gets the whole sum */
     int64_t total;         /* elements of one rank's whole gradient, without tail padding */
+    int64_t full, shard;   /* with it, and of a shard */
     const msi_extent *own; /* (n_own) what this rank gets of the sum; set when it is closed */
     int32_t n_own;
     int32_t sum_dtype, round_dtype;

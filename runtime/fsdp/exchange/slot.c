@@ -117,7 +117,7 @@ static ms_status add_slot(msi_slot_pool *pool, const memory *m, const place *p, 
 {
     const int32_t n_parts = pool->mapped.n_parts;
     msi_slot **list = realloc(pool->slots, sizeof(*list) * (size_t)(pool->n_slots + 1));
-    msi_slot *slot = calloc(1, sizeof(*slot) + sizeof(slot->part[0]) * (size_t)n_parts);
+    msi_slot *slot = calloc(1, sizeof(*slot) + sizeof(slot->part[0]) * ((size_t)n_parts + 1));
     msi_mem_block *own = NULL;
 
     if (list != NULL) {
@@ -140,9 +140,12 @@ static ms_status add_slot(msi_slot_pool *pool, const memory *m, const place *p, 
         slot->part[q] = part_at(m, p, n_parts, q);
     }
     slot->part_step = n_parts > 1;
-    slot->ro = first_to_read(m, p, n_parts);
+    slot->ro = n_parts > 0 ? first_to_read(m, p, n_parts) : NULL;
     slot->block = own;
     slot->own = own != NULL ? own->data : NULL;
+    if (n_parts == 0) {
+        slot->part[0] = slot->own;
+    }
     slot->own_bytes = p->own_bytes;
     slot->used = msi_stream_dep_mark(pool->ctx, MSI_STREAM_COMPUTE); /* COMPUTE used `own` */
     slot->number = pool->n_slots;
@@ -220,9 +223,50 @@ void msi_slot_pool_free(msi_slot_pool *pool)
         free(pool->slots[i]);
     }
     free_segments(pool, 0);
+    free(pool->shard_of);
     free(pool->slots);
     free(pool->segments);
     *pool = (msi_slot_pool){.slots = NULL};
+}
+
+ms_status msi_slot_pool_connect(msi_slot_pool *pool, int32_t shard_rank)
+{
+    if (pool->plan.layout != MSI_SLOTS_NCCL || pool->plan.nbytes == 0 ||
+        ms_comm_is_fake(pool->comm)) {
+        return MS_OK;
+    }
+    MS_TRY(msi_comm_devices(pool->comm, &pool->devices));
+    pool->sums_in_order = msi_slots_sum_in_order();
+    if (shard_rank < 0) {
+        return MS_OK;
+    }
+    pool->shard_of = malloc(sizeof(*pool->shard_of) * (size_t)pool->plan.world);
+    if (pool->shard_of == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the shards of %d ranks",
+                       (int)pool->plan.world);
+    }
+    return msi_comm_gather_bytes(pool->comm, "the ranks' shards", &shard_rank, sizeof(shard_rank),
+                                 pool->shard_of);
+}
+
+bool msi_slots_sum_in_order(void)
+{
+    static const char *const choices[] = {"0", "1"};
+
+    return msi_switch_choice("MS_NCCL_DETERMINISTIC", choices, MSI_COUNT(choices), 1) == 1;
+}
+
+static bool is_complete(void *devices)
+{
+    return msi_device_comm_is_complete(devices);
+}
+
+ms_status msi_slot_pool_complete(const msi_slot_pool *pool, msi_progress *progress, uint64_t seq)
+{
+    if (!msi_device_comm_is_complete(pool->devices)) {
+        MS_TRY(msi_progress_wait(progress, pool->comm, seq, is_complete, pool->devices));
+    }
+    return msi_device_comm_check(pool->devices);
 }
 
 int64_t msi_slot_pool_bytes(const msi_slot_pool *pool)
@@ -296,7 +340,9 @@ void msi_slot_publish(const msi_slot_pool *pool, msi_slot *slot, int32_t stream,
 {
     const int32_t rank = ms_comm_rank(pool->comm);
 
-    msi_stream_dep_post(pool->ctx, stream, twin_of(slot, rank, what), slot->generation);
+    if (pool->plan.layout != MSI_SLOTS_NCCL) {
+        msi_stream_dep_post(pool->ctx, stream, twin_of(slot, rank, what), slot->generation);
+    }
     atomic_store(word_of(slot, rank, what), slot->generation);
     msi_comm_ring(pool->comm);
 }
@@ -319,7 +365,8 @@ static ms_status await_peers(const msi_slot_pool *pool, const msi_slot *slot, ms
 ms_status msi_slot_await(const msi_slot_pool *pool, const msi_slot *slot, msi_stream_dep order,
                          int32_t stream, msi_slot_event what, uint64_t generation)
 {
-    return MSI_LIKELY(pool->ctx->device == NULL) || generation == 0 || slot->word_bytes == 0
+    return MSI_LIKELY(pool->ctx->device == NULL) || generation == 0 || slot->word_bytes == 0 ||
+                   pool->plan.layout == MSI_SLOTS_NCCL
                ? MS_OK
                : await_peers(pool, slot, order, stream, what, generation);
 }

@@ -23,12 +23,18 @@
  * stable, since q fills nothing later before the reader releases g: the reader ends the job. (A
  * rank that skips what it had filled is found by its note.)
  *
+ * In layout nccl a slot has no parts: parameters and gradients are in private memory, and the
+ * devices' communicator moves them in program order, when a use is committed. `filled` and
+ * `released` are promises of the hosts alone; no stream awaits them.
+ *
  * The model slots.pml checks that there is no deadlock, no slot changes under a reader, and nobody
  * reads an unfilled slot. */
 #ifndef MSI_FSDP_SLOT_H
 #define MSI_FSDP_SLOT_H
 
 #include "comm.h"
+#include "device_comm.h"
+#include "progress.h"
 #include "slots_plan.h"
 #include "stream_dep.h"
 
@@ -52,7 +58,7 @@ typedef struct msi_slot {
     char *words;        /* (W, word_bytes) */
     int64_t word_bytes; /* 0: one entry, used for every rank */
     char *ro;           /* read-only mapping of the first part */
-    char *own;          /* pull: private full parameters; NULL: they are the first part */
+    char *own;          /* pull, nccl: private memory; NULL: none */
     int64_t own_bytes;
     msi_mem_block *block; /* of `own` */
     int32_t number;       /* in its pool, equal on all ranks */
@@ -63,7 +69,7 @@ typedef struct msi_slot {
     void *holder;         /* current user, or NULL */
     bool ring;            /* false: a home slot */
     int32_t part_step;    /* 1; 0: one part for every rank */
-    char *part[];         /* (W or 1) */
+    char *part[];         /* (W or 1); nccl: `own` */
 } msi_slot;
 
 static inline msi_slot_word *msi_slot_words_of(const msi_slot *slot, int32_t q)
@@ -92,8 +98,11 @@ static inline char *msi_slot_part(const msi_slot *slot, int32_t q)
 typedef struct msi_slot_pool {
     ms_context *ctx;
     ms_comm *comm;
-    msi_slots_plan plan;   /* for all ranks, as counted */
-    msi_slots_plan mapped; /* the same; in a fake group, for this rank alone */
+    msi_slots_plan plan;      /* for all ranks, as counted */
+    msi_slots_plan mapped;    /* the same; in a fake group, for this rank alone */
+    msi_device_comm *devices; /* of layout nccl; NULL in a fake group */
+    int32_t *shard_of;        /* (W) gradients of layout nccl: which shard rank q owns */
+    bool sums_in_order;       /* likewise */
     msi_segment *segments;
     msi_slot **slots;
     int32_t n_segments, n_slots;
@@ -107,6 +116,15 @@ ms_status msi_slot_pool_new(msi_slot_pool *pool, ms_context *ctx, ms_comm *comm,
                             const msi_slots_plan *plan, msi_slot_wish *wishes, int32_t n,
                             msi_slot **homes);
 void msi_slot_pool_free(msi_slot_pool *pool);
+/* Layout nccl: open the communicator. `shard_rank`: of this rank; -1: for parameters. Collective.
+ */
+ms_status msi_slot_pool_connect(msi_slot_pool *pool, int32_t shard_rank);
+/* Layout nccl, gradients: they are summed in the order of the tree (MS_NCCL_DETERMINISTIC). */
+bool msi_slots_sum_in_order(void);
+/* Layout nccl: wait until the communicator's last call, of operation `seq`, is complete. Runs
+ * tasks.
+ */
+ms_status msi_slot_pool_complete(const msi_slot_pool *pool, msi_progress *progress, uint64_t seq);
 /* Bytes counted as arena. */
 int64_t msi_slot_pool_bytes(const msi_slot_pool *pool);
 /* The allowed ring slot that was taken longest ago, or NULL. Not the one freed first: the time of

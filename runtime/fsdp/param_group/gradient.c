@@ -415,6 +415,8 @@ void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
     r->world = u->world;
     r->replicated = !u->is_sharded;
     r->total = u->total;
+    r->full = msi_unit_full_numel(u);
+    r->shard = u->shard_numel;
     r->sum_dtype = u->grad_dtype;
     r->round_dtype = u->reduce_dtype;
     r->home = home;

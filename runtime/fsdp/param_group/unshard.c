@@ -69,8 +69,9 @@ static const msi_gather_user gather_user = {fill, pull, filled, version};
 
 static const msi_gather_ops *gather_ops(const ms_fsdp_unit *u)
 {
-    static const msi_gather_ops *const by_layout[] = {
-        [MSI_SLOTS_SHARED] = &msi_gather_shared, [MSI_SLOTS_PULL] = &msi_gather_pull};
+    static const msi_gather_ops *const by_layout[] = {[MSI_SLOTS_SHARED] = &msi_gather_shared,
+                                                      [MSI_SLOTS_PULL] = &msi_gather_pull,
+                                                      [MSI_SLOTS_NCCL] = &msi_gather_nccl};
 
     if (msi_unit_shares(u)) {
         return by_layout[u->run->params.plan.layout];

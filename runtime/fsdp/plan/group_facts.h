@@ -25,9 +25,15 @@ typedef struct msi_chunk {
     int64_t first, numel;
 } msi_chunk;
 
+/* Elements of all chunks but the last. */
+static inline int64_t msi_plan_chunk_size(int64_t total, int32_t world)
+{
+    return msi_round_up((total + world - 1) / world, 16);
+}
+
 static inline msi_chunk msi_plan_chunk(int64_t total, int32_t q, int32_t world)
 {
-    const int64_t each = msi_round_up((total + world - 1) / world, 16);
+    const int64_t each = msi_plan_chunk_size(total, world);
     const int64_t first = each * q < total ? each * q : total;
 
     return (msi_chunk){first, first + each < total ? each : total - first};

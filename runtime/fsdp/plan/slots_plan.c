@@ -116,41 +116,62 @@ ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t
                                msi_slots_plan *plan)
 {
     const bool pulls = layout == MSI_SLOTS_PULL && world > 1; /* alone, no peers */
+    const bool sends = layout == MSI_SLOTS_NCCL && world > 1;
 
     for (int32_t i = 0; i < n; i++) {
         const msi_group_facts *g = &groups[i];
         const int64_t size = g->shares ? element_size(g) : 0;
 
         wishes[i] = (msi_slot_wish){.nbytes = size * (pulls ? g->shard_numel : g->full_numel),
-                                    .own_bytes = pulls ? size * g->full_numel : 0,
+                                    .own_bytes = pulls || sends ? size * g->full_numel : 0,
                                     .word_bytes = MSI_SLOT_WORDS,
                                     .keeps = g->is_root || g->keeps};
     }
-    MS_TRY(plan_slots(wishes, n, n_ring, world, pulls ? world : 1, plan));
-    plan->layout = pulls ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED;
+    MS_TRY(plan_slots(wishes, n, n_ring, world, pulls ? world : sends ? 0 : 1, plan));
+    plan->layout = pulls ? MSI_SLOTS_PULL : sends ? MSI_SLOTS_NCCL : MSI_SLOTS_SHARED;
     return MS_OK;
 }
 
-ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool wide,
-                                  int32_t world, msi_slot_wish *wishes, msi_slots_plan *plan)
+msi_pieces msi_plan_pieces(int64_t full_numel, int64_t shard_numel, bool is_sharded, int32_t world,
+                           int32_t dtype)
 {
+    const int64_t size = ms_dtype_size(dtype);
+    const int64_t each = is_sharded ? shard_numel : msi_plan_chunk_size(full_numel, world);
+    const int64_t staging = msi_round_up((is_sharded ? full_numel : each * world) * size, 256);
+
+    return (msi_pieces){each, staging, staging + each * world * size};
+}
+
+ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool wide,
+                                  int32_t world, msi_slots_layout layout, msi_slot_wish *wishes,
+                                  msi_slots_plan *plan)
+{
+    const bool sends = layout == MSI_SLOTS_NCCL && world > 1;
+
     for (int32_t i = 0; i < n; i++) {
         const msi_group_facts *g = &groups[i];
         const int32_t dtype = wide ? msi_node_dtype(g->reduce_dtype) : g->reduce_dtype;
 
+        const msi_pieces p =
+            msi_plan_pieces(g->full_numel, g->shard_numel, g->is_sharded, world, dtype);
+
         wishes[i] = (msi_slot_wish){.nbytes = g->trains ? g->full_numel * ms_dtype_size(dtype) : 0,
+                                    .own_bytes = g->trains && sends ? p.nbytes : 0,
                                     .word_bytes = MSI_SLOT_WORDS +
                                                   msi_round_up(g->n_params, MSI_SLOT_WORDS / 2),
                                     .keeps = g->is_root};
     }
-    return plan_slots(wishes, n, MSI_GRADIENT_RING, world, world, plan);
+    MS_TRY(plan_slots(wishes, n, MSI_GRADIENT_RING, world, sends ? 0 : world, plan));
+    plan->layout = sends ? MSI_SLOTS_NCCL : MSI_SLOTS_SHARED;
+    return MS_OK;
 }
 
 msi_slots_plan msi_slots_plan_of_one(const msi_slots_plan *plan, msi_slot_wish *wishes, int32_t n)
 {
     msi_slots_plan p = *plan;
 
-    p.world = p.n_parts = 1;
+    p.world = 1;
+    p.n_parts = p.n_parts > 0;
     place(wishes, n, &p);
     return p;
 }

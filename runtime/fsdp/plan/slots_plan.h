@@ -10,12 +10,14 @@ enum {
     MSI_GRADIENT_RING = 2 /* gradient slots that units use in turn */
 };
 
-/* Where full parameters are gathered. Gradients have one part per rank in both layouts. */
+/* Where full parameters are gathered. Gradients have one part per rank, except in layout nccl. */
 typedef enum msi_slots_layout {
     MSI_SLOTS_AUTO,   /* chosen by where the ranks' devices have their memory */
     MSI_SLOTS_SHARED, /* in one shared part: each rank casts its extents into it */
-    MSI_SLOTS_PULL /* in private memory: each rank casts its extents into its stage, a part of the
-                      slot, and copies the others' from theirs */
+    MSI_SLOTS_PULL, /* in private memory: each rank casts its extents into its stage, a part of the
+                       slot, and copies the others' from theirs */
+    MSI_SLOTS_NCCL  /* in private memory, by the devices' communicator; so are gradients: slots have
+                       words only */
 } msi_slots_layout;
 
 /* One unit's needs of slots of one kind. */
@@ -31,9 +33,9 @@ typedef struct msi_slot_wish {
 
 /* Words of all slots, then ring slots and home slots, at consecutive offsets. */
 typedef struct msi_slots_plan {
-    msi_slots_layout layout; /* of parameters; 0 of gradients */
+    msi_slots_layout layout; /* of gradients shared or nccl */
     int32_t n_ring, n_homes;
-    int32_t world, n_parts; /* parts of a slot: one, or one per rank */
+    int32_t world, n_parts; /* parts of a slot: one, one per rank, or none (nccl) */
     int64_t word_bytes;     /* of one rank's words and flags of a ring slot */
     int64_t ring_bytes;     /* of a part of a ring slot, whole pages */
     int64_t own_bytes;      /* private memory per ring slot, whole pages */
@@ -49,7 +51,17 @@ ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t
                                msi_slots_plan *plan);
 /* `wide`: large enough for inner nodes of the tree over micro-batches. */
 ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool wide,
-                                  int32_t world, msi_slot_wish *wishes, msi_slots_plan *plan);
+                                  int32_t world, msi_slots_layout layout, msi_slot_wish *wishes,
+                                  msi_slots_plan *plan);
+/* Layout nccl: a private slot of gradients is this rank's gradient, in one piece for each rank or
+ * (shards) each shard, and from `staging` on a piece from each rank. */
+typedef struct msi_pieces {
+    int64_t each;    /* elements of a piece */
+    int64_t staging; /* bytes before */
+    int64_t nbytes;  /* in all */
+} msi_pieces;
+msi_pieces msi_plan_pieces(int64_t full_numel, int64_t shard_numel, bool is_sharded, int32_t world,
+                           int32_t dtype);
 /* The same slots with one rank's words and one part; moves `wishes` (n) to them. */
 msi_slots_plan msi_slots_plan_of_one(const msi_slots_plan *plan, msi_slot_wish *wishes, int32_t n);
 /* Bytes of one more slot of the ring with its words; its parts begin at `*offset`. */

@@ -1,6 +1,8 @@
 /* The slots of a model: which units need which, and mapping them. */
 #include "schedule.h"
 
+#include "device_comm.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -87,54 +89,59 @@ static ms_status are_apart(const ms_fsdp_tree *tree, bool *apart)
 
 msi_slots_layout msi_pools_wish(void)
 {
-    static const char *const layouts[] = {
-        [MSI_SLOTS_AUTO] = "auto", [MSI_SLOTS_SHARED] = "shared", [MSI_SLOTS_PULL] = "pull"};
+    static const char *const layouts[] = {[MSI_SLOTS_AUTO] = "auto",
+                                          [MSI_SLOTS_SHARED] = "shared",
+                                          [MSI_SLOTS_PULL] = "pull",
+                                          [MSI_SLOTS_NCCL] = "nccl"};
 
     return (msi_slots_layout)msi_switch_choice("MS_SLOTS", layouts, MSI_COUNT(layouts),
                                                MSI_SLOTS_AUTO);
 }
 
-static msi_slots_layout layout_of(msi_slots_layout wish, bool apart)
+static msi_slots_layout layout_of(const ms_context *ctx, msi_slots_layout wish, bool apart)
 {
-    return wish != MSI_SLOTS_AUTO ? wish : apart ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED;
+    return wish != MSI_SLOTS_AUTO                 ? wish
+           : !apart                               ? MSI_SLOTS_SHARED
+           : msi_device_communicates(ctx->device) ? MSI_SLOTS_NCCL
+                                                  : MSI_SLOTS_PULL;
 }
 
 /* Known once there are slots. */
 static msi_slots_layout wish_of(const ms_fsdp_tree *tree)
 {
-    return tree->run.initialized ? tree->run.params.plan.layout : tree->slots_wish;
+    return tree->run.initialized ? tree->layout : tree->slots_wish;
 }
 
 /* Equal on all ranks, else the next collective reports it. */
 static ms_status choose_layout(const ms_fsdp_tree *tree, msi_slots_layout *layout)
 {
-    const msi_note note = {
-        {.text = "devices"},
-        {.text = "MS_SLOTS MS_DEVICE memories"},
-        {tree->slots_wish, tree->ctx->device != NULL, has_own_memory(tree->ctx, tree->world)},
-        .n_numbers = 3};
+    const msi_note note = {{.text = "devices"},
+                           {.text = "MS_SLOTS MS_DEVICE memories MS_NCCL_DETERMINISTIC"},
+                           {tree->slots_wish, tree->ctx->device != NULL,
+                            has_own_memory(tree->ctx, tree->world), msi_slots_sum_in_order()},
+                           .n_numbers = 4};
     bool apart;
 
     msi_comm_note(tree->comm, &note);
     MS_TRY(are_apart(tree, &apart));
-    *layout = layout_of(tree->slots_wish, apart);
+    *layout = layout_of(tree->ctx, tree->slots_wish, apart);
     return MS_OK;
 }
 
 static ms_status new_params(ms_fsdp_tree *tree)
 {
-    msi_slots_layout layout;
     ms_status status;
     mapping m;
 
-    MS_TRY(choose_layout(tree, &layout));
+    MS_TRY(choose_layout(tree, &tree->layout));
     MS_TRY_GOTO(mapping_new(&m, tree), done);
     MS_TRY_GOTO(msi_plan_param_slots(m.facts, tree->n_units, ring_of_params(&tree->options),
-                                     tree->shard_world, layout, m.wish, &m.plan),
+                                     tree->shard_world, tree->layout, m.wish, &m.plan),
                 done);
     MS_TRY_GOTO(msi_slot_pool_new(&tree->run.params, tree->ctx, tree->shards, &m.plan, m.wish,
                                   tree->n_units, m.home),
                 done);
+    MS_TRY_GOTO(msi_slot_pool_connect(&tree->run.params, -1), done);
     for (int32_t i = 0; i < tree->n_units; i++) {
         msi_unit_connect_params(tree->units[i], m.home[i]);
     }
@@ -153,11 +160,12 @@ static ms_status new_gradients(ms_fsdp_tree *tree)
         m.facts[i].trains |= tree->units[i]->has_slot;
     }
     MS_TRY_GOTO(msi_plan_gradient_slots(m.facts, tree->n_units, tree->run.fp32_slots, tree->world,
-                                        m.wish, &m.plan),
+                                        tree->layout, m.wish, &m.plan),
                 done);
     MS_TRY_GOTO(msi_slot_pool_new(&tree->run.gradients, tree->ctx, tree->comm, &m.plan, m.wish,
                                   tree->n_units, m.home),
                 done);
+    MS_TRY_GOTO(msi_slot_pool_connect(&tree->run.gradients, tree->shard_rank), done);
     for (int32_t i = 0; i < tree->n_units; i++) {
         msi_unit_connect_gradients(tree->units[i], m.home[i]);
         tree->units[i]->has_slot = m.facts[i].trains;
@@ -253,7 +261,7 @@ static ms_status guess_layout(ms_context *ctx, msi_slots_layout wish, int32_t wo
     if (wish == MSI_SLOTS_AUTO && world > 1) {
         MS_TRY(msi_memory_open(ctx));
     }
-    *layout = layout_of(wish, has_own_memory(ctx, world));
+    *layout = layout_of(ctx, wish, has_own_memory(ctx, world));
     return MS_OK;
 }
 

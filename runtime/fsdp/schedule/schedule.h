@@ -42,6 +42,7 @@ struct ms_fsdp_tree {
     ms_comm *comm;
     ms_fsdp_tree_options options;
     msi_slots_layout slots_wish; /* msi_pools_wish() at creation */
+    msi_slots_layout layout;     /* chosen when the slots are made */
     int32_t rank, world;
     ms_comm *shards; /* of the sharded units: see msi_unit */
     int32_t shard_rank, shard_world;
