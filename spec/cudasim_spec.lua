@@ -31,6 +31,7 @@ local job = [[
   end
 ]]
 
+local stop = "os.execute('kill -STOP ' .. io.open('/proc/self/stat'):read '*n')"
 local simulated = 'MS_DEVICE=cuda MS_PLUGIN_DIR=$MOONSHARD_LIB/cudasim'
 
 -- Losses of four steps, and the text of a model trained so.
@@ -97,7 +98,7 @@ describe('the CUDA plug-in on the CPU', function()
   for how, disturbance in pairs {
     ['died'] = "os.execute('kill -9 ' .. io.open('/proc/self/stat'):read '*n')",
     ['failed: .*enough'] = "error 'enough'", ['mismatch'] = 'ms.dist.all_reduce(ms.ones(2))',
-    ['no progress for 1 s'] = "os.execute('kill -STOP ' .. io.open('/proc/self/stat'):read '*n')",
+    ['no progress for 1 s'] = stop,
   } do
     it('ends if a rank ' .. how, function()
       local output, code = run('MS_SLOTS=nccl MS_COMM_TIMEOUT=1', 3, 'FULL_SHARD',
@@ -109,6 +110,19 @@ describe('the CUDA plug-in on the CPU', function()
       end
     end)
   end
+
+  it('ends if a rank stops before a collective between devices', function()
+    local output = run('MS_CUDASIM_CARDS=4 MS_COMM_TIMEOUT=1', 3, 'FULL_SHARD', ([[
+      local t = ms.ones(100000)
+      ms.dist.all_reduce(t)
+      if world.rank == 1 then %s end
+      ms.dist.all_reduce(t)
+      t:sum():item()]]):format(stop))
+    for _, rank in ipairs { 0, 2 } do
+      assert.truthy(output:find(('rank %d: [^\n]*no progress for 1 s'):format(rank)), output)
+    end
+    assert.truthy(output:find('all_reduce(f32 (100000), sum, between devices)', 1, true), output)
+  end)
 
   it('gives the same bits in every legal order of streams', function()
     local first, second = losses(simulated .. ' MS_CUDASIM_SEED=1', 'f32'),

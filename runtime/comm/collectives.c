@@ -1,4 +1,4 @@
-/* Collectives on views and bytes: published, then moved by the group's transport. */
+/* Collectives on views: published, then moved by the group's transport. */
 #include "group.h"
 
 #include "tensor.h"
@@ -7,9 +7,28 @@
 #include <stdlib.h>
 #include <string.h>
 
+static int32_t slot_of(const msi_transport *via)
+{
+    return via == &msi_transport_devices ? MSI_SLOT_DEVICES : -1;
+}
+
+static int64_t bytes_of(const msi_view *v)
+{
+    return msi_view_numel(v) * ms_dtype_size(v->dtype);
+}
+
+/* The view's memory for `via`: by the host, or for work in order of stream COMPUTE. */
+static ms_status view_begin(msi_host_view *h, const msi_transport *via, const msi_view *v,
+                            int32_t use)
+{
+    h->copy = NULL;
+    return via == &msi_transport_devices ? msi_view_data(v, &h->data)
+                                         : msi_host_view_begin(h, v, use);
+}
+
 /* Publish a collective on a tensor; `*seq` is for its waits. */
-static ms_status begin(ms_comm *c, uint32_t kind, const msi_view *v, int32_t root, uint64_t forward,
-                       uint64_t *seq)
+static ms_status begin(ms_comm *c, const msi_transport *via, uint32_t kind, const msi_view *v,
+                       int32_t root, uint64_t forward, uint64_t *seq)
 {
     msi_fingerprint fp; /* not cleared beyond its shape, which would take longer */
 
@@ -17,7 +36,7 @@ static ms_status begin(ms_comm *c, uint32_t kind, const msi_view *v, int32_t roo
     fp.dtype = v->dtype;
     fp.ndim = v->ndim;
     fp.count = msi_view_numel(v);
-    fp.slot = -1;
+    fp.slot = slot_of(via);
     fp.root = root;
     fp.forward = forward;
     memcpy(fp.shape, v->shape, sizeof(*v->shape) * (size_t)v->ndim);
@@ -30,50 +49,21 @@ static ms_status begin(ms_comm *c, uint32_t kind, const msi_view *v, int32_t roo
 
 ms_status msi_comm_all_gather(ms_comm *c, const msi_view *out, const msi_view *in, uint64_t forward)
 {
-    const int64_t nbytes = msi_view_numel(in) * ms_dtype_size(in->dtype);
+    const int64_t nbytes = bytes_of(in);
     msi_host_view from = {0}, to = {0};
+    const msi_transport *via;
     uint64_t seq;
     ms_status status;
 
-    MS_TRY_GOTO(msi_host_view_begin(&from, in, MSI_HOST_READS), done);
-    MS_TRY_GOTO(msi_host_view_begin(&to, out, MSI_HOST_WRITES), done);
-    MS_TRY_GOTO(begin(c, MSI_COLL_ALL_GATHER, in, 0, forward, &seq), done);
+    MS_TRY(msi_devices_route(c, in, nbytes, &via));
+    MS_TRY_GOTO(view_begin(&from, via, in, MSI_HOST_READS), done);
+    MS_TRY_GOTO(view_begin(&to, via, out, MSI_HOST_WRITES), done);
+    MS_TRY_GOTO(begin(c, via, MSI_COLL_ALL_GATHER, in, 0, forward, &seq), done);
     out->storage->version++;
-    status = c->via->all_gather(c, seq, from.data, nbytes, to.data);
+    status = via->all_gather(c, seq, from.data, nbytes, to.data);
 done:
     status = msi_host_view_end(&from, status);
     return msi_host_view_end(&to, status);
-}
-
-ms_status msi_comm_gather_named(ms_comm *c, const msi_label *what, int32_t model, const void *in,
-                                int64_t nbytes, void *out)
-{
-    const msi_fingerprint fp = {.kind = MSI_COLL_ALL_GATHER,
-                                .dtype = MS_DTYPE_NONE,
-                                .ndim = -1,
-                                .count = nbytes,
-                                .slot = -1,
-                                .model = model,
-                                .name = *what};
-    uint64_t seq;
-
-    MS_TRY(msi_comm_publish(c, &fp, &seq));
-    return c->via->all_gather(c, seq, in, nbytes, out);
-}
-
-ms_status msi_comm_gather_bytes(ms_comm *c, const char *what, const void *in, int64_t nbytes,
-                                void *out)
-{
-    msi_label name;
-
-    msi_label_set(&name, what);
-    return msi_comm_gather_named(c, &name, 0, in, nbytes, out);
-}
-
-ms_status ms_comm_exchange(ms_comm *c, const char *what, const double *numbers, int32_t n_numbers,
-                           double *all)
-{
-    return msi_comm_gather_bytes(c, what, numbers, (int64_t)sizeof(*numbers) * n_numbers, all);
 }
 
 ms_status msi_comm_reduce_scatter(ms_comm *c, const msi_view *out, const msi_view *in,
@@ -81,14 +71,16 @@ ms_status msi_comm_reduce_scatter(ms_comm *c, const msi_view *out, const msi_vie
 {
     const int64_t n = msi_view_numel(out);
     msi_host_view from = {0}, to = {0};
+    const msi_transport *via;
     uint64_t seq;
     ms_status status;
 
-    MS_TRY_GOTO(msi_host_view_begin(&from, in, MSI_HOST_READS), done);
-    MS_TRY_GOTO(msi_host_view_begin(&to, out, MSI_HOST_WRITES), done);
-    MS_TRY_GOTO(begin(c, MSI_COLL_REDUCE_SCATTER, out, reduce, forward, &seq), done);
+    MS_TRY(msi_devices_route(c, out, bytes_of(out), &via));
+    MS_TRY_GOTO(view_begin(&from, via, in, MSI_HOST_READS), done);
+    MS_TRY_GOTO(view_begin(&to, via, out, MSI_HOST_WRITES), done);
+    MS_TRY_GOTO(begin(c, via, MSI_COLL_REDUCE_SCATTER, out, reduce, forward, &seq), done);
     out->storage->version++;
-    status = c->via->reduce_scatter(c, seq, out->dtype, reduce, n, from.data, to.data);
+    status = via->reduce_scatter(c, seq, out->dtype, reduce, n, from.data, to.data);
 done:
     status = msi_host_view_end(&from, status);
     return msi_host_view_end(&to, status);
@@ -97,28 +89,31 @@ done:
 ms_status msi_comm_all_reduce(ms_comm *c, const msi_view *v, int32_t reduce, uint64_t forward)
 {
     msi_host_view own;
+    const msi_transport *via;
     uint64_t seq;
     ms_status status;
 
-    MS_TRY(msi_host_view_begin(&own, v, MSI_HOST_READS | MSI_HOST_WRITES));
-    MS_TRY_GOTO(begin(c, MSI_COLL_ALL_REDUCE, v, reduce, forward, &seq), done);
+    MS_TRY(msi_devices_route(c, v, bytes_of(v), &via));
+    MS_TRY(view_begin(&own, via, v, MSI_HOST_READS | MSI_HOST_WRITES));
+    MS_TRY_GOTO(begin(c, via, MSI_COLL_ALL_REDUCE, v, reduce, forward, &seq), done);
     v->storage->version++;
-    status = c->via->all_reduce(c, seq, v->dtype, reduce, msi_view_numel(v), own.data);
+    status = via->all_reduce(c, seq, v->dtype, reduce, msi_view_numel(v), own.data);
 done:
     return msi_host_view_end(&own, status);
 }
 
 ms_status msi_comm_broadcast(ms_comm *c, const msi_view *v, int32_t root)
 {
-    const int64_t nbytes = msi_view_numel(v) * ms_dtype_size(v->dtype);
     msi_host_view own;
+    const msi_transport *via;
     uint64_t seq;
     ms_status status;
 
-    MS_TRY(msi_host_view_begin(&own, v, MSI_HOST_READS | MSI_HOST_WRITES));
-    MS_TRY_GOTO(begin(c, MSI_COLL_BROADCAST, v, msi_comm_rank_in_job(c, root), 0, &seq), done);
+    MS_TRY(msi_devices_route(c, v, bytes_of(v), &via));
+    MS_TRY(view_begin(&own, via, v, MSI_HOST_READS | MSI_HOST_WRITES));
+    MS_TRY_GOTO(begin(c, via, MSI_COLL_BROADCAST, v, msi_comm_rank_in_job(c, root), 0, &seq), done);
     v->storage->version++;
-    status = c->via->broadcast(c, seq, root, own.data, nbytes);
+    status = via->broadcast(c, seq, root, own.data, bytes_of(v));
 done:
     return msi_host_view_end(&own, status);
 }
@@ -128,13 +123,15 @@ ms_status msi_comm_reduce(ms_comm *c, const msi_view *v, int32_t root, int32_t r
 {
     const int32_t how = msi_reduce_root(msi_comm_rank_in_job(c, root), reduce);
     msi_host_view own;
+    const msi_transport *via;
     uint64_t seq;
     ms_status status;
 
-    MS_TRY(msi_host_view_begin(&own, v, MSI_HOST_READS | MSI_HOST_WRITES));
-    MS_TRY_GOTO(begin(c, MSI_COLL_REDUCE, v, how, forward, &seq), done);
+    MS_TRY(msi_devices_route(c, v, bytes_of(v), &via));
+    MS_TRY(view_begin(&own, via, v, MSI_HOST_READS | MSI_HOST_WRITES));
+    MS_TRY_GOTO(begin(c, via, MSI_COLL_REDUCE, v, how, forward, &seq), done);
     v->storage->version += c->rank == root;
-    status = c->via->reduce(c, seq, root, v->dtype, reduce, msi_view_numel(v), own.data);
+    status = via->reduce(c, seq, root, v->dtype, reduce, msi_view_numel(v), own.data);
 done:
     return msi_host_view_end(&own, status);
 }
@@ -161,20 +158,22 @@ static ms_status exchange(ms_comm *c, const msi_view *v, const msi_view *out, co
                           msi_exchange *e, uint64_t forward)
 {
     msi_host_view from = {0}, to = {0};
+    const msi_transport *via;
     uint64_t seq;
     ms_status status;
 
-    MS_TRY_GOTO(msi_host_view_begin(&from, in, MSI_HOST_READS), done);
+    MS_TRY(msi_devices_route(c, v, e->each, &via));
+    MS_TRY_GOTO(view_begin(&from, via, in, MSI_HOST_READS), done);
     if (out != in) {
-        MS_TRY_GOTO(msi_host_view_begin(&to, out, MSI_HOST_WRITES), done);
+        MS_TRY_GOTO(view_begin(&to, via, out, MSI_HOST_WRITES), done);
         out->storage->version++;
     }
     e->in = from.data;
     e->out = to.data;
-    MS_TRY_GOTO(
-        begin(c, e->kind, v, e->root < 0 ? 0 : msi_comm_rank_in_job(c, e->root), forward, &seq),
-        done);
-    status = c->via->exchange(c, seq, e);
+    MS_TRY_GOTO(begin(c, via, e->kind, v, e->root < 0 ? 0 : msi_comm_rank_in_job(c, e->root),
+                      forward, &seq),
+                done);
+    status = via->exchange(c, seq, e);
 done:
     status = msi_host_view_end(&from, status);
     return msi_host_view_end(&to, status);
@@ -183,7 +182,7 @@ done:
 ms_status msi_comm_scatter(ms_comm *c, const msi_view *out, const msi_view *in, int32_t root,
                            uint64_t forward)
 {
-    const int64_t nbytes = msi_view_numel(out) * ms_dtype_size(out->dtype);
+    const int64_t nbytes = bytes_of(out);
     msi_exchange e = {.kind = MSI_COLL_SCATTER, .root = root, .each = nbytes, .most = nbytes};
 
     return exchange(c, out, out, in, &e, forward);
@@ -192,7 +191,7 @@ ms_status msi_comm_scatter(ms_comm *c, const msi_view *out, const msi_view *in, 
 ms_status msi_comm_gather(ms_comm *c, const msi_view *out, const msi_view *in, int32_t root,
                           uint64_t forward)
 {
-    const int64_t nbytes = msi_view_numel(in) * ms_dtype_size(in->dtype);
+    const int64_t nbytes = bytes_of(in);
     msi_exchange e = {.kind = MSI_COLL_GATHER, .root = root, .each = nbytes, .most = nbytes};
 
     return exchange(c, in, out, in, &e, forward);
@@ -247,14 +246,15 @@ static ms_status agree_on_rows(ms_comm *c, uint64_t seq, const int64_t *out_rows
 }
 
 /* Rows that differ between ranks are no part of the fingerprint: they are compared here. */
-static ms_status exchange_rows(ms_comm *c, int32_t dtype, msi_exchange *e, const int64_t *out_rows,
-                               const int64_t *in_rows, int64_t row, uint64_t forward)
+static ms_status exchange_rows(ms_comm *c, const msi_transport *via, int32_t dtype, msi_exchange *e,
+                               const int64_t *out_rows, const int64_t *in_rows, int64_t row,
+                               uint64_t forward)
 {
     const msi_fingerprint fp = {.kind = MSI_COLL_ALL_TO_ALL,
                                 .dtype = (int16_t)dtype,
                                 .ndim = -1,
                                 .count = row,
-                                .slot = -1,
+                                .slot = slot_of(via),
                                 .forward = forward};
     const int64_t row_bytes = row * ms_dtype_size(dtype);
     int64_t in_bytes[MS_MAX_RANKS], out_bytes[MS_MAX_RANKS];
@@ -272,7 +272,7 @@ static ms_status exchange_rows(ms_comm *c, int32_t dtype, msi_exchange *e, const
         MS_TRY(agree_on_rows(c, seq, out_rows, in_rows, &e->most));
     }
     e->most *= row_bytes;
-    return c->via->exchange(c, seq, e);
+    return via->exchange(c, seq, e);
 }
 
 ms_status msi_comm_all_to_all(ms_comm *c, const msi_view *out, const msi_view *in,
@@ -282,6 +282,7 @@ ms_status msi_comm_all_to_all(ms_comm *c, const msi_view *out, const msi_view *i
     const int64_t each = msi_view_numel(in) / c->size * ms_dtype_size(in->dtype);
     msi_exchange e = {.kind = MSI_COLL_ALL_TO_ALL, .root = -1, .each = each, .most = each};
     msi_host_view from = {0}, to = {0};
+    const msi_transport *via;
     ms_status status;
 
     if (in_rows == NULL) {
@@ -292,12 +293,13 @@ ms_status msi_comm_all_to_all(ms_comm *c, const msi_view *out, const msi_view *i
                        "all_to_all: unequal parts in a fake group of %d ranks, expected at most %d",
                        (int)c->size, MS_MAX_RANKS);
     }
-    MS_TRY_GOTO(msi_host_view_begin(&from, in, MSI_HOST_READS), done);
-    MS_TRY_GOTO(msi_host_view_begin(&to, out, MSI_HOST_WRITES), done);
+    MS_TRY(msi_devices_route(c, in, MSI_DEVICES_BYTES, &via)); /* ranks do not know all sizes */
+    MS_TRY_GOTO(view_begin(&from, via, in, MSI_HOST_READS), done);
+    MS_TRY_GOTO(view_begin(&to, via, out, MSI_HOST_WRITES), done);
     e.in = from.data;
     e.out = to.data;
     out->storage->version++;
-    status = exchange_rows(c, in->dtype, &e, out_rows, in_rows, row, forward);
+    status = exchange_rows(c, via, in->dtype, &e, out_rows, in_rows, row, forward);
 done:
     status = msi_host_view_end(&from, status);
     return msi_host_view_end(&to, status);

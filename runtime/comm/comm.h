@@ -21,7 +21,7 @@ typedef struct msi_fingerprint {
     int16_t dtype; /* MS_DTYPE_* or -1 */
     int16_t ndim;  /* of `shape`; -1: no tensor */
     int64_t count; /* elements, or bytes without a dtype */
-    int32_t slot;  /* -1: none */
+    int32_t slot;  /* -1: none; MSI_SLOT_DEVICES */
     union {
         int32_t root;  /* broadcast, scatter, gather: root in the job; reductions: MS_REDUCE_*;
                           reduce: both, see msi_reduce_root() */
@@ -64,6 +64,7 @@ static inline int32_t msi_reduce_root(int32_t root, int32_t reduce)
 }
 
 enum { MSI_OWNER_ALL = -1 };
+enum { MSI_SLOT_DEVICES = -2 }; /* a tensor that moves between devices */
 
 /* Memory shared by all ranks of a group on this host: the host's, or a device's. */
 typedef struct msi_segment {
@@ -163,6 +164,8 @@ ms_status msi_comm_gather_named(ms_comm *comm, const msi_label *what, int32_t mo
 /* The communicator of the members' devices, made on the first call: collective. NULL in a group
  * without peers. */
 ms_status msi_comm_devices(ms_comm *comm, struct msi_device_comm **out);
+/* True if the members' devices have separate memories. Collective at the first call. */
+ms_status msi_comm_are_apart(ms_comm *comm, bool *apart);
 /* Number, from 1, of the next model of this group. All ranks call it at the same place of the
  * program, so it identifies the model everywhere and separates equal names in notes (0: none).
  * Messages show it from 2 on. */

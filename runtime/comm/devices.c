@@ -1,11 +1,12 @@
-/* The communicator of a group's devices. The first member makes its id, which travels as every
- * rank's outcome does, so a rank that cannot take part is an error on all. */
+/* A group's devices: their communicator, and what moves by it. The first member makes its id, which
+ * travels as every rank's outcome does, so a rank that cannot take part is an error on all. */
 #include "group.h"
 
 #include "device_comm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct offer {
     int32_t status;
@@ -91,4 +92,63 @@ ms_status msi_comm_devices(ms_comm *c, msi_device_comm **out)
     free(all);
     *out = c->devices;
     return status;
+}
+
+/* -- what moves between devices ---------------------------------------------------------------- */
+
+static ms_status compare_memories(ms_comm *c, const msi_device_info *mine)
+{
+    char(*all)[sizeof(mine->uuid)] = malloc(sizeof(*all) * (size_t)c->size);
+
+    if (all == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the devices of %d ranks", (int)c->size);
+    }
+    const ms_status status =
+        msi_comm_gather_bytes(c, "the devices' memories", mine->uuid, sizeof(mine->uuid), all);
+
+    c->apart = status != MS_OK ? MSI_APART_UNKNOWN : MSI_APART_NO;
+    for (int32_t q = 0; status == MS_OK && q < c->size; q++) {
+        if (memcmp(all[q], mine->uuid, sizeof(mine->uuid)) != 0) {
+            c->apart = MSI_APART_YES;
+        }
+    }
+    free(all);
+    return status;
+}
+
+ms_status msi_comm_are_apart(ms_comm *c, bool *apart)
+{
+    const ms_context *ctx = msi_context();
+    msi_device_info mine = {.uuid = ""};
+
+    *apart = false;
+    if (c->is_alone || ctx->device == NULL) {
+        return MS_OK;
+    }
+    ctx->device->ops->info(ctx->device, &mine);
+    if (mine.uuid[0] != '\0' && c->apart == MSI_APART_UNKNOWN) {
+        MS_TRY(compare_memories(c, &mine));
+    }
+    *apart = c->apart == MSI_APART_YES;
+    return MS_OK;
+}
+
+ms_status msi_devices_route(ms_comm *c, const msi_view *v, int64_t nbytes,
+                            const msi_transport **via)
+{
+    const ms_context *ctx = v->storage->ctx;
+    msi_device_comm *devices;
+    bool apart;
+
+    *via = c->via;
+    if (MSI_LIKELY(ctx->device == NULL) || nbytes < MSI_DEVICES_BYTES || v->storage->host != NULL ||
+        !msi_device_communicates(ctx->device)) {
+        return MS_OK;
+    }
+    MS_TRY(msi_comm_are_apart(c, &apart));
+    if (apart) {
+        MS_TRY(msi_comm_devices(c, &devices));
+        *via = &msi_transport_devices;
+    }
+    return MS_OK;
 }

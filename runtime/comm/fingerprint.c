@@ -117,7 +117,8 @@ const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t
         snprintf(tail, sizeof(tail), ", slot %d, generation %llu", (int)fp->slot,
                  (unsigned long long)fp->generation);
     }
-    snprintf(buffer, nbytes, "%s(%s%s%s%s)", kind_name(fp->kind), data, root, name, tail);
+    snprintf(buffer, nbytes, "%s(%s%s%s%s%s)", kind_name(fp->kind), data, root, name, tail,
+             fp->slot == MSI_SLOT_DEVICES ? ", between devices" : "");
     return buffer;
 }
 

@@ -60,6 +60,9 @@ typedef struct msi_mail {
     _Alignas(64) _Atomic uint64_t taken; /* and the receiver has read */
 } msi_mail;
 
+/* Do the members' devices have separate memories? */
+enum { MSI_APART_UNKNOWN, MSI_APART_NO, MSI_APART_YES };
+
 struct ms_comm {
     uint32_t magic;
     msi_job *job;
@@ -84,11 +87,25 @@ struct ms_comm {
     bool forsaken;                   /* freed by the caller */
     msi_segment memory;              /* of a split group, shared with its siblings */
     struct msi_device_comm *devices; /* NULL: none yet */
+    int32_t apart;                   /* MSI_APART_* */
     int32_t n_models;
     uint64_t *checked; /* (n_members) sequence up to which its schedule equals ours */
     int64_t counts[MSI_COLL_KINDS];
     int64_t wait_ns;
 };
+
+/* The reduction (MS_REDUCE_*) of `src`, one of each member, rounded once. */
+static inline msi_tree_args msi_reduce_args(const ms_comm *c, int32_t dtype, int32_t reduce,
+                                            int64_t n, const msi_tree_source *src, char *out)
+{
+    return (msi_tree_args){.n = n,
+                           .n_src = c->size,
+                           .src = src,
+                           .out = out,
+                           .round_dtype = dtype,
+                           .factor = reduce == MS_REDUCE_AVG ? 1.0 / c->size : 1.0,
+                           .reduce = reduce == MS_REDUCE_AVG ? MS_REDUCE_SUM : reduce};
+}
 
 /* [Note: torn reads] What a rank overwrites while others read is stored in words, with release,
  * after its number was cleared. It is loaded with acquire, before its number is checked again. A
@@ -224,6 +241,11 @@ void msi_groups_end(void);
 /* -- devices.c --------------------------------------------------------------------------------- */
 /* Free the devices' communicator, after its work has run. */
 void msi_devices_leave(const ms_comm *c);
+/* How a collective on a tensor moves, of which each member has parts of up to `nbytes`: by the
+ * group's transport, or large parts on devices that are apart by msi_transport_devices. `nbytes` is
+ * equal on all members. Collective at the first large part. */
+ms_status msi_devices_route(ms_comm *c, const msi_view *v, int64_t nbytes,
+                            const msi_transport **via);
 
 /* -- start.c ----------------------------------------------------------------------------------- */
 /* The job's calls into comm/. */

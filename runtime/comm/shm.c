@@ -19,13 +19,7 @@ static ms_status reduce_members(ms_comm *c, int32_t dtype, int32_t reduce, int64
                                 const char *own, int64_t offset, char *out)
 {
     msi_tree_source src[c->size];
-    const msi_tree_args args = {.n = n,
-                                .n_src = c->size,
-                                .src = src,
-                                .out = out,
-                                .round_dtype = dtype,
-                                .factor = reduce == MS_REDUCE_AVG ? 1.0 / c->size : 1.0,
-                                .reduce = reduce == MS_REDUCE_AVG ? MS_REDUCE_SUM : reduce};
+    const msi_tree_args args = msi_reduce_args(c, dtype, reduce, n, src, out);
 
     for (int32_t q = 0; q < c->size; q++) {
         src[q] = (msi_tree_source){q == c->rank ? own : msi_stage_of(c, q) + offset, dtype};
@@ -55,24 +49,14 @@ static ms_status reduce_scatter(ms_comm *c, uint64_t seq, int32_t dtype, int32_t
     return MS_OK;
 }
 
-/* Elements [first, last) of a chunk of n that member q reduces; starts are cache aligned. */
-static void part_of(int32_t q, int32_t size, int64_t n, int64_t *first, int64_t *last)
-{
-    int64_t lines = (n + 63) / 64;
-
-    *first = lines * q / size * 64;
-    *last = lines * (q + 1) / size * 64;
-    *first = *first < n ? *first : n;
-    *last = *last < n ? *last : n;
-}
-
 /* Reduce one chunk at `data` in place: every member a part, then exchange. */
 static ms_status all_reduce_parts(ms_comm *c, uint64_t seq, int32_t dtype, int32_t reduce,
                                   int64_t n, char *data)
 {
-    int64_t size = ms_dtype_size(dtype), first, last;
+    const int64_t size = ms_dtype_size(dtype);
+    const msi_part own = msi_part_of(c->rank, c->size, n);
+    const int64_t first = own.first, last = own.first + own.n;
 
-    part_of(c->rank, c->size, n, &first, &last);
     memcpy(msi_stage_own(c), data, (size_t)(first * size)); /* all but the own part */
     memcpy(msi_stage_own(c) + last * size, data + last * size, (size_t)((n - last) * size));
     MS_TRY(msi_stage_step(c, seq));
@@ -82,10 +66,11 @@ static ms_status all_reduce_parts(ms_comm *c, uint64_t seq, int32_t dtype, int32
     memcpy(data + first * size, mine, (size_t)((last - first) * size));
     MS_TRY(msi_stage_step(c, seq));
     for (int32_t q = 0; q < c->size; q++) {
-        part_of(q, c->size, n, &first, &last);
+        const msi_part its = msi_part_of(q, c->size, n);
+
         if (q != c->rank) {
-            memcpy(data + first * size, msi_stage_of(c, q) + first * size,
-                   (size_t)((last - first) * size));
+            memcpy(data + its.first * size, msi_stage_of(c, q) + its.first * size,
+                   (size_t)(its.n * size));
         }
     }
     return MS_OK;

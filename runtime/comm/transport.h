@@ -35,9 +35,29 @@ static inline int64_t msi_exchange_receives(const msi_exchange *e, int32_t rank,
  * that has its data. */
 void msi_exchange_own(const msi_exchange *e, int32_t rank, int32_t q);
 
+enum {
+    MSI_PART_ALIGN = 64,          /* elements */
+    MSI_DEVICES_BYTES = 64 * 1024 /* smallest part that the devices' communicator moves */
+};
+
+/* Elements of n that member q of `size` reduces; starts are cache aligned. */
+typedef struct msi_part {
+    int64_t first, n;
+} msi_part;
+
+static inline msi_part msi_part_of(int32_t q, int32_t size, int64_t n)
+{
+    const int64_t lines = (n + MSI_PART_ALIGN - 1) / MSI_PART_ALIGN;
+    const int64_t first = lines * q / size * MSI_PART_ALIGN;
+    const int64_t last = lines * (q + 1) / size * MSI_PART_ALIGN;
+    const int64_t from = first < n ? first : n, to = last < n ? last : n;
+
+    return (msi_part){from, to - from};
+}
+
 /* Operations. Each moves what all members have just published under `seq`, with equal arguments.
- * Memory is contiguous host memory; reductions use CPU kernels. MS_COMM_ERROR if a peer fails; part
- * of the data may have moved. */
+ * Memory is contiguous; the host's, except for msi_transport_devices. MS_COMM_ERROR if a peer
+ * fails; part of the data may have moved. */
 typedef struct msi_transport {
     /* Return when every member has called. */
     ms_status (*barrier)(ms_comm *c, uint64_t seq);
@@ -65,5 +85,7 @@ typedef struct msi_transport {
 
 extern const msi_transport msi_transport_shm;   /* shm.c: mapped host memory */
 extern const msi_transport msi_transport_alone; /* alone.c: this rank only, or fake members */
+/* device_transport.c: between GPUs; only collectives on tensors, and on their device memory. */
+extern const msi_transport msi_transport_devices;
 
 #endif

@@ -1,6 +1,7 @@
 /* runtime/comm/collectives.c, shm.c and staging.c, against plain loops over all ranks' values. */
 #include "rank_test.h"
 
+#include "bytes.h"
 #include "tensor.h"
 #include "typed.h"
 
@@ -121,8 +122,14 @@ static ms_status buffers_new(buffers *b, int32_t dtype, int64_t n_in, int64_t n_
     b->out = calloc((size_t)n_out + 1, size);
     b->expected = calloc((size_t)n_out + 1, size);
     EXPECT(b->in && b->out && b->expected);
-    MS_TRY(ms_tensor_borrow(&b->in_tensor, dtype, 1, &n_in, b->in));
-    return ms_tensor_borrow(&b->out_tensor, dtype, 1, &n_out, b->out);
+    MS_TRY(ms_tensor_full(&b->in_tensor, dtype, 1, &n_in, 0));
+    return ms_tensor_full(&b->out_tensor, dtype, 1, &n_out, 0);
+}
+
+static void buffers_write(const buffers *b)
+{
+    write_bytes(b->in_tensor, b->in);
+    write_bytes(b->out_tensor, b->out);
 }
 
 static void buffers_free(buffers *b)
@@ -146,7 +153,9 @@ static ms_status try_all_gather(ms_comm *c, int32_t dtype, int64_t n)
             put(b.expected, dtype, q * n + i, q, i);
         }
     }
+    buffers_write(&b);
     MS_TRY(ms_comm_all_gather(c, b.out_tensor, b.in_tensor));
+    read_bytes(b.out_tensor, b.out);
     EXPECT(same(b.out, b.expected, dtype, n * w, true));
     buffers_free(&b);
     return MS_OK;
@@ -164,7 +173,9 @@ static ms_status try_broadcast(ms_comm *c, int32_t dtype, int64_t n)
             put(b.out, dtype, i, rank, i);
             put(b.expected, dtype, i, root, i);
         }
+        buffers_write(&b);
         MS_TRY(ms_comm_broadcast(c, b.out_tensor, root));
+        read_bytes(b.out_tensor, b.out);
         EXPECT(same(b.out, b.expected, dtype, n, true));
         buffers_free(&b);
     }
@@ -181,7 +192,9 @@ static ms_status try_all_reduce(ms_comm *c, int32_t dtype, int64_t n, int32_t re
         put(b.out, dtype, i, rank, i);
         expect_reduced(b.expected, dtype, i, w, i, reduce);
     }
+    buffers_write(&b);
     MS_TRY(ms_comm_all_reduce(c, b.out_tensor, reduce));
+    read_bytes(b.out_tensor, b.out);
     EXPECT(same(b.out, b.expected, dtype, n, reduce != MS_REDUCE_AVG || w != 3));
     buffers_free(&b);
     return MS_OK;
@@ -199,13 +212,21 @@ static ms_status try_reduce_scatter(ms_comm *c, int32_t dtype, int64_t n, int32_
     for (int64_t i = 0; i < n; i++) {
         expect_reduced(b.expected, dtype, i, w, rank * n + i, reduce);
     }
+    buffers_write(&b);
     MS_TRY(ms_comm_reduce_scatter(c, b.out_tensor, b.in_tensor, reduce));
+    read_bytes(b.out_tensor, b.out);
     EXPECT(same(b.out, b.expected, dtype, n, reduce != MS_REDUCE_AVG || w != 3));
     buffers_free(&b);
     return MS_OK;
 }
 
-static const int64_t lengths[] = {0, 1, 5, 130, 1000, 32768, 70001};
+/* MS_LENGTHS=n: only the first n. */
+static const int64_t lengths[] = {0, 5, 32768, 1, 130, 1000, 70001};
+
+static int32_t n_lengths(void)
+{
+    return (int32_t)msi_switch_int("MS_LENGTHS", MSI_COUNT(lengths));
+}
 
 static ms_status try_moves(void *user, int32_t rank)
 {
@@ -215,7 +236,7 @@ static ms_status try_moves(void *user, int32_t rank)
     (void)rank;
     MS_TRY(ms_comm_world(&world));
     for (int32_t dtype = 0; dtype < MS_DTYPE_COUNT; dtype++) {
-        for (int32_t i = 0; i < MSI_COUNT(lengths); i++) {
+        for (int32_t i = 0; i < n_lengths(); i++) {
             MS_TRY(try_all_gather(world, dtype, lengths[i]));
             MS_TRY(try_broadcast(world, dtype, lengths[i]));
         }
@@ -233,7 +254,7 @@ static ms_status try_reductions(void *user, int32_t rank)
     MS_TRY(ms_comm_world(&world));
     for (int32_t k = 0; k < MSI_COUNT(dtypes); k++) {
         for (int32_t reduce = MS_REDUCE_SUM; reduce <= MS_REDUCE_MIN; reduce++) {
-            for (int32_t i = 0; i < MSI_COUNT(lengths); i++) {
+            for (int32_t i = 0; i < n_lengths(); i++) {
                 if (dtypes[k] == MS_DTYPE_I64 && reduce == MS_REDUCE_AVG) {
                     continue;
                 }

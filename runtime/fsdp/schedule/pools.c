@@ -65,26 +65,9 @@ static bool has_own_memory(const ms_context *ctx, int32_t world)
 /* True if ranks' devices have separate memories. */
 static ms_status are_apart(const ms_fsdp_tree *tree, bool *apart)
 {
-    const msi_device_info mine = device_info(tree->ctx);
-
     *apart = has_own_memory(tree->ctx, tree->world);
-    if (!*apart || ms_comm_is_fake(tree->comm)) { /* fake ranks have one each */
-        return MS_OK;
-    }
-    *apart = false;
-    char(*all)[sizeof(mine.uuid)] = malloc(sizeof(*all) * (size_t)tree->world);
-
-    if (all == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the devices of %d ranks", (int)tree->world);
-    }
-    ms_status status = msi_comm_gather_bytes(tree->comm, "the devices' memories", mine.uuid,
-                                             sizeof(mine.uuid), all);
-
-    for (int32_t q = 0; status == MS_OK && q < tree->world; q++) {
-        *apart = *apart || memcmp(all[q], mine.uuid, sizeof(mine.uuid)) != 0;
-    }
-    free(all);
-    return status;
+    return !*apart || ms_comm_is_fake(tree->comm) ? MS_OK /* fake ranks have one each */
+                                                  : msi_comm_are_apart(tree->comm, apart);
 }
 
 msi_slots_layout msi_pools_wish(void)
