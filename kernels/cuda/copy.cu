@@ -32,6 +32,48 @@ template <class To, class From> static __global__ void copy_kernel(const msi_ew_
     }
 }
 
+/* Without gaps: as many elements a thread as 16 bytes of the wider type. */
+template <class To, class From> static __global__ void copy_dense(const msi_ew_args a, int64_t n)
+{
+    enum { N = 16 / (sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From)) };
+    struct alignas(N * sizeof(From)) sources {
+        From at[N];
+    };
+    struct alignas(N * sizeof(To)) results {
+        To at[N];
+    };
+
+    MS_EACH(i, (n + N - 1) / N)
+    {
+        if (i * N + N > n) {
+            for (int64_t j = i * N; j < n; j++) {
+                ((To *)a.out)[j] = moved<To, From>::of(((const From *)a.in[0])[j]);
+            }
+            continue;
+        }
+        const sources x = ((const sources *)a.in[0])[i];
+        results y;
+
+        MS_UNROLL
+        for (int e = 0; e < N; e++) {
+            y.at[e] = moved<To, From>::of(x.at[e]);
+        }
+        ((results *)a.out)[i] = y;
+    }
+}
+
+template <class To, class From>
+static cudaError_t copy_from(cudaStream_t stream, const msi_ew_args *a, int64_t n)
+{
+    const int64_t each = 16 / (int64_t)(sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From));
+
+    return loop_dense(a->loop, 2) && !a->accumulate && at_16(a->out, a->in[0])
+               ? ms_launch(copy_dense<To, From>, ms_grid((n + each - 1) / each),
+                           (unsigned)MS_THREADS, 0, stream, *a, n)
+               : ms_launch(copy_kernel<To, From>, ms_grid(n), (unsigned)MS_THREADS, 0, stream, *a,
+                           n);
+}
+
 template <class T> static __global__ void fill_kernel(const msi_ew_args a, int64_t n)
 {
     MS_EACH(i, n)
@@ -48,7 +90,7 @@ template <class To> static cudaError_t copy(cudaStream_t stream, const void *arg
     switch (a->in_dtype) {
 #define CASE(op, dtype, type)                                                                      \
     case MS_DTYPE_##dtype:                                                                         \
-        return ms_launch(copy_kernel<To, type>, ms_grid(n), (unsigned)MS_THREADS, 0, stream, *a, n);
+        return copy_from<To, type>(stream, a, n);
         CASE(copy, F32, float)
         CASE(copy, F64, double)
         CASE(copy, BF16, bf16)

@@ -7,7 +7,7 @@ static __device__ inline bool counts(const msi_cross_entropy_args &a, int64_t i)
     return a.targets[i] != a.ignore_index && is_inside(a.targets[i], a.cols);
 }
 
-template <class T> static __global__ void row_kernel(const msi_cross_entropy_args a)
+template <class T> static __global__ void row_kernel(const msi_cross_entropy_args a, bool whole)
 {
     typedef REAL(T) R;
 
@@ -15,7 +15,7 @@ template <class T> static __global__ void row_kernel(const msi_cross_entropy_arg
         R m = 0, sum = 0;
 
         if (counts(a, i)) {
-            m = row_sum_exp((const T *)a.logits + i * a.cols, a.cols, &sum);
+            m = row_sum_exp((const T *)a.logits + i * a.cols, a.cols, whole, &sum);
         }
         if (threadIdx.x == 0) {
             ((R *)a.max)[i] = m;
@@ -54,7 +54,7 @@ template <class T> static __global__ void loss_kernel(const msi_cross_entropy_ar
 }
 
 /* dlogits = row_scale (exp(x - m) / sum - one_hot(target)), possibly over the logits. */
-template <class T> static __global__ void grad_kernel(const msi_cross_entropy_args a)
+template <class T> static __global__ void grad_kernel(const msi_cross_entropy_args a, bool whole)
 {
     typedef REAL(T) R;
     const double dloss = (double)*(const R *)a.dloss;
@@ -67,16 +67,25 @@ template <class T> static __global__ void grad_kernel(const msi_cross_entropy_ar
         const R m = ((const R *)a.max)[i], sum = ((const R *)a.sum)[i];
         const R scale = (R)row_scale, factor = (R)(row_scale / (double)sum);
 
-        for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) {
-            if (counts(a, i)) {
-                const R e = exp_of(get(x[j]) - m);
+        const bool counted = counts(a, i), bad = !counted && target != a.ignore_index;
 
-                store(dx + j, j == target ? (e / sum - 1) * scale : e * factor, a.accumulate);
-            } else if (target != a.ignore_index) {
-                dx[j] = element<T>::put((R)NAN);
-            } else if (!a.accumulate) {
-                dx[j] = element<T>::put((R)0);
+        EACH_GROUP(T, j, a.cols)
+        {
+            const group<T> g = load_group(x, j, a.cols, whole);
+            group<T> out = a.accumulate ? load_group(dx, j, a.cols, whole) : g;
+
+            EACH_ELEMENT(T, k, j, a.cols)
+            {
+                const R e = exp_of(get(g.at[k]) - m);
+
+                if (counted) {
+                    store(&out.at[k], j + k == target ? (e / sum - 1) * scale : e * factor,
+                          a.accumulate);
+                } else if (bad || !a.accumulate) {
+                    out.at[k] = element<T>::put(bad ? (R)NAN : (R)0);
+                }
             }
+            store_group(dx, j, a.cols, whole, out);
         }
     }
 }
@@ -84,8 +93,8 @@ template <class T> static __global__ void grad_kernel(const msi_cross_entropy_ar
 template <class T> static cudaError_t cross_entropy(cudaStream_t stream, const void *args)
 {
     const msi_cross_entropy_args *a = (const msi_cross_entropy_args *)args;
-    const cudaError_t e =
-        ms_launch(row_kernel<T>, ms_blocks(a->rows), ms_row_threads(a->cols), 0, stream, *a);
+    const cudaError_t e = ms_launch(row_kernel<T>, ms_blocks(a->rows), row_threads<T>(a->cols), 0,
+                                    stream, *a, whole_rows<T>(a->cols, a->logits));
 
     return e != cudaSuccess ? e : ms_launch(loss_kernel<T>, 1, 256, 0, stream, *a);
 }
@@ -94,7 +103,8 @@ template <class T> static cudaError_t cross_entropy_grad(cudaStream_t stream, co
 {
     const msi_cross_entropy_args *a = (const msi_cross_entropy_args *)args;
 
-    return ms_launch(grad_kernel<T>, ms_blocks(a->rows), ms_row_threads(a->cols), 0, stream, *a);
+    return ms_launch(grad_kernel<T>, ms_blocks(a->rows), row_threads<T>(a->cols), 0, stream, *a,
+                     whole_rows<T>(a->cols, a->logits, a->dlogits));
 }
 
 #define ENTER(op, dtype, type)                                                                     \

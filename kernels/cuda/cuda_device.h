@@ -29,6 +29,9 @@ cudaError_t msi_cuda_await_word(cudaStream_t stream, const uint64_t *word, uint6
 /* One thread that stores a word, behind everything before it. */
 cudaError_t msi_cuda_post_word(cudaStream_t stream, uint64_t *word, uint64_t value);
 
+/* Of the device: grids follow it. */
+extern int32_t msi_cuda_processors;
+
 /* A driver call; NULL: this driver has none. */
 void *cuda_driver_call(const char *name);
 

@@ -7,6 +7,7 @@
 #define MS_CUDA_KERNEL_H
 
 #ifdef __CUDACC__
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #else
@@ -17,6 +18,14 @@
 #include "moonshard/tensor.h"
 
 #include <math.h>
+
+#ifdef __CUDACC__
+#define MS_UNROLL _Pragma("unroll")
+#define MS_ROLLED _Pragma("unroll 1")
+#else
+#define MS_UNROLL
+#define MS_ROLLED
+#endif
 
 /* -- element types ----------------------------------------------------------------------------- */
 
@@ -153,6 +162,9 @@ template <> struct element<bf16> {
     template <class X> static __host__ __device__ inline bf16 put(X wide)
     {
         const float x = (float)wide;
+#ifdef __CUDACC__
+        return bf16{__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+#endif
         const uint32_t bits = bits_of_float(x), upper = bits >> 16;
 
         return bf16{(uint16_t)(x != x ? upper | 0x40 : (bits + 0x7fff + (upper & 1)) >> 16)};
@@ -254,6 +266,58 @@ OF_BOTH(abs_of, fabs)
 OF_BOTH(root_of, sqrt)
 #undef OF_BOTH
 
+/* -- groups of 16 bytes ------------------------------------------------------------------------ */
+
+/* Neighbouring elements that a thread loads and stores at once. */
+template <class T> struct alignas(16) group {
+    enum { N = 16 / sizeof(T) };
+    T at[N];
+};
+#define EACH(T) (int64_t) group<T>::N
+
+/* Elements [j, j + EACH) of a row of n. `whole`: addresses and n are multiples of a group; else
+ * what lies behind the end is 0. */
+template <class T>
+static __device__ inline group<T> load_group(const T *x, int64_t j, int64_t n, bool whole)
+{
+    group<T> g;
+
+    if (whole) {
+        return *(const group<T> *)(x + j);
+    }
+    MS_UNROLL
+    for (int e = 0; e < EACH(T); e++) {
+        g.at[e] = j + e < n ? x[j + e] : T();
+    }
+    return g;
+}
+
+template <class T>
+static __device__ inline void store_group(T *x, int64_t j, int64_t n, bool whole, const group<T> &g)
+{
+    if (whole) {
+        *(group<T> *)(x + j) = g;
+        return;
+    }
+    MS_UNROLL
+    for (int e = 0; e < EACH(T); e++) {
+        if (j + e < n) {
+            x[j + e] = g.at[e];
+        }
+    }
+}
+
+/* Is every address a multiple of 16? */
+template <class... P> static inline bool at_16(P... x)
+{
+    uintptr_t all = 0;
+
+    for (const void *p : {(const void *)x...}) {
+        all |= (uintptr_t)p;
+    }
+    return all % 16 == 0;
+}
+
 /* -- loops ------------------------------------------------------------------------------------- */
 
 static __host__ __device__ inline int64_t loop_count(const msi_loop &loop)
@@ -264,6 +328,17 @@ static __host__ __device__ inline int64_t loop_count(const msi_loop &loop)
         n *= loop.shape[d];
     }
     return n;
+}
+
+/* Are the first n_operands operands without gaps? */
+static inline bool loop_dense(const msi_loop &loop, int32_t n_operands)
+{
+    bool dense = loop.ndim == 1;
+
+    for (int32_t k = 0; dense && k < n_operands; k++) {
+        dense = loop.stride[k][0] == 1;
+    }
+    return dense;
 }
 
 /* Offset of operand k at row-major position i. */
@@ -335,14 +410,18 @@ template <class R> static __device__ inline R block_sum(R x)
 
 /* -- launching --------------------------------------------------------------------------------- */
 
-static const int64_t MS_THREADS = 256, MS_GRID = 4096;
+static const int64_t MS_THREADS = 256, MS_RESIDENT = 2048; /* a block's; a processor's */
 
-/* Blocks for n elements, one a thread. */
+/* Of the device, set when it opens. */
+extern "C" int32_t msi_cuda_processors;
+
+/* Blocks for n elements, or groups of them, one a thread: as many as the device runs at a time. */
 static inline unsigned ms_grid(int64_t n)
 {
     const int64_t blocks = (n + MS_THREADS - 1) / MS_THREADS;
+    const int64_t most = msi_cuda_processors * (MS_RESIDENT / MS_THREADS);
 
-    return (unsigned)(blocks < MS_GRID ? blocks : MS_GRID);
+    return (unsigned)(blocks < most ? blocks : most);
 }
 
 /* Blocks for n rows, one a block. */
@@ -351,7 +430,7 @@ static inline unsigned ms_blocks(int64_t n)
     return (unsigned)(n < 65536 ? n : 65536);
 }
 
-/* Threads for a row of so many elements. */
+/* Threads for a row of so many elements, or groups of them. */
 static inline unsigned ms_row_threads(int64_t cols)
 {
     return cols <= 512 ? 32 : cols <= 2048 ? 128 : 256;
@@ -386,12 +465,6 @@ extern __shared__ __align__(16) char ms_shared_bytes[];
 #define MS_SHARED(T) ((T *)ms_shared_bytes)
 #else
 #define MS_SHARED(T) ((T *)cudasim::here.shared)
-#endif
-
-#ifdef __CUDACC__
-#define MS_UNROLL _Pragma("unroll")
-#else
-#define MS_UNROLL
 #endif
 
 /* The function of a kernel for one dtype. */

@@ -636,6 +636,8 @@ static int32_t cuda_count(char *error)
     return e == cudaSuccess ? n : 0;
 }
 
+int32_t msi_cuda_processors = 1;
+
 static int32_t cuda_open(msi_device **out, const msi_device_host *host, int32_t index, char *error)
 {
     const int32_t n = cuda_count(error);
@@ -662,6 +664,7 @@ static int32_t cuda_open(msi_device **out, const msi_device_host *host, int32_t 
         cuda_close(&d->base);
         return MSI_DEV_FAILED;
     }
+    msi_cuda_processors = d->properties.multiProcessorCount;
     find_driver_calls(d);
     (void)cudaRuntimeGetVersion(&version);
     snprintf(d->library, sizeof(d->library),

@@ -1,18 +1,25 @@
-/* Layer norm of rows and its gradient. A block a row; dw and db: 32 columns a block, 8 threads
- * each. */
-#include "cuda_kernel.h"
+/* Layer norm of rows and its gradient. A block a row; dw and db: a block a group of
+ * columns. */
+#include "rows.h"
 
 #include <float.h>
 
 /* Mean of the squared distances from `mean`. */
-template <class T, class R> static __device__ inline R variance_of(const T *x, int64_t cols, R mean)
+template <class T, class R>
+static __device__ inline R variance_of(const T *x, int64_t cols, bool whole, R mean)
 {
     R sum = 0;
 
-    for (int64_t j = threadIdx.x; j < cols; j += blockDim.x) {
-        const R d = get(x[j]) - mean;
+    EACH_GROUP(T, j, cols)
+    {
+        const group<T> g = load_group(x, j, cols, whole);
 
-        sum += d * d;
+        EACH_ELEMENT(T, e, j, cols)
+        {
+            const R d = get(g.at[e]) - mean;
+
+            sum += d * d;
+        }
     }
     return block_sum(sum) / (R)cols;
 }
@@ -34,7 +41,7 @@ template <class T, class R> static __device__ inline R mean_within(const T *x, i
     return mean < low ? low : mean > high ? high : mean;
 }
 
-template <class T> static __global__ void layer_norm_kernel(const msi_layer_norm_args a)
+template <class T> static __global__ void layer_norm_kernel(const msi_layer_norm_args a, bool whole)
 {
     typedef REAL(T) R;
     const R epsilon = sizeof(R) == sizeof(float) ? (R)FLT_EPSILON : (R)DBL_EPSILON;
@@ -45,26 +52,42 @@ template <class T> static __global__ void layer_norm_kernel(const msi_layer_norm
         T *y = (T *)a.y + i * a.cols;
         R sum = 0;
 
-        for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) {
-            sum += get(x[j]);
+        EACH_GROUP(T, j, a.cols)
+        {
+            const group<T> g = load_group(x, j, a.cols, whole);
+
+            EACH_ELEMENT(T, e, j, a.cols)
+            {
+                sum += get(g.at[e]);
+            }
         }
-        R mean = block_sum(sum) / (R)a.cols, variance = variance_of(x, a.cols, mean);
+        R mean = block_sum(sum) / (R)a.cols, variance = variance_of(x, a.cols, whole, mean);
         const R rounding = epsilon * ((R)a.cols / 64 + 8) * mean;
 
         if (variance <= rounding * rounding) { /* as good as equal elements */
             const R within = mean_within(x, a.cols, mean);
 
-            variance = variance_of(x, a.cols, within);
+            variance = variance_of(x, a.cols, whole, within);
             mean = isfinite(mean) || variance == 0 ? within : mean;
         }
         const R rstd = 1 / root_of(variance + (R)a.eps);
 
-        for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) {
-            R v = (get(x[j]) - mean) * rstd;
+        EACH_GROUP(T, j, a.cols)
+        {
+            const group<T> g = load_group(x, j, a.cols, whole);
+            const group<T> by = w != NULL ? load_group(w, j, a.cols, whole) : g;
+            const group<T> plus = b != NULL ? load_group(b, j, a.cols, whole) : g;
+            group<T> out;
 
-            v = w != NULL ? v * get(w[j]) : v;
-            v = b != NULL ? v + get(b[j]) : v;
-            y[j] = element<T>::put(v);
+            EACH_ELEMENT(T, e, j, a.cols)
+            {
+                R v = (get(g.at[e]) - mean) * rstd;
+
+                v = w != NULL ? v * get(by.at[e]) : v;
+                v = b != NULL ? v + get(plus.at[e]) : v;
+                out.at[e] = element<T>::put(v);
+            }
+            store_group(y, j, a.cols, whole, out);
         }
         if (threadIdx.x == 0) {
             ((R *)a.mean)[i] = mean;
@@ -74,7 +97,8 @@ template <class T> static __global__ void layer_norm_kernel(const msi_layer_norm
 }
 
 /* dx = rstd (g - mean(g) - xhat mean(g xhat)), g = dy w. */
-template <class T> static __global__ void layer_norm_dx(const msi_layer_norm_grad_args a)
+template <class T>
+static __global__ void layer_norm_dx(const msi_layer_norm_grad_args a, bool whole)
 {
     typedef REAL(T) R;
     const T *w = (const T *)a.w;
@@ -85,54 +109,72 @@ template <class T> static __global__ void layer_norm_dx(const msi_layer_norm_gra
         const R mean = ((const R *)a.mean)[i], rstd = ((const R *)a.rstd)[i];
         R sum = 0, dot = 0;
 
-        for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) {
-            const R g = w != NULL ? get(dy[j]) * get(w[j]) : get(dy[j]);
+        EACH_GROUP(T, j, a.cols)
+        {
+            const group<T> v = load_group(x, j, a.cols, whole),
+                           d = load_group(dy, j, a.cols, whole);
+            const group<T> by = w != NULL ? load_group(w, j, a.cols, whole) : d;
 
-            sum += g;
-            dot += g * ((get(x[j]) - mean) * rstd);
+            EACH_ELEMENT(T, e, j, a.cols)
+            {
+                const R g = w != NULL ? get(d.at[e]) * get(by.at[e]) : get(d.at[e]);
+
+                sum += g;
+                dot += g * ((get(v.at[e]) - mean) * rstd);
+            }
         }
         const R mean_g = block_sum(sum) / (R)a.cols, mean_gx = block_sum(dot) / (R)a.cols;
 
-        for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) {
-            const R g = w != NULL ? get(dy[j]) * get(w[j]) : get(dy[j]);
+        EACH_GROUP(T, j, a.cols)
+        {
+            const group<T> v = load_group(x, j, a.cols, whole),
+                           d = load_group(dy, j, a.cols, whole);
+            const group<T> by = w != NULL ? load_group(w, j, a.cols, whole) : d;
+            group<T> out = a.dx_accumulate ? load_group(dx, j, a.cols, whole) : d;
 
-            store(dx + j, (g - mean_g - (get(x[j]) - mean) * rstd * mean_gx) * rstd,
-                  a.dx_accumulate);
+            EACH_ELEMENT(T, e, j, a.cols)
+            {
+                const R g = w != NULL ? get(d.at[e]) * get(by.at[e]) : get(d.at[e]);
+
+                store(&out.at[e], (g - mean_g - (get(v.at[e]) - mean) * rstd * mean_gx) * rstd,
+                      a.dx_accumulate);
+            }
+            store_group(dx, j, a.cols, whole, out);
         }
     }
 }
 
-enum { ROWS = 8 };
+enum { ROWS = 256 };
 
-template <class T, class Out> static __global__ void layer_norm_dw(const msi_layer_norm_grad_args a)
+/* A block a group of columns, with ROWS threads one below another. */
+template <class T, class Out>
+static __global__ void layer_norm_dw(const msi_layer_norm_grad_args a, bool whole)
 {
     typedef REAL(T) R;
-    __shared__ R parts[2][ROWS][32];
-    const int64_t j = (int64_t)blockIdx.x * 32 + threadIdx.x;
-    R w = 0, b = 0;
+    const int64_t j = blockIdx.x * EACH(T);
+    R w[EACH(T)] = {0}, b[EACH(T)] = {0};
 
-    for (int64_t i = threadIdx.y; j < a.cols && i < a.rows; i += ROWS) {
-        const R g = get(((const T *)a.dy)[i * a.cols + j]);
+    for (int64_t i = threadIdx.x; i < a.rows; i += ROWS) {
+        const group<T> g = load_group((const T *)a.dy + i * a.cols, j, a.cols, whole);
+        const group<T> x = load_group((const T *)a.x + i * a.cols, j, a.cols, whole);
+        const R mean = ((const R *)a.mean)[i], rstd = ((const R *)a.rstd)[i];
 
-        w += g * ((get(((const T *)a.x)[i * a.cols + j]) - ((const R *)a.mean)[i]) *
-                  ((const R *)a.rstd)[i]);
-        b += g;
+        MS_UNROLL
+        for (int e = 0; e < EACH(T); e++) {
+            w[e] += get(g.at[e]) * ((get(x.at[e]) - mean) * rstd);
+            b[e] += get(g.at[e]);
+        }
     }
-    parts[0][threadIdx.y][threadIdx.x] = w;
-    parts[1][threadIdx.y][threadIdx.x] = b;
-    __syncthreads();
-    if (threadIdx.y != 0 || j >= a.cols) {
-        return;
-    }
-    for (int k = 1; k < ROWS; k++) {
-        w += parts[0][k][threadIdx.x];
-        b += parts[1][k][threadIdx.x];
-    }
-    if (a.dw != NULL) {
-        store((Out *)a.dw + j, w, a.dw_accumulate);
-    }
-    if (a.db != NULL) {
-        store((Out *)a.db + j, b, a.db_accumulate);
+    MS_UNROLL
+    for (int e = 0; e < EACH(T); e++) {
+        const R sum_w = block_sum(w[e]), sum_b = block_sum(b[e]);
+
+        if (threadIdx.x == 0 && j + e < a.cols && a.dw != NULL) {
+            store((Out *)a.dw + j + e, sum_w, a.dw_accumulate);
+        }
+        if (threadIdx.x == 0 && j + e < a.cols && a.db != NULL) {
+            store((Out *)a.db + j + e, sum_b, a.db_accumulate);
+        }
     }
 }
 
@@ -140,8 +182,8 @@ template <class T> static cudaError_t layer_norm(cudaStream_t stream, const void
 {
     const msi_layer_norm_args *a = (const msi_layer_norm_args *)args;
 
-    return ms_launch(layer_norm_kernel<T>, ms_blocks(a->rows), ms_row_threads(a->cols), 0, stream,
-                     *a);
+    return ms_launch(layer_norm_kernel<T>, ms_blocks(a->rows), row_threads<T>(a->cols), 0, stream,
+                     *a, whole_rows<T>(a->cols, a->x, a->w, a->b, a->y));
 }
 
 template <class T> static cudaError_t layer_norm_grad(cudaStream_t stream, const void *args)
@@ -152,11 +194,13 @@ template <class T> static cudaError_t layer_norm_grad(cudaStream_t stream, const
     if (a->dw != NULL || a->db != NULL) { /* before dx, which may lie on dy */
         e = ms_launch(a->dw_dtype == dtype_of<T>::value ? layer_norm_dw<T, T>
                                                         : layer_norm_dw<T, REAL(T)>,
-                      (unsigned)((a->cols + 31) / 32), dim3(32, ROWS), 0, stream, *a);
+                      (unsigned)((a->cols + EACH(T) - 1) / EACH(T)), ROWS, 0, stream, *a,
+                      whole_rows<T>(a->cols, a->dy, a->x));
     }
-    return e != cudaSuccess || a->dx == NULL ? e
-                                             : ms_launch(layer_norm_dx<T>, ms_blocks(a->rows),
-                                                         ms_row_threads(a->cols), 0, stream, *a);
+    return e != cudaSuccess || a->dx == NULL
+               ? e
+               : ms_launch(layer_norm_dx<T>, ms_blocks(a->rows), row_threads<T>(a->cols), 0, stream,
+                           *a, whole_rows<T>(a->cols, a->dy, a->x, a->w, a->dx));
 }
 
 #define ENTER(op, dtype, type)                                                                     \

@@ -4,26 +4,57 @@
 
 #include "cuda_kernel.h"
 
-/* @return m, the largest element; *total: the sum of exp(x - m). They stay apart: x - (m +
- * log(sum)) would lose what x - m keeps. */
-template <class T, class R>
-static __device__ inline R row_sum_exp(const T *x, int64_t cols, R *total)
+/* Groups of a row of `cols` elements, each handled by one thread of the block. */
+#define EACH_GROUP(T, j, cols)                                                                     \
+    for (int64_t j = threadIdx.x * EACH(T); j < (cols); j += blockDim.x * EACH(T))
+/* Elements of the group at j. */
+#define EACH_ELEMENT(T, e, j, cols)                                                                \
+    MS_UNROLL                                                                                      \
+    for (int e = 0; e < EACH(T); e++)                                                              \
+        if ((j) + e < (cols))
+
+/* Threads for a row, and whether rows at these addresses consist of whole groups. */
+template <class T> static inline unsigned row_threads(int64_t cols)
 {
-    R most = -(R)INFINITY, sum = 0;
+    return ms_row_threads((cols + EACH(T) - 1) / EACH(T) * 4);
+}
+template <class T, class... P> static inline bool whole_rows(int64_t cols, P... x)
+{
+    return cols % EACH(T) == 0 && at_16(x...);
+}
 
-    for (int64_t j = threadIdx.x; j < cols; j += blockDim.x) {
-        const R v = get(x[j]);
+/* -inf - -inf is NaN: masked entries add 0, and a NaN itself. */
+template <class R> static __device__ inline R base_of(R most)
+{
+    return most == -(R)INFINITY ? (R)0 : most;
+}
 
-        most = v > most ? v : most;
+/* @return m, the largest element; *total: the sum of exp(x - m). They stay apart: x - (m +
+ * log(sum)) would lose what x - m keeps. One pass: a thread's sum follows its largest element. */
+template <class T, class R>
+static __device__ inline R row_sum_exp(const T *x, int64_t cols, bool whole, R *total)
+{
+    R mine = -(R)INFINITY, sum = 0;
+
+    EACH_GROUP(T, j, cols)
+    {
+        const group<T> g = load_group(x, j, cols, whole);
+        R most = mine;
+
+        EACH_ELEMENT(T, e, j, cols)
+        {
+            most = get(g.at[e]) > most ? get(g.at[e]) : most;
+        }
+        sum = most > mine ? sum * exp_of(mine - most) : sum;
+        mine = most;
+        EACH_ELEMENT(T, e, j, cols)
+        {
+            sum += exp_of(get(g.at[e]) - base_of(mine));
+        }
     }
-    most = block_fold<fold_max>(most, -(R)INFINITY);
-    /* -inf - -inf is NaN: masked entries add 0, and a NaN itself */
-    const R m = most == -(R)INFINITY ? (R)0 : most;
+    const R most = block_fold<fold_max>(mine, -(R)INFINITY);
 
-    for (int64_t j = threadIdx.x; j < cols; j += blockDim.x) {
-        sum += exp_of(get(x[j]) - m);
-    }
-    *total = block_sum(sum);
+    *total = block_sum(mine < most ? sum * exp_of(mine - most) : sum);
     return most;
 }
 

@@ -3,7 +3,7 @@
 
 enum { LOG_SOFTMAX, SOFTMAX };
 
-template <class T, int KIND> static __global__ void forward(const msi_softmax_args a)
+template <class T, int KIND> static __global__ void forward(const msi_softmax_args a, bool whole)
 {
     typedef REAL(T) R;
 
@@ -11,18 +11,26 @@ template <class T, int KIND> static __global__ void forward(const msi_softmax_ar
         const T *x = (const T *)a.x + i * a.cols;
         T *y = (T *)a.out + i * a.cols;
         R sum;
-        const R m = row_sum_exp(x, a.cols, &sum), log_sum = log_of(sum);
+        const R m = row_sum_exp(x, a.cols, whole, &sum), log_sum = log_of(sum);
 
-        for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) {
-            const R d = get(x[j]) - m;
+        EACH_GROUP(T, j, a.cols)
+        {
+            const group<T> g = load_group(x, j, a.cols, whole);
+            group<T> out = a.accumulate ? load_group(y, j, a.cols, whole) : g;
 
-            store(y + j, KIND == SOFTMAX ? exp_of(d) / sum : d - log_sum, a.accumulate);
+            EACH_ELEMENT(T, e, j, a.cols)
+            {
+                const R d = get(g.at[e]) - m;
+
+                store(&out.at[e], KIND == SOFTMAX ? exp_of(d) / sum : d - log_sum, a.accumulate);
+            }
+            store_group(y, j, a.cols, whole, out);
         }
     }
 }
 
 /* dx = dy - exp(y) sum(dy); dx = y (dy - sum(y dy)). */
-template <class T, int KIND> static __global__ void backward(const msi_softmax_args a)
+template <class T, int KIND> static __global__ void backward(const msi_softmax_args a, bool whole)
 {
     typedef REAL(T) R;
 
@@ -31,29 +39,45 @@ template <class T, int KIND> static __global__ void backward(const msi_softmax_a
         T *dx = (T *)a.out + i * a.cols;
         R sum = 0;
 
-        for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) {
-            sum += KIND == SOFTMAX ? get(y[j]) * get(dy[j]) : get(dy[j]);
+        EACH_GROUP(T, j, a.cols)
+        {
+            const group<T> v = load_group(y, j, a.cols, whole),
+                           g = load_group(dy, j, a.cols, whole);
+
+            EACH_ELEMENT(T, e, j, a.cols)
+            {
+                sum += KIND == SOFTMAX ? get(v.at[e]) * get(g.at[e]) : get(g.at[e]);
+            }
         }
         sum = block_sum(sum);
-        for (int64_t j = threadIdx.x; j < a.cols; j += blockDim.x) {
-            store(dx + j,
-                  KIND == SOFTMAX ? get(y[j]) * (get(dy[j]) - sum)
-                                  : get(dy[j]) - exp_of(get(y[j])) * sum,
-                  a.accumulate);
+        EACH_GROUP(T, j, a.cols)
+        {
+            const group<T> v = load_group(y, j, a.cols, whole),
+                           g = load_group(dy, j, a.cols, whole);
+            group<T> out = a.accumulate ? load_group(dx, j, a.cols, whole) : g;
+
+            EACH_ELEMENT(T, e, j, a.cols)
+            {
+                store(&out.at[e],
+                      KIND == SOFTMAX ? get(v.at[e]) * (get(g.at[e]) - sum)
+                                      : get(g.at[e]) - exp_of(get(v.at[e])) * sum,
+                      a.accumulate);
+            }
+            store_group(dx, j, a.cols, whole, out);
         }
     }
 }
 
-#define ENTER(name, kernel, KIND, dtype, type)                                                     \
+#define ENTER(name, kernel, KIND, first, second, dtype, type)                                      \
     MS_ENTRY(name, dtype)                                                                          \
     {                                                                                              \
         const msi_softmax_args *a = (const msi_softmax_args *)args;                                \
-        return ms_launch(kernel<type, KIND>, ms_blocks(a->rows), ms_row_threads(a->cols), 0,       \
-                         stream, *a);                                                              \
+        return ms_launch(kernel<type, KIND>, ms_blocks(a->rows), row_threads<type>(a->cols), 0,    \
+                         stream, *a, whole_rows<type>(a->cols, a->out, a->first, a->second));      \
     }
 #define ENTER_ALL(op, dtype, type)                                                                 \
-    ENTER(softmax, forward, SOFTMAX, dtype, type)                                                  \
-    ENTER(softmax_grad, backward, SOFTMAX, dtype, type)                                            \
-    ENTER(log_softmax, forward, LOG_SOFTMAX, dtype, type)                                          \
-    ENTER(log_softmax_grad, backward, LOG_SOFTMAX, dtype, type)
+    ENTER(softmax, forward, SOFTMAX, x, x, dtype, type)                                            \
+    ENTER(softmax_grad, backward, SOFTMAX, y, dy, dtype, type)                                     \
+    ENTER(log_softmax, forward, LOG_SOFTMAX, x, x, dtype, type)                                    \
+    ENTER(log_softmax_grad, backward, LOG_SOFTMAX, y, dy, dtype, type)
 MS_FLOATS(ENTER_ALL, softmax)

@@ -43,37 +43,89 @@ template <class R> static __device__ inline R rounded(R x, int32_t dtype)
                                    : x;
 }
 
-/* N sources, or 0: any number. */
-template <class T, int N>
+/* Neighbouring elements, four by one load. */
+template <class R> struct leaves {
+    R at[4];
+};
+template <class R, class T> static __device__ inline leaves<R> four_of(const void *data, int64_t i)
+{
+    struct alignas(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) four {
+        T at[4];
+    };
+    const four x = ((const four *)data)[i];
+    leaves<R> y;
+
+    MS_UNROLL
+    for (int e = 0; e < 4; e++) {
+        y.at[e] = (R)get(x.at[e]);
+    }
+    return y;
+}
+
+template <class R, int EACH>
+static __device__ inline leaves<R> leaves_of(const msi_tree_source &s, int64_t i)
+{
+    leaves<R> y;
+
+    if (EACH == 1) {
+        y.at[0] = leaf<R>(s, i);
+        return y;
+    }
+    return s.dtype == MS_DTYPE_F64   ? four_of<R, double>(s.data, i)
+           : s.dtype == MS_DTYPE_F32 ? four_of<R, float>(s.data, i)
+           : s.dtype == MS_DTYPE_F16 ? four_of<R, f16>(s.data, i)
+                                     : four_of<R, bf16>(s.data, i);
+}
+
+template <class R, int EACH>
+static __device__ inline void merge(leaves<R> *x, const leaves<R> &left, int32_t reduce)
+{
+    MS_UNROLL
+    for (int e = 0; e < EACH; e++) {
+        x->at[e] = node(left.at[e], x->at[e], reduce);
+    }
+}
+
+/* N sources, or 0: any number. EACH elements a thread. */
+template <class T, int N, int EACH>
 static __global__ void tree_kernel(const msi_tree_args a, const source_list src)
 {
     typedef REAL(T) R;
+    struct alignas(EACH * sizeof(T) < 16 ? EACH * sizeof(T) : 16) results {
+        T at[EACH];
+    };
     const bool extreme = a.reduce == MSI_TREE_MAX || a.reduce == MSI_TREE_MIN;
     const int32_t n_src = N > 0 ? N : a.n_src;
 
-    MS_EACH(i, a.n)
+    MS_EACH(i, a.n / EACH)
     {
-        R nodes[N > 0 ? N : LEVELS];
+        leaves<R> nodes[N > 0 ? N : LEVELS];
         int32_t top = 0;
 
         MS_UNROLL
         for (int32_t k = 0; k < n_src; k++) {
-            R x = leaf<R>(src.at[k], i);
+            leaves<R> x = leaves_of<R, EACH>(src.at[k], i);
 
             MS_UNROLL
             for (int32_t bits = k; bits & 1; bits >>= 1) {
-                x = node(nodes[--top], x, a.reduce);
+                merge<R, EACH>(&x, nodes[--top], a.reduce);
             }
             nodes[top++] = x;
         }
-        R x = nodes[--top];
+        leaves<R> x = nodes[--top];
 
         MS_UNROLL
         while (top > 0) {
-            x = node(nodes[--top], x, a.reduce);
+            merge<R, EACH>(&x, nodes[--top], a.reduce);
         }
-        x = rounded(extreme ? x : x * (R)a.factor, a.round_dtype);
-        store((T *)a.out + i, x, a.accumulate);
+        results *to = (results *)a.out + i, out = a.accumulate ? *to : results{};
+
+        MS_UNROLL
+        for (int e = 0; e < EACH; e++) {
+            store(&out.at[e], rounded(extreme ? x.at[e] : x.at[e] * (R)a.factor, a.round_dtype),
+                  a.accumulate);
+        }
+        *to = out;
     }
 }
 
@@ -114,11 +166,18 @@ template <class T> static cudaError_t tree(cudaStream_t stream, const void *args
     if (a->n_src == 0 || !sources(&src, a)) {
         return a->n_src == 0 ? cudaSuccess : cudaErrorNotSupported;
     }
-    return ms_launch(a->n_src == 1   ? tree_kernel<T, 1>
-                     : a->n_src == 2 ? tree_kernel<T, 2>
-                     : a->n_src == 4 ? tree_kernel<T, 4>
-                                     : tree_kernel<T, 0>,
-                     ms_grid(a->n), (unsigned)MS_THREADS, 0, stream, *a, src);
+    bool aligned = a->n % 4 == 0 && at_16(a->out);
+
+    for (int32_t k = 0; k < a->n_src; k++) {
+        aligned = aligned && at_16(a->src[k].data);
+    }
+    return aligned ? ms_launch(a->n_src == 1   ? tree_kernel<T, 1, 4>
+                               : a->n_src == 2 ? tree_kernel<T, 2, 4>
+                               : a->n_src == 4 ? tree_kernel<T, 4, 4>
+                                               : tree_kernel<T, 0, 4>,
+                               ms_grid(a->n / 4), (unsigned)MS_THREADS, 0, stream, *a, src)
+                   : ms_launch(tree_kernel<T, 0, 1>, ms_grid(a->n), (unsigned)MS_THREADS, 0, stream,
+                               *a, src);
 }
 
 template <class T> static cudaError_t tree_of_whole(cudaStream_t stream, const void *args)
