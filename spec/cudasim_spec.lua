@@ -129,4 +129,34 @@ describe('the CUDA plug-in on the CPU', function()
       losses(simulated .. ' MS_CUDASIM_SEED=2', 'f32')
     assert.same(first, second)
   end)
+
+  -- bf16 by tensor cores, f32 by the plain kernel.
+  it('computes attention of both kinds', function()
+    local output, code = scripts.shell('env ' .. simulated .. [[ luajit -e "
+      local ms = require 'moonshard'
+      local function run(x, opts)
+        local leaves = { x[1]:detach(), x[2]:detach(), x[3]:detach() }
+        for _, t in ipairs(leaves) do t:requires_grad_() end
+        ms.manual_seed(5)
+        local y = ms.ops.scaled_dot_product_attention(leaves[1], leaves[2], leaves[3], opts)
+        y:backward(x[4])
+        return { y:detach(), leaves[1]:grad(), leaves[2]:grad(), leaves[3]:grad() }
+      end
+      for _, c in ipairs { { 150, 128, 2 }, { 130, 72, 1, 0.25 }, { 70, 33, 2 } } do
+        local T, D, heads, p = unpack(c, 1, 4)
+        local narrow, wide = {}, {}
+        for i = 1, 4 do
+          narrow[i] = ms.randn({ 1, i % 4 < 2 and 2 or heads, T, D }):to 'bf16'
+          wide[i] = narrow[i]:to 'f32'
+        end
+        local opts = { is_causal = true, dropout_p = p, enable_gqa = heads < 2 or nil }
+        local found, expected = run(narrow, opts), run(wide, opts)
+        for i = 1, 4 do
+          local error = (found[i]:to 'f32' - expected[i]):abs():max():item()
+          local most = 0.01 * expected[i]:abs():max():item()
+          assert(error < most, ('%d %d %d: %g'):format(T, D, i, error))
+        end
+      end"]])
+    assert.equal(0, code, output)
+  end)
 end)

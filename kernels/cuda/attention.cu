@@ -1,34 +1,11 @@
 /* Scaled dot-product attention and its gradient, in tiles: the (T, S) scores never exist. A block
  * has 16 rows with 16 threads each. The gradient has one kernel over queries for dq and one over
  * keys for dk and dv, so that every sum belongs to one block and has a fixed order. Scratch: one
- * number a query, the product of out and dout. */
-#include "cuda_kernel.h"
-
-#include <float.h>
+ * number a query, the product of out and dout. Narrow dtypes have tensor cores: attention_mma.cu.
+ */
+#include "attention.h"
 
 enum { ROWS = 16, LANES = 16, COLS = 32, THREADS = ROWS * LANES, MOST_SHARED = 160 * 1024 };
-
-template <class R> static __device__ inline R lowest();
-template <> __device__ inline float lowest<float>()
-{
-    return -FLT_MAX; /* not -inf: a score of -inf has the probability 0 beside it */
-}
-template <> __device__ inline double lowest<double>()
-{
-    return -DBL_MAX;
-}
-
-/* What a block works on. */
-struct head {
-    int64_t b, h, kv;
-};
-
-template <class T>
-static __device__ inline T *at(const void *x, const int64_t *stride, int64_t b, int64_t h,
-                               int64_t t)
-{
-    return (T *)x + b * stride[0] + h * stride[1] + t * stride[2];
-}
 
 /* `n` rows of operand x from row `first` on into shared memory, zeros behind row `end`. */
 template <class T, class R>
@@ -52,12 +29,6 @@ template <class R> static __device__ inline R dot(const R *a, const R *b, int64_
     return sum;
 }
 
-/* What has no weight is hidden, whatever it is. */
-template <class R> static __device__ inline R times(R weight, R x)
-{
-    return weight != 0 ? weight * x : (R)0;
-}
-
 /* Over the 16 threads of a row. */
 template <class F, class R> static __device__ inline R row_fold(R x)
 {
@@ -65,60 +36,6 @@ template <class F, class R> static __device__ inline R row_fold(R x)
         x = F::of(x, __shfl_xor_sync(0xffffffffu, x, by));
     }
     return x;
-}
-
-static __device__ inline bool sees(const msi_attention_args &a, int64_t t, int64_t s)
-{
-    return t < a.q_len && s < a.kv_len && (!a.causal || s <= t);
-}
-
-/* The score of query t and key s, which it sees, from the product of the two. */
-template <class R>
-static __device__ inline R score(const msi_attention_args &a, const head &w, int64_t t, int64_t s,
-                                 R product)
-{
-    const R x = product * (R)a.scale;
-
-    if (a.mask == NULL) {
-        return x;
-    }
-    const int64_t i = w.b * a.mask_stride[0] + w.h * a.mask_stride[1] + t * a.mask_stride[2] +
-                      s * a.mask_stride[3];
-
-    return a.mask_is_bool ? (((const uint8_t *)a.mask)[i] != 0 ? x : -(R)INFINITY)
-                          : x + ((const R *)a.mask)[i];
-}
-
-struct dropper {
-    uint64_t threshold, key; /* threshold 0: no dropout */
-    double factor;
-};
-
-/* What dropout multiplies the probability of (t, s) by. */
-template <class R>
-static __device__ inline R kept(const msi_attention_args &a, const dropper &drop, const head &w,
-                                int64_t t, int64_t s)
-{
-    uint32_t word[4];
-
-    if (drop.threshold == 0) {
-        return 1;
-    }
-    const int64_t e = (w.h * a.q_len + t) * a.kv_len + s;
-
-    philox(word, (uint64_t)(e / 4), (uint64_t)(a.sample_base + w.b), drop.key);
-    const uint32_t mine =
-        e % 4 < 2 ? (e % 2 == 0 ? word[0] : word[1]) : (e % 2 == 0 ? word[2] : word[3]);
-
-    return mine >= drop.threshold ? (R)drop.factor : (R)0;
-}
-
-static __device__ inline head head_of(const msi_attention_args &a, int64_t i)
-{
-    head w = {i / a.heads, i % a.heads, 0};
-
-    w.kv = w.h / (a.heads / a.kv_heads);
-    return w;
 }
 
 /* Keys that some of the queries [q0, q0 + ROWS) see. */
@@ -411,18 +328,6 @@ static __global__ void backward_mask(const msi_attention_args a, const dropper d
     }
 }
 
-static dropper dropper_of(const msi_attention_args *a)
-{
-    dropper d = {0, 0, 0};
-
-    if (a->dropout_p > 0) {
-        d.threshold = drop_threshold(a->dropout_p);
-        d.key = philox_key(a->seed, a->site, (uint64_t)a->call);
-        d.factor = a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 0;
-    }
-    return d;
-}
-
 /* Bytes for `rows` rows of a head and `tiles` (ROWS, COLS) tiles. */
 static size_t shared_bytes(const msi_attention_args *a, int64_t rows, int64_t tiles, size_t real)
 {
@@ -435,33 +340,44 @@ template <class T> static cudaError_t attention(cudaStream_t stream, const void 
     const int64_t tiles = (a->q_len + ROWS - 1) / ROWS;
     const size_t shared = shared_bytes(a, 2 * ROWS + COLS, 1, sizeof(REAL(T)));
 
+    if (sizeof(T) == 2 && a->head_dim <= MMA_DEPTH) {
+        return msi_cuda_attention_mma(stream, dtype_of<T>::value, a);
+    }
     return shared > MOST_SHARED ? cudaErrorNotSupported
                                 : ms_launch(forward<T>, (unsigned)(a->batch * a->heads * tiles),
                                             THREADS, shared, stream, *a, dropper_of(a), tiles);
+}
+
+template <class T>
+static cudaError_t queries_and_keys(cudaStream_t stream, const msi_attention_args *a)
+{
+    const int64_t query_tiles = (a->q_len + ROWS - 1) / ROWS;
+    const int64_t key_tiles = (a->kv_len + ROWS - 1) / ROWS;
+    const size_t real = sizeof(REAL(T)), shared = shared_bytes(a, 4 * ROWS + COLS, 2, real);
+
+    if (sizeof(T) == 2 && a->head_dim <= MMA_DEPTH) {
+        return msi_cuda_attention_mma_grad(stream, dtype_of<T>::value, a);
+    }
+    if (shared > MOST_SHARED) {
+        return cudaErrorNotSupported;
+    }
+    const cudaError_t e = ms_launch(
+        backward_queries<T>, (unsigned)(a->batch * a->heads * query_tiles), THREADS,
+        shared_bytes(a, 3 * ROWS + COLS, 1, real), stream, *a, dropper_of(a), query_tiles);
+
+    return e != cudaSuccess
+               ? e
+               : ms_launch(backward_keys<T>, (unsigned)(a->batch * a->kv_heads * key_tiles),
+                           THREADS, shared, stream, *a, dropper_of(a), key_tiles);
 }
 
 template <class T> static cudaError_t attention_grad(cudaStream_t stream, const void *args)
 {
     const msi_attention_args *a = (const msi_attention_args *)args;
     const int64_t n = a->batch * a->heads * a->q_len;
-    const int64_t query_tiles = (a->q_len + ROWS - 1) / ROWS;
-    const int64_t key_tiles = (a->kv_len + ROWS - 1) / ROWS;
-    const size_t real = sizeof(REAL(T)), shared = shared_bytes(a, 4 * ROWS + COLS, 2, real);
-
-    if (shared > MOST_SHARED) {
-        return cudaErrorNotSupported;
-    }
     cudaError_t e = ms_launch(products<T>, (unsigned)(n < 65536 ? n : 65536), 32, 0, stream, *a, n);
 
-    e = e != cudaSuccess
-            ? e
-            : ms_launch(backward_queries<T>, (unsigned)(a->batch * a->heads * query_tiles), THREADS,
-                        shared_bytes(a, 3 * ROWS + COLS, 1, real), stream, *a, dropper_of(a),
-                        query_tiles);
-    e = e != cudaSuccess
-            ? e
-            : ms_launch(backward_keys<T>, (unsigned)(a->batch * a->kv_heads * key_tiles), THREADS,
-                        shared, stream, *a, dropper_of(a), key_tiles);
+    e = e != cudaSuccess ? e : queries_and_keys<T>(stream, a);
     return e != cudaSuccess || a->dmask == NULL
                ? e
                : ms_launch(backward_mask<T>, ms_grid(a->dmask_numel), (unsigned)MS_THREADS, 0,

@@ -56,6 +56,7 @@ struct fiber {
     state is;
     uint3 thread;
     uint64_t offered[2];
+    uint32_t words[2][6];
     unsigned round;
 };
 
@@ -101,6 +102,17 @@ uint64_t exchange(uint64_t mine, unsigned source)
     me->offered[round] = mine;
     yield(AT_EXCHANGE);
     return fibers[(me - fibers) / WARP * WARP + source].offered[round];
+}
+
+void offer(const uint32_t mine[6])
+{
+    memcpy(current->words[current->round++ & 1], mine, sizeof(current->words[0]));
+    yield(AT_EXCHANGE);
+}
+
+const uint32_t *words_of(unsigned source)
+{
+    return fibers[(current - fibers) / WARP * WARP + source].words[(current->round - 1) & 1];
 }
 
 static void make(int i)

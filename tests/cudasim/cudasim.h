@@ -244,6 +244,7 @@ struct dim3 {
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __grid_constant__
 #define __launch_bounds__(...)
 #define __shared__ static
 
@@ -260,9 +261,51 @@ extern place here; /* of the running thread */
 void barrier();
 /* Value `mine` of lane `source` of the warp. All 32 lanes take part. */
 uint64_t exchange(uint64_t mine, unsigned source);
+/* The same in two parts: words of this lane for the others, and those of a lane. */
+void offer(const uint32_t mine[6]);
+const uint32_t *words_of(unsigned source);
 int any(int mine); /* over the block */
 cudaError_t launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
                    std::function<void()> body);
+
+/* mma.sync.m16n8k16: registers as in kernels/cuda/mma.h. */
+template <class T, class G>
+static inline void mma(float d[4], const uint32_t a[4], const uint32_t b[2], G get)
+{
+    const unsigned g = here.lane / 4, c = here.lane % 4 * 2;
+    const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+    T x[2], y[2];
+
+    offer(mine);
+    for (unsigned e = 0; e < 4; e++) {
+        const unsigned row = g + e / 2 * 8, column = c + e % 2;
+
+        for (unsigned k = 0; k < 16; k += 2) {
+            memcpy(x, &words_of(row % 8 * 4 + k % 8 / 2)[row / 8 + k / 8 * 2], 4);
+            memcpy(y, &words_of(column * 4 + k % 8 / 2)[4 + k / 8], 4);
+            d[e] += get(x[0]) * get(y[0]) + get(x[1]) * get(y[1]);
+        }
+    }
+}
+
+/* ldmatrix.x4 */
+static inline void load_matrices(uint32_t out[4], const void *at, bool transposed)
+{
+    const unsigned g = here.lane / 4, c = here.lane % 4 * 2;
+    const uint16_t *row;
+    uint32_t mine[6] = {0};
+    uint16_t pair[2];
+
+    memcpy(mine, &at, sizeof(at));
+    offer(mine);
+    for (unsigned i = 0; i < 4; i++) {
+        for (unsigned e = 0; e < 2; e++) {
+            memcpy(&row, words_of(i * 8 + (transposed ? c + e : g)), sizeof(row));
+            pair[e] = row[transposed ? g : c + e];
+        }
+        memcpy(&out[i], pair, 4);
+    }
+}
 } // namespace cudasim
 
 #define threadIdx (cudasim::here.thread)

@@ -1,0 +1,517 @@
+/* Attention of bf16 and f16 on tensor cores, after FlashAttention-2, and its gradient. A block has
+ * four warps with 16 rows each: queries, or for dk and dv keys. Tiles of the other operands follow
+ * one another through two stages of shared memory, one loading while one is used. Scores, sums and
+ * statistics are f32; probabilities and ds are rounded to the operands' dtype for their products.
+ *
+ *   forward           rows q       tiles k, v      out
+ *   backward_queries  rows q, dout tiles k, v      dq
+ *   backward_keys     rows k, v    tiles q, dout   dk, dv
+ *
+ * Head dimensions are padded with zeros to D, 64 or 128. */
+#include "attention.h"
+#include "mma.h"
+
+enum { WARPS = 4, THREADS = 32 * WARPS, ROWS = 16 * WARPS };
+
+static const float LOG2_E = 1.44269504088896340736f;
+
+/* -- tiles ------------------------------------------------------------------------------------- */
+
+/* Eight elements of a tile of rows of D, so placed that rows below each other share no banks. */
+template <class T, int D> static __device__ inline T *cell(T *tile, int row, int chunk)
+{
+    return tile + row * D + (chunk ^ row % 8) * 8;
+}
+
+/* `n` rows of operand x from row `first` on, zeros behind row `end` and beyond `depth`. */
+template <class T, int D>
+static __device__ inline void load(T *to, const T *x, int64_t step, int64_t first, int64_t end,
+                                   int n, int depth, bool aligned)
+{
+    MS_ROLLED
+    for (int i = (int)threadIdx.x; i < n * (D / 8); i += THREADS) {
+        const int row = i / (D / 8), chunk = i % (D / 8);
+        const bool inside = first + row < end;
+        const T *from = x + (first + row) * step + 8 * chunk;
+        T *at = cell<T, D>(to, row, chunk);
+
+        if (aligned) {
+            copy_16(at, inside && 8 * chunk < depth ? from : x, inside && 8 * chunk < depth);
+        } else {
+            for (int e = 0; e < 8; e++) {
+                at[e] = inside && 8 * chunk + e < depth ? from[e] : T{0};
+            }
+        }
+    }
+}
+
+/* True for all threads if some of n rows holds inf or NaN. */
+template <class T, int D> static __device__ inline bool unbounded(const T *tile, int n)
+{
+    const uint32_t all = (int)dtype_of<T>::value == MS_DTYPE_BF16 ? 0x7f80 : 0x7c00;
+    bool found = false;
+
+    for (int i = (int)threadIdx.x; i < n * (D / 2); i += THREADS) {
+        const uint32_t pair = ((const uint32_t *)tile)[i];
+
+        found = found || (pair & all) == all || ((pair >> 16) & all) == all;
+    }
+    return __syncthreads_or(found);
+}
+
+/* c (16, COLS) += 16 rows of a, from `row` on, times COLS rows of b, over D. */
+template <class T, int D, int COLS>
+static __device__ inline void scores(float c[COLS / 8][4], T *a, int row, T *b)
+{
+    const int lane = threadIdx.x % 32;
+
+    MS_UNROLL
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t x[4], y[4];
+
+        load_matrices<false>(x, cell<T, D>(a, row + lane % 16, 2 * k + lane / 16));
+        MS_UNROLL
+        for (int j = 0; j < COLS / 16; j++) {
+            load_matrices<false>(
+                y, cell<T, D>(b, 16 * j + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
+            mma<T>(c[2 * j], x, y);
+            mma<T>(c[2 * j + 1], x, y + 2);
+        }
+    }
+}
+
+/* The weights (16, COLS) as an operand. */
+template <class T, int COLS>
+static __device__ inline void narrow(uint32_t a[COLS / 16][4], const float w[COLS / 8][4])
+{
+    MS_UNROLL
+    for (int k = 0; k < COLS / 16; k++) {
+        a[k][0] = pack<T>(w[2 * k][0], w[2 * k][1]);
+        a[k][1] = pack<T>(w[2 * k][2], w[2 * k][3]);
+        a[k][2] = pack<T>(w[2 * k + 1][0], w[2 * k + 1][1]);
+        a[k][3] = pack<T>(w[2 * k + 1][2], w[2 * k + 1][3]);
+    }
+}
+
+template <class T> static __device__ inline float half_of(uint32_t pair, int which)
+{
+    return get(T{(uint16_t)(pair >> 16 * which)});
+}
+
+/* combine() where b holds inf or NaN, which count only where they have a weight. */
+template <class T, int D, int COLS>
+static __device__ inline void combine_seen(float c[D / 8][4], const float w[COLS / 8][4], T *b)
+{
+    const int lane = threadIdx.x % 32;
+    uint32_t a[COLS / 16][4];
+
+    narrow<T, COLS>(a, w);
+    MS_ROLLED
+    for (int k = 0; k < COLS / 16; k++) {
+        MS_ROLLED
+        for (int by = 0; by < 4; by++) {
+            const int source = lane % 4 ^ by;
+            uint32_t x[4];
+
+            MS_UNROLL
+            for (int i = 0; i < 4; i++) {
+                x[i] = __shfl_xor_sync(0xffffffffu, a[0][i], by);
+            }
+            MS_UNROLL
+            for (int e = 0; e < 4; e++) {
+                const int row = 16 * k + 2 * source + e % 2 + e / 2 * 8;
+                const float upper = half_of<T>(x[e / 2 * 2], e % 2);
+                const float lower = half_of<T>(x[e / 2 * 2 + 1], e % 2);
+
+                MS_UNROLL
+                for (int j = 0; j < D / 8; j++) {
+                    const uint32_t pair = *(const uint32_t *)(cell<T, D>(b, row, j) + lane % 4 * 2);
+
+                    c[j][0] += times(upper, half_of<T>(pair, 0));
+                    c[j][1] += times(upper, half_of<T>(pair, 1));
+                    c[j][2] += times(lower, half_of<T>(pair, 0));
+                    c[j][3] += times(lower, half_of<T>(pair, 1));
+                }
+            }
+        }
+        MS_UNROLL
+        for (int i = 0; i < 4; i++) { /* the next weights to the front: registers have no index */
+            MS_UNROLL
+            for (int j = 0; j + 1 < COLS / 16; j++) {
+                a[j][i] = a[j + 1][i];
+            }
+        }
+    }
+}
+
+/* c (16, D) += w (16, COLS) b (COLS, D). */
+template <class T, int D, int COLS>
+static __device__ inline void combine(float c[D / 8][4], const float w[COLS / 8][4], T *b)
+{
+    const int lane = threadIdx.x % 32;
+    uint32_t a[COLS / 16][4];
+
+    narrow<T, COLS>(a, w);
+    MS_UNROLL
+    for (int k = 0; k < COLS / 16; k++) {
+        MS_UNROLL
+        for (int j = 0; j < D / 16; j++) {
+            uint32_t y[4];
+
+            load_matrices<true>(y, cell<T, D>(b, 16 * k + lane % 16, 2 * j + lane / 16));
+            mma<T>(c[2 * j], a[k], y);
+            mma<T>(c[2 * j + 1], a[k], y + 2);
+        }
+    }
+}
+
+/* This thread's part of rows row, row + 8 of (16, D), as rows t, t + 8 of an operand of `len`. */
+template <class T, int D>
+static __device__ inline void write(T *to, int64_t step, int64_t t, int64_t len, int depth,
+                                    const float c[D / 8][4], float upper, float lower, bool aligned)
+{
+    MS_UNROLL
+    for (int j = 0; j < D / 8; j++) {
+        MS_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int d = 8 * j + threadIdx.x % 4 * 2;
+            const float by = half == 0 ? upper : lower;
+            const float x = c[j][2 * half] * by, y = c[j][2 * half + 1] * by;
+            T *at = to + (t + 8 * half) * step + d;
+
+            if (t + 8 * half >= len || d >= depth) {
+                continue;
+            }
+            if (aligned) {
+                *(uint32_t *)at = pack<T>(x, y);
+            } else {
+                at[0] = element<T>::put(x);
+                if (d + 1 < depth) {
+                    at[1] = element<T>::put(y);
+                }
+            }
+        }
+    }
+}
+
+/* PLAIN kernels have neither mask nor dropout. */
+template <bool PLAIN>
+static __device__ inline float score_of(const msi_attention_args &a, const head &w, int64_t t,
+                                        int64_t key, float product)
+{
+    return PLAIN ? product * (float)a.scale : score(a, w, t, key, product);
+}
+
+/* -- forward ----------------------------------------------------------------------------------- */
+
+/* Over the four threads of a row. */
+template <class F> static __device__ inline float row_fold(float x)
+{
+    x = F::of(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return F::of(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+template <class T, int D, int COLS, bool PLAIN>
+static __global__ void __launch_bounds__(THREADS, 2)
+    forward(const msi_attention_args a, const dropper drop, int64_t tiles, bool aligned)
+{
+    T *q = MS_SHARED(T), *stages = q + ROWS * D;
+    const head w = head_of(a, blockIdx.x / tiles);
+    /* blocks with the most keys first */
+    const int64_t q0 = (tiles - 1 - blockIdx.x % tiles) * ROWS;
+    const int64_t end = a.causal && q0 + ROWS < a.kv_len ? q0 + ROWS : a.kv_len;
+    const int depth = (int)a.head_dim, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
+    const int64_t t = q0 + row + lane / 4; /* and t + 8 */
+    const T *keys = at<const T>(a.k, a.k_stride, w.b, w.kv, 0);
+    const T *values = at<const T>(a.v, a.v_stride, w.b, w.kv, 0);
+    float out[D / 8][4] = {{0}}, m[2] = {lowest<float>(), lowest<float>()}, l[2] = {0, 0};
+
+    load<T, D>(q, at<const T>(a.q, a.q_stride, w.b, w.h, 0), a.q_stride[2], q0, a.q_len, ROWS,
+               depth, aligned);
+    load<T, D>(stages, keys, a.k_stride[2], 0, a.kv_len, COLS, depth, aligned);
+    load<T, D>(stages + COLS * D, values, a.v_stride[2], 0, a.kv_len, COLS, depth, aligned);
+    for (int64_t k0 = 0; k0 < end; k0 += COLS) {
+        T *k = stages + k0 / COLS % 2 * (2 * COLS * D), *v = k + COLS * D;
+        const bool whole = PLAIN && k0 + COLS <= a.kv_len && (!a.causal || k0 + COLS - 1 <= q0);
+        float s[COLS / 8][4] = {{0}}, most[2] = {m[0], m[1]}, sum[2] = {0, 0};
+
+        copies_wait();
+        __syncthreads();
+        if (k0 + COLS < end) {
+            T *next = stages + (k0 / COLS + 1) % 2 * (2 * COLS * D);
+
+            load<T, D>(next, keys, a.k_stride[2], k0 + COLS, a.kv_len, COLS, depth, aligned);
+            load<T, D>(next + COLS * D, values, a.v_stride[2], k0 + COLS, a.kv_len, COLS, depth,
+                       aligned);
+        }
+        scores<T, D, COLS>(s, q, row, k);
+        MS_UNROLL
+        for (int i = 0; i < COLS / 2; i++) {
+            const int e = i % 4, half = e / 2;
+            const int64_t key = k0 + i / 4 * 8 + lane % 4 * 2 + e % 2;
+            float *x = &s[i / 4][e];
+
+            *x = whole || sees(a, t + 8 * half, key) ? score_of<PLAIN>(a, w, t + 8 * half, key, *x)
+                                                     : -(float)INFINITY;
+            most[half] = *x > most[half] ? *x : most[half];
+        }
+        MS_UNROLL
+        for (int half = 0; half < 2; half++) {
+            most[half] = row_fold<fold_max>(most[half]);
+        }
+        MS_UNROLL
+        for (int i = 0; i < COLS / 2; i++) {
+            const int e = i % 4, half = e / 2;
+            float *x = &s[i / 4][e];
+
+            *x = exp2f((*x - most[half]) * LOG2_E);
+            sum[half] += *x;
+            if (!PLAIN && *x != 0) {
+                *x *= kept<float>(a, drop, w, t + 8 * half, k0 + i / 4 * 8 + lane % 4 * 2 + e % 2);
+            }
+        }
+        MS_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const float shrink = exp2f((m[half] - most[half]) * LOG2_E);
+
+            l[half] = l[half] * shrink + sum[half];
+            m[half] = most[half];
+            MS_UNROLL
+            for (int j = 0; j < D / 8; j++) {
+                out[j][2 * half] *= shrink;
+                out[j][2 * half + 1] *= shrink;
+            }
+        }
+        if (!whole && unbounded<T, D>(v, COLS)) {
+            combine_seen<T, D, COLS>(out, s, v);
+        } else {
+            combine<T, D, COLS>(out, s, v);
+        }
+    }
+    MS_UNROLL
+    for (int half = 0; half < 2; half++) {
+        l[half] = row_fold<fold_sum>(l[half]);
+        l[half] = l[half] == 0 ? 0 : 1 / l[half]; /* no keys, or all of them masked: zeros */
+        if (lane % 4 == 0 && t + 8 * half < a.q_len) {
+            const int64_t i = (w.b * a.heads + w.h) * a.q_len + t + 8 * half;
+
+            ((float *)a.max)[i] = m[half];
+            ((float *)a.rsum)[i] = l[half];
+        }
+    }
+    write<T, D>(at<T>(a.out, a.o_stride, w.b, w.h, 0), a.o_stride[2], t, a.q_len, depth, out, l[0],
+                l[1], aligned);
+}
+
+/* -- gradient ---------------------------------------------------------------------------------- */
+
+/* What a query's scores need: its statistics, and the product of its out and dout. */
+struct query {
+    float max, rsum, delta;
+};
+
+static __device__ inline query query_of(const msi_attention_args &a, const head &w, int64_t t)
+{
+    const int64_t i = (w.b * a.heads + w.h) * a.q_len + t;
+
+    return t < a.q_len ? query{((const float *)a.max)[i], ((const float *)a.rsum)[i],
+                               ((const float *)a.work)[i]}
+                       : query{0, 0, 0};
+}
+
+/* s becomes p as dropout leaves it, dp becomes ds without the scale. `whole`: t sees key. */
+template <bool PLAIN>
+static __device__ inline void score_grad(const msi_attention_args &a, const dropper &drop,
+                                         const head &w, const query &of, int64_t t, int64_t key,
+                                         bool whole, float *s, float *dp)
+{
+    const bool seen = whole || sees(a, t, key);
+    const float x = seen ? score_of<PLAIN>(a, w, t, key, *s) : 0;
+    const float p = seen ? exp2f((x - of.max) * LOG2_E) * of.rsum : 0;
+    const float keep = PLAIN || !seen ? 1 : kept<float>(a, drop, w, t, key);
+
+    *s = keep != 0 ? p * keep : 0;
+    *dp = times(p, (keep != 0 ? *dp * keep : 0) - of.delta);
+}
+
+template <class T, int D, int COLS, bool PLAIN>
+static __global__ void __launch_bounds__(THREADS, 2)
+    backward_queries(const msi_attention_args a, const dropper drop, int64_t tiles, bool aligned)
+{
+    T *q = MS_SHARED(T), *dout = q + ROWS * D, *stages = dout + ROWS * D;
+    const head w = head_of(a, blockIdx.x / tiles);
+    const int64_t q0 = (tiles - 1 - blockIdx.x % tiles) * ROWS;
+    const int64_t end = a.causal && q0 + ROWS < a.kv_len ? q0 + ROWS : a.kv_len;
+    const int depth = (int)a.head_dim, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
+    const int64_t t = q0 + row + lane / 4;
+    const query of[2] = {query_of(a, w, t), query_of(a, w, t + 8)};
+    const T *keys = at<const T>(a.k, a.k_stride, w.b, w.kv, 0);
+    const T *values = at<const T>(a.v, a.v_stride, w.b, w.kv, 0);
+    float dq[D / 8][4] = {{0}};
+
+    load<T, D>(q, at<const T>(a.q, a.q_stride, w.b, w.h, 0), a.q_stride[2], q0, a.q_len, ROWS,
+               depth, aligned);
+    load<T, D>(dout, at<const T>(a.dout, a.do_stride, w.b, w.h, 0), a.do_stride[2], q0, a.q_len,
+               ROWS, depth, aligned);
+    load<T, D>(stages, keys, a.k_stride[2], 0, a.kv_len, COLS, depth, aligned);
+    load<T, D>(stages + COLS * D, values, a.v_stride[2], 0, a.kv_len, COLS, depth, aligned);
+    for (int64_t k0 = 0; k0 < end; k0 += COLS) {
+        T *k = stages + k0 / COLS % 2 * (2 * COLS * D), *v = k + COLS * D;
+        const bool whole = PLAIN && k0 + COLS <= a.kv_len && (!a.causal || k0 + COLS - 1 <= q0);
+        float s[COLS / 8][4] = {{0}}, ds[COLS / 8][4] = {{0}};
+
+        copies_wait();
+        __syncthreads();
+        if (k0 + COLS < end) {
+            T *next = stages + (k0 / COLS + 1) % 2 * (2 * COLS * D);
+
+            load<T, D>(next, keys, a.k_stride[2], k0 + COLS, a.kv_len, COLS, depth, aligned);
+            load<T, D>(next + COLS * D, values, a.v_stride[2], k0 + COLS, a.kv_len, COLS, depth,
+                       aligned);
+        }
+        scores<T, D, COLS>(s, q, row, k);
+        scores<T, D, COLS>(ds, dout, row, v);
+        MS_UNROLL
+        for (int i = 0; i < COLS / 2; i++) {
+            const int e = i % 4, half = e / 2;
+
+            score_grad<PLAIN>(a, drop, w, of[half], t + 8 * half,
+                              k0 + i / 4 * 8 + lane % 4 * 2 + e % 2, whole, &s[i / 4][e],
+                              &ds[i / 4][e]);
+        }
+        if (!whole && unbounded<T, D>(k, COLS)) {
+            combine_seen<T, D, COLS>(dq, ds, k);
+        } else {
+            combine<T, D, COLS>(dq, ds, k);
+        }
+    }
+    write<T, D>(at<T>(a.dq, a.dq_stride, w.b, w.h, 0), a.dq_stride[2], t, a.q_len, depth, dq,
+                (float)a.scale, (float)a.scale, aligned);
+}
+
+template <class T, int D, int COLS, bool PLAIN>
+static __global__ void __launch_bounds__(THREADS, 2)
+    backward_keys(const msi_attention_args a, const dropper drop, int64_t tiles, bool aligned)
+{
+    T *k = MS_SHARED(T), *v = k + ROWS * D, *stages = v + ROWS * D;
+    const int64_t b = blockIdx.x / tiles / a.kv_heads, kv = blockIdx.x / tiles % a.kv_heads;
+    const int64_t k0 = blockIdx.x % tiles * ROWS, first = a.causal ? k0 / COLS * COLS : 0;
+    const int shared = (int)(a.heads / a.kv_heads);
+    const int steps = first < a.q_len ? (int)((a.q_len - first + COLS - 1) / COLS) : 0;
+    const int depth = (int)a.head_dim, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
+    const int64_t key = k0 + row + lane / 4; /* and key + 8 */
+    float dk[D / 8][4] = {{0}}, dv[D / 8][4] = {{0}};
+
+    load<T, D>(k, at<const T>(a.k, a.k_stride, b, kv, 0), a.k_stride[2], k0, a.kv_len, ROWS, depth,
+               aligned);
+    load<T, D>(v, at<const T>(a.v, a.v_stride, b, kv, 0), a.v_stride[2], k0, a.kv_len, ROWS, depth,
+               aligned);
+    for (int i = -1; i < shared * steps; i++) { /* step -1 only loads */
+        const head w = {b, kv * shared + (i < 0 ? 0 : i / steps), kv};
+        const int64_t q0 = first + (i < 0 ? 0 : i % steps) * COLS;
+        T *q = stages + (i & 1) * (2 * COLS * D), *dout = q + COLS * D;
+        const bool whole = PLAIN && q0 + COLS <= a.q_len && k0 + ROWS <= a.kv_len &&
+                           (!a.causal || k0 + ROWS - 1 <= q0);
+
+        copies_wait();
+        __syncthreads();
+        if (i + 1 < shared * steps) {
+            const int64_t h = kv * shared + (i + 1) / steps,
+                          at_query = first + (i + 1) % steps * COLS;
+            T *next = stages + ((i + 1) & 1) * (2 * COLS * D);
+
+            load<T, D>(next, at<const T>(a.q, a.q_stride, b, h, 0), a.q_stride[2], at_query,
+                       a.q_len, COLS, depth, aligned);
+            load<T, D>(next + COLS * D, at<const T>(a.dout, a.do_stride, b, h, 0), a.do_stride[2],
+                       at_query, a.q_len, COLS, depth, aligned);
+        }
+        if (i < 0) {
+            continue;
+        }
+        float p[COLS / 8][4] = {{0}}, ds[COLS / 8][4] = {{0}};
+
+        scores<T, D, COLS>(p, k, row, q);
+        scores<T, D, COLS>(ds, v, row, dout);
+        MS_UNROLL
+        for (int j = 0; j < COLS / 4; j++) {
+            const int64_t t = q0 + j / 2 * 8 + lane % 4 * 2 + j % 2;
+            const query of = query_of(a, w, t);
+
+            MS_UNROLL
+            for (int half = 0; half < 2; half++) {
+                score_grad<PLAIN>(a, drop, w, of, t, key + 8 * half, whole,
+                                  &p[j / 2][j % 2 + 2 * half], &ds[j / 2][j % 2 + 2 * half]);
+            }
+        }
+        if (!whole && (unbounded<T, D>(dout, COLS) | unbounded<T, D>(q, COLS))) {
+            combine_seen<T, D, COLS>(dv, p, dout);
+            combine_seen<T, D, COLS>(dk, ds, q);
+        } else {
+            combine<T, D, COLS>(dv, p, dout);
+            combine<T, D, COLS>(dk, ds, q);
+        }
+    }
+    write<T, D>(at<T>(a.dk, a.dk_stride, b, kv, 0), a.dk_stride[2], key, a.kv_len, depth, dk,
+                (float)a.scale, (float)a.scale, aligned);
+    write<T, D>(at<T>(a.dv, a.dv_stride, b, kv, 0), a.dv_stride[2], key, a.kv_len, depth, dv, 1, 1,
+                aligned);
+}
+
+/* -- launching --------------------------------------------------------------------------------- */
+
+/* Rows of the operand start at multiples of 16 bytes. */
+static bool rows_at_16(const void *x, const int64_t stride[3])
+{
+    return ((uintptr_t)x | (uintptr_t)((stride[0] | stride[1] | stride[2]) * 2)) % 16 == 0;
+}
+
+template <class T, int D, bool PLAIN>
+static cudaError_t attend(cudaStream_t stream, const msi_attention_args *a)
+{
+    enum { COLS = 64 };
+    const int64_t tiles = (a->q_len + ROWS - 1) / ROWS;
+    const bool aligned = a->head_dim % 8 == 0 && rows_at_16(a->q, a->q_stride) &&
+                         rows_at_16(a->k, a->k_stride) && rows_at_16(a->v, a->v_stride) &&
+                         rows_at_16(a->out, a->o_stride);
+
+    return ms_launch(forward<T, D, COLS, PLAIN>, (unsigned)(a->batch * a->heads * tiles), THREADS,
+                     (ROWS + 4 * COLS) * D * sizeof(T), stream, *a, dropper_of(a), tiles, aligned);
+}
+
+template <class T, int D, bool PLAIN>
+static cudaError_t attend_grad(cudaStream_t stream, const msi_attention_args *a)
+{
+    enum { COLS = 32, QUERIES = D == 128 && !PLAIN ? 16 : 32 }; /* more would spill registers */
+    const int64_t query_tiles = (a->q_len + ROWS - 1) / ROWS;
+    const int64_t key_tiles = (a->kv_len + ROWS - 1) / ROWS;
+    const size_t shared = (2 * ROWS + 4 * COLS) * D * sizeof(T);
+    const bool aligned = a->head_dim % 8 == 0 && rows_at_16(a->q, a->q_stride) &&
+                         rows_at_16(a->k, a->k_stride) && rows_at_16(a->v, a->v_stride) &&
+                         rows_at_16(a->dout, a->do_stride) && rows_at_16(a->dq, a->dq_stride) &&
+                         rows_at_16(a->dk, a->dk_stride) && rows_at_16(a->dv, a->dv_stride);
+    const cudaError_t e = ms_launch(backward_queries<T, D, COLS, PLAIN>,
+                                    (unsigned)(a->batch * a->heads * query_tiles), THREADS, shared,
+                                    stream, *a, dropper_of(a), query_tiles, aligned);
+
+    return e != cudaSuccess ? e
+                            : ms_launch(backward_keys<T, D, QUERIES, PLAIN>,
+                                        (unsigned)(a->batch * a->kv_heads * key_tiles), THREADS,
+                                        shared, stream, *a, dropper_of(a), key_tiles, aligned);
+}
+
+#define CHOOSE(op, T)                                                                              \
+    (a->mask == NULL && a->dropout_p == 0                                                          \
+         ? (a->head_dim <= 64 ? op<T, 64, true>(stream, a) : op<T, 128, true>(stream, a))          \
+         : (a->head_dim <= 64 ? op<T, 64, false>(stream, a) : op<T, 128, false>(stream, a)))
+
+extern "C" cudaError_t msi_cuda_attention_mma(cudaStream_t stream, int32_t dtype,
+                                              const msi_attention_args *a)
+{
+    return dtype == MS_DTYPE_BF16 ? CHOOSE(attend, bf16) : CHOOSE(attend, f16);
+}
+
+extern "C" cudaError_t msi_cuda_attention_mma_grad(cudaStream_t stream, int32_t dtype,
+                                                   const msi_attention_args *a)
+{
+    return dtype == MS_DTYPE_BF16 ? CHOOSE(attend_grad, bf16) : CHOOSE(attend_grad, f16);
+}
