@@ -1,4 +1,4 @@
-/* The CUDA device's own parts: device.c, matmul.c, table.c. */
+/* The CUDA device's own parts: device.c, matmul.c, memory.c, table.c. */
 #ifndef MS_CUDA_DEVICE_H
 #define MS_CUDA_DEVICE_H
 
@@ -22,6 +22,9 @@ typedef cudaError_t (*cuda_kernel_fn)(cudaStream_t stream, const void *args);
 /* NULL: there is none. */
 extern const cuda_kernel_fn cuda_kernels[MSI_K_COUNT][MS_DTYPE_COUNT];
 
+/* Updates of n <= MSI_RUN_ALL parameters by an optimizer's kernel. */
+cudaError_t msi_cuda_update_all(cudaStream_t stream, int32_t kernel, int32_t dtype,
+                                const void *args, int64_t stride, int32_t n);
 /* c += bias, where the library cannot add it: f64, and wide results of narrow operands. */
 cudaError_t msi_cuda_add_bias(cudaStream_t stream, const msi_gemm_args *g);
 /* One thread that waits until *word >= value, as signed numbers. */

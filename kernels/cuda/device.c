@@ -297,6 +297,15 @@ static int32_t cuda_run(msi_device *base, int32_t to, int32_t kernel, int32_t dt
     return outcome(d, cuda_kernels[kernel][dtype](enter(d, to), args));
 }
 
+static int32_t cuda_run_all(msi_device *base, int32_t to, int32_t kernel, int32_t dtype,
+                            const void *args, int64_t stride, int32_t n)
+{
+    cuda_device *d = of(base);
+
+    d->recent[d->n_run++ % RECENT] = kernel;
+    return outcome(d, msi_cuda_update_all(enter(d, to), kernel, dtype, args, stride, n));
+}
+
 static int32_t cuda_gemm(msi_device *base, int32_t to, const msi_gemm_args *g)
 {
     cuda_device *d = of(base);
@@ -692,6 +701,7 @@ static const msi_device_ops cuda_ops = {.version = MSI_DEVICE_VERSION,
                                         .has = cuda_has,
                                         .work_bytes = cuda_work_bytes,
                                         .run = cuda_run,
+                                        .run_all = cuda_run_all,
                                         .gemm = cuda_gemm,
                                         .copy = cuda_copy,
                                         .set = cuda_set,

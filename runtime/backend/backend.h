@@ -39,6 +39,11 @@ void msi_args_copy(int32_t kernel, void *to, const void *args);
 /** Run a kernel; the caller may reuse `args` and its list on return. `op` is the caller, for
  * errors. */
 ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args);
+/** Can this context's device run an optimizer's kernel for many parameters at once? */
+bool msi_dispatches_all(void);
+/** Do so, for n <= MSI_RUN_ALL parameters, arguments `stride` bytes apart. */
+ms_status msi_dispatch_all(const char *op, int32_t kernel, int32_t dtype, const void *args,
+                           int64_t stride, int32_t n);
 /** Run the CPU's kernel on host memory, on any device; finished on return. */
 ms_status msi_dispatch_host(const char *op, int32_t kernel, int32_t dtype, const void *args);
 

@@ -196,6 +196,23 @@ ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void
     return msi_dispatch_host(op, kernel, dtype, args);
 }
 
+bool msi_dispatches_all(void)
+{
+    const ms_context *ctx = MSI_UNLIKELY(msi_any_device()) ? msi_context_peek() : NULL;
+
+    return ctx != NULL && ctx->device != NULL && ctx->device->ops->run_all != NULL;
+}
+
+ms_status msi_dispatch_all(const char *op, int32_t kernel, int32_t dtype, const void *args,
+                           int64_t stride, int32_t n)
+{
+    msi_device *d = msi_context_peek()->device;
+    int32_t outcome;
+
+    ENQUEUE(d, d->stream, outcome, d->ops->run_all(d, d->stream, kernel, dtype, args, stride, n));
+    return device_outcome(d, op, outcome);
+}
+
 static ms_status gemm_on(msi_device *d, const msi_gemm_args *args)
 {
     const char *op = args->op != NULL ? args->op : "gemm";

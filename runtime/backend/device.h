@@ -18,7 +18,7 @@
 
 #include <stdatomic.h>
 
-enum { MSI_DEVICE_VERSION = 8 }; /* of this file, kernel_args.h, kernel names */
+enum { MSI_DEVICE_VERSION = 9 }; /* of this file, kernel_args.h, kernel names */
 
 enum {
     MSI_STREAM_COMPUTE,
@@ -111,6 +111,10 @@ typedef struct msi_device_ops {
 
     /* enqueue in stream order; arguments are copied */
     int32_t (*run)(msi_device *d, int32_t stream, int32_t kernel, int32_t dtype, const void *args);
+    /* An optimizer's kernel for n <= MSI_RUN_ALL parameters, arguments `stride` bytes apart. NULL:
+     * one run() each. */
+    int32_t (*run_all)(msi_device *d, int32_t stream, int32_t kernel, int32_t dtype,
+                       const void *args, int64_t stride, int32_t n);
     int32_t (*gemm)(msi_device *d, int32_t stream, const msi_gemm_args *args);
     int32_t (*copy)(msi_device *d, int32_t stream, void *to, const void *from, int64_t nbytes);
     int32_t (*set)(msi_device *d, int32_t stream, void *to, int32_t byte, int64_t nbytes);

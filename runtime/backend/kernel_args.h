@@ -303,6 +303,9 @@ typedef struct msi_init_args {
     uint64_t seed, key;
 } msi_init_args;
 
+/** The most parameters that a device's optimizer kernel updates at a time. */
+enum { MSI_RUN_ALL = 24 };
+
 /** SGD over n elements. Looked up by the dtype of p (floating); all buffers have it. */
 typedef struct msi_sgd_args {
     int64_t n;

@@ -1,4 +1,5 @@
-/* One optimizer step: one fused kernel call per parameter, on its local elements.
+/* One optimizer step: one fused kernel call per parameter, on its local elements; on a device one
+ * for many.
  *
  * First allocates everything (state buffers, cast gradients), then updates, so running out of
  * memory changes no parameter. A device may still fail midway; such a step cannot be repeated. */
@@ -6,6 +7,7 @@
 #include "options.h"
 
 #include <math.h>
+#include <string.h>
 
 /* Arguments of one parameter's update; numel 0: nothing to write. */
 typedef struct update {
@@ -22,6 +24,48 @@ typedef struct corrections {
     double beta1, beta2;
     double of_m, of_v;
 } corrections;
+
+typedef union update_args {
+    msi_sgd_args sgd;
+    msi_adam_args adam;
+    msi_rmsprop_args rmsprop;
+    msi_adagrad_args adagrad;
+    msi_lion_args lion;
+} update_args;
+
+/* Updates that a device will run at once. */
+typedef struct batch {
+    const char *op;
+    int32_t kernel, dtype, n;
+    update_args args[MSI_RUN_ALL];
+} batch;
+
+static ms_status flush(batch *b)
+{
+    const int32_t n = b->n;
+
+    b->n = 0;
+    return n > 0 ? msi_dispatch_all(b->op, b->kernel, b->dtype, b->args, sizeof(b->args[0]), n)
+                 : MS_OK;
+}
+
+/* The kernel of one parameter: with others on a device that can, else now. */
+static ms_status run(batch *b, const char *op, int32_t kernel, int32_t dtype, const void *args,
+                     size_t nbytes)
+{
+    if (!msi_dispatches_all()) {
+        return msi_dispatch(op, kernel, dtype, args);
+    }
+    MS_TRY(msi_check_kernel(op, kernel, dtype));
+    if (b->n == MSI_RUN_ALL || b->dtype != dtype) {
+        MS_TRY(flush(b));
+    }
+    b->op = op;
+    b->kernel = kernel;
+    b->dtype = dtype;
+    memcpy(&b->args[b->n++], args, nbytes);
+    return MS_OK;
+}
 
 /* A rank without elements of a sharded parameter has no gradient of it. If the whole has one, it
  * counts the step too, so that any rank can report the number. */
@@ -108,8 +152,8 @@ static void *state_data(const msi_optim_param *p, int32_t state)
     return p->state[state].storage != NULL ? msi_view_ptr(&p->state[state]) : NULL;
 }
 
-static ms_status run_sgd(const ms_optim_options *o, const msi_optim_param *p, const update *u,
-                         void *values, const void *grad)
+static ms_status run_sgd(batch *b, const ms_optim_options *o, const msi_optim_param *p,
+                         const update *u, void *values, const void *grad)
 {
     msi_sgd_args args = {
         .n = u->numel,
@@ -125,7 +169,7 @@ static ms_status run_sgd(const ms_optim_options *o, const msi_optim_param *p, co
         .first_step = u->fresh,
     };
 
-    return msi_dispatch("sgd", MSI_K_sgd, u->local.dtype, &args);
+    return run(b, "sgd", MSI_K_sgd, u->local.dtype, &args, sizeof(args));
 }
 
 static void correct(corrections *c, const ms_optim_options *o, int64_t step)
@@ -139,8 +183,9 @@ static void correct(corrections *c, const ms_optim_options *o, int64_t step)
     }
 }
 
-static ms_status run_adam(const ms_optim_options *o, const msi_optim_param *p, const update *u,
-                          bool decoupled, corrections *c, void *values, const void *grad)
+static ms_status run_adam(batch *b, const ms_optim_options *o, const msi_optim_param *p,
+                          const update *u, bool decoupled, corrections *c, void *values,
+                          const void *grad)
 {
     correct(c, o, p->steps + 1);
     msi_adam_args args = {
@@ -161,11 +206,11 @@ static ms_status run_adam(const ms_optim_options *o, const msi_optim_param *p, c
         .most = o->amsgrad ? state_data(p, 2) : NULL,
     };
 
-    return msi_dispatch("adam", MSI_K_adam, u->local.dtype, &args);
+    return run(b, "adam", MSI_K_adam, u->local.dtype, &args, sizeof(args));
 }
 
-static ms_status run_rmsprop(const ms_optim_options *o, const msi_optim_param *p, const update *u,
-                             void *values, const void *grad)
+static ms_status run_rmsprop(batch *b, const ms_optim_options *o, const msi_optim_param *p,
+                             const update *u, void *values, const void *grad)
 {
     msi_rmsprop_args args = {
         .n = u->numel,
@@ -182,11 +227,11 @@ static ms_status run_rmsprop(const ms_optim_options *o, const msi_optim_param *p
         .maximize = o->maximize,
     };
 
-    return msi_dispatch("rmsprop", MSI_K_rmsprop, u->local.dtype, &args);
+    return run(b, "rmsprop", MSI_K_rmsprop, u->local.dtype, &args, sizeof(args));
 }
 
-static ms_status run_adagrad(const ms_optim_options *o, const msi_optim_param *p, const update *u,
-                             void *values, const void *grad)
+static ms_status run_adagrad(batch *b, const ms_optim_options *o, const msi_optim_param *p,
+                             const update *u, void *values, const void *grad)
 {
     msi_adagrad_args args = {
         .n = u->numel,
@@ -199,11 +244,11 @@ static ms_status run_adagrad(const ms_optim_options *o, const msi_optim_param *p
         .maximize = o->maximize,
     };
 
-    return msi_dispatch("adagrad", MSI_K_adagrad, u->local.dtype, &args);
+    return run(b, "adagrad", MSI_K_adagrad, u->local.dtype, &args, sizeof(args));
 }
 
-static ms_status run_lion(const ms_optim_options *o, const msi_optim_param *p, const update *u,
-                          void *values, const void *grad)
+static ms_status run_lion(batch *b, const ms_optim_options *o, const msi_optim_param *p,
+                          const update *u, void *values, const void *grad)
 {
     msi_lion_args args = {
         .n = u->numel,
@@ -217,11 +262,11 @@ static ms_status run_lion(const ms_optim_options *o, const msi_optim_param *p, c
         .maximize = o->maximize,
     };
 
-    return msi_dispatch("lion", MSI_K_lion, u->local.dtype, &args);
+    return run(b, "lion", MSI_K_lion, u->local.dtype, &args, sizeof(args));
 }
 
-static ms_status apply(ms_optim *optim, msi_optim_param *p, const update *u, corrections *c,
-                       msi_storage *scratch)
+static ms_status apply(ms_optim *optim, batch *b, msi_optim_param *p, const update *u,
+                       corrections *c, msi_storage *scratch)
 {
     const ms_optim_options *o = &optim->groups[p->group];
     const void *grad = NULL;
@@ -231,15 +276,15 @@ static ms_status apply(ms_optim *optim, msi_optim_param *p, const update *u, cor
     MS_TRY(gradient_data(u, scratch, &grad));
     switch (optim->kind) {
     case MS_OPTIM_SGD:
-        return run_sgd(o, p, u, values, grad);
+        return run_sgd(b, o, p, u, values, grad);
     case MS_OPTIM_RMSPROP:
-        return run_rmsprop(o, p, u, values, grad);
+        return run_rmsprop(b, o, p, u, values, grad);
     case MS_OPTIM_ADAGRAD:
-        return run_adagrad(o, p, u, values, grad);
+        return run_adagrad(b, o, p, u, values, grad);
     case MS_OPTIM_LION:
-        return run_lion(o, p, u, values, grad);
+        return run_lion(b, o, p, u, values, grad);
     default:
-        return run_adam(o, p, u, optim->kind == MS_OPTIM_ADAMW, c, values, grad);
+        return run_adam(b, o, p, u, optim->kind == MS_OPTIM_ADAMW, c, values, grad);
     }
 }
 
@@ -261,8 +306,10 @@ ms_status ms_optim_step(ms_optim *optim)
     msi_storage *scratch = NULL;
     ms_status status = MS_OK;
     corrections c = {.step = 0};
+    batch b;
     update u;
 
+    b.n = b.dtype = 0;
     MS_TRY(msi_optim_alive(optim));
     MS_TRY(check_whole(optim));
     for (int32_t i = 0; i < optim->n_params; i++) {
@@ -281,7 +328,10 @@ ms_status ms_optim_step(ms_optim *optim)
 
         status = prepare(optim, p, &u);
         if (status == MS_OK && u.numel > 0) {
-            status = apply(optim, p, &u, &c, scratch);
+            status = apply(optim, &b, p, &u, &c, scratch);
+            if (status == MS_OK && casts(&u)) {
+                status = flush(&b); /* before the next gradient is cast into `scratch` */
+            }
             optim->n_taken += status == MS_OK;
         }
         if (status == MS_OK && u.counts) {
@@ -294,6 +344,9 @@ ms_status ms_optim_step(ms_optim *optim)
         /* for all parameters: ranks own different elements and gradients, but managers must
          * conclude the same */
         msi_param_touched(p->tensor);
+    }
+    if (status == MS_OK) {
+        status = flush(&b);
     }
     msi_storage_release(scratch);
     MS_TRY(status);
