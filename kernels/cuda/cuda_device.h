@@ -1,4 +1,4 @@
-/* The CUDA device's own parts: device.c, matmul.c, memory.c, table.c. */
+/* The CUDA device's own parts: conv_cudnn.c, device.c, matmul.c, memory.c, table.c. */
 #ifndef MS_CUDA_DEVICE_H
 #define MS_CUDA_DEVICE_H
 
@@ -58,5 +58,17 @@ void cuda_matmul_close(cuda_matmul *m);
 cudaError_t cuda_matmul_run(cuda_matmul *m, cudaStream_t stream, const msi_gemm_args *g);
 /* Bytes of `work`. */
 int64_t cuda_matmul_work_bytes(cuda_matmul *m, const msi_gemm_args *g);
+
+/* -- conv_cudnn.c ------------------------------------------------------------------------------
+ */
+
+typedef struct cuda_conv cuda_conv; /* made on demand */
+
+void cuda_conv_close(cuda_conv *c);
+/* Scratch of cuda_conv_run(). */
+int64_t cuda_conv_bytes(cuda_conv **conv, const msi_conv_args *a, int32_t dtype, bool gradient);
+/* cudaErrorNotSupported: not by cuDNN, nothing was enqueued. */
+cudaError_t cuda_conv_run(cuda_conv **conv, cudaStream_t stream, const msi_conv_args *a,
+                          int32_t dtype, bool gradient);
 
 #endif

@@ -43,6 +43,7 @@ typedef struct cuda_device {
     struct cudaDeviceProp properties;
     char library[128];
     cuda_matmul *matmul;
+    cuda_conv *conv;
     stream streams[MSI_STREAMS];
     waiting *waiting;
     int32_t n_waiting, waiting_room;
@@ -294,6 +295,14 @@ static int32_t cuda_run(msi_device *base, int32_t to, int32_t kernel, int32_t dt
         return MSI_DEV_UNSUPPORTED;
     }
     d->recent[d->n_run++ % RECENT] = kernel;
+    if (kernel == MSI_K_conv || kernel == MSI_K_conv_grad) {
+        const cudaError_t e =
+            cuda_conv_run(&d->conv, enter(d, to), args, dtype, kernel == MSI_K_conv_grad);
+
+        if (e != cudaErrorNotSupported) {
+            return outcome(d, e);
+        }
+    }
     return outcome(d, cuda_kernels[kernel][dtype](enter(d, to), args));
 }
 
@@ -347,14 +356,17 @@ static int32_t cuda_set(msi_device *base, int32_t to_stream, void *to, int32_t b
 static int64_t cuda_work_bytes(msi_device *base, int32_t kernel, int32_t dtype, const void *args)
 {
     const msi_attention_args *a = args;
+    cuda_device *d = of(base);
 
     switch (kernel) {
     case MSI_K_gemm:
         return cuda_matmul_work_bytes(of(base)->matmul, args);
     case MSI_K_attention:
+        return 0;
     case MSI_K_conv:
     case MSI_K_conv_grad:
-        return 0;
+        bind(d);
+        return cuda_conv_bytes(&d->conv, args, dtype, kernel == MSI_K_conv_grad);
     case MSI_K_attention_grad:
         return a->batch * a->heads * a->q_len * (dtype == MS_DTYPE_F64 ? 8 : 4);
     default:
@@ -570,6 +582,7 @@ static void cuda_close(msi_device *base)
 
     bind(d);
     cuda_matmul_close(d->matmul);
+    cuda_conv_close(d->conv);
     for (int32_t i = 0; i < MSI_STREAMS; i++) {
         stream *s = &d->streams[i];
 

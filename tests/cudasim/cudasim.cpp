@@ -253,6 +253,11 @@ static cudaError_t enqueue(cudaStream_t s, std::function<void()> run,
     return cudaSuccess;
 }
 
+void cudasim::later(cudaStream_t s, std::function<void()> run)
+{
+    (void)enqueue(s, std::move(run));
+}
+
 /* What a GPU does while the host asks once: a few items, more of a long queue. */
 static int64_t some(const cudasim_stream *s)
 {
@@ -792,7 +797,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static double get(const void *p, cudaDataType type, int64_t i)
+double cudasim::number(const void *p, cudaDataType type, int64_t i)
 {
     uint32_t bits;
     float x;
@@ -813,7 +818,7 @@ static double get(const void *p, cudaDataType type, int64_t i)
     }
 }
 
-static void put(void *p, cudaDataType type, int64_t i, double value)
+void cudasim::set_number(void *p, cudaDataType type, int64_t i, double value)
 {
     float x = (float)value;
     _Float16 half = (_Float16)x;
@@ -850,20 +855,23 @@ static void multiply(const cudasim_matmul &d, double alpha, const void *a, const
                 column[(size_t)i] = 0;
             }
             for (int64_t l = 0; l < k; l++) {
-                const double y =
-                    get(b, lb.type, p * lb.offset + (tb ? j + l * lb.ld : l + j * lb.ld));
+                const double y = cudasim::number(
+                    b, lb.type, p * lb.offset + (tb ? j + l * lb.ld : l + j * lb.ld));
 
                 for (int64_t i = 0; i < m; i++) {
                     column[(size_t)i] +=
-                        y * get(a, la.type, p * la.offset + (ta ? l + i * la.ld : i + l * la.ld));
+                        y * cudasim::number(a, la.type,
+                                            p * la.offset + (ta ? l + i * la.ld : i + l * la.ld));
                 }
             }
             for (int64_t i = 0; i < m; i++) {
                 double x = alpha * column[(size_t)i];
 
-                x += beta != 0 ? beta * get(c, lc.type, p * lc.offset + i + j * lc.ld) : 0;
-                x += d.epilogue == CUBLASLT_EPILOGUE_BIAS ? get(d.bias, lout.type, i) : 0;
-                put(out, lout.type, p * lout.offset + i + j * lout.ld, x);
+                x += beta != 0 ? beta * cudasim::number(c, lc.type, p * lc.offset + i + j * lc.ld)
+                               : 0;
+                x += d.epilogue == CUBLASLT_EPILOGUE_BIAS ? cudasim::number(d.bias, lout.type, i)
+                                                          : 0;
+                cudasim::set_number(out, lout.type, p * lout.offset + i + j * lout.ld, x);
             }
         }
     }

@@ -268,6 +268,11 @@ int any(int mine); /* over the block */
 cudaError_t launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
                    std::function<void()> body);
 
+/* For libraries: an item of a stream, elements of their operands. */
+void later(cudaStream_t stream, std::function<void()> run);
+double number(const void *p, cudaDataType type, int64_t i);
+void set_number(void *p, cudaDataType type, int64_t i, double value);
+
 /* mma.sync.m16n8k16: registers as in kernels/cuda/mma.h. */
 template <class T, class G>
 static inline void mma(float d[4], const uint32_t a[4], const uint32_t b[2], G get)

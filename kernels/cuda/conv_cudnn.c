@@ -1,0 +1,378 @@
+/* Convolutions by cuDNN, which is opened when the first one runs. Algorithms are fixed: products of
+ * matrices whose sums repeat, f32 without tf32. Gradients are f32: those of narrow operands are
+ * computed from widened ones, which tf32 holds exactly. */
+#include "cuda_device.h"
+
+#if defined(MS_CUDASIM) || __has_include(<cudnn.h>)
+#include <cudnn.h>
+#include <dlfcn.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CALLS(X)                                                                                   \
+    X(cudnnCreate)                                                                                 \
+    X(cudnnDestroy)                                                                                \
+    X(cudnnSetStream)                                                                              \
+    X(cudnnCreateTensorDescriptor)                                                                 \
+    X(cudnnSetTensorNdDescriptor)                                                                  \
+    X(cudnnDestroyTensorDescriptor)                                                                \
+    X(cudnnCreateFilterDescriptor)                                                                 \
+    X(cudnnSetFilterNdDescriptor)                                                                  \
+    X(cudnnDestroyFilterDescriptor)                                                                \
+    X(cudnnCreateConvolutionDescriptor)                                                            \
+    X(cudnnSetConvolutionNdDescriptor)                                                             \
+    X(cudnnSetConvolutionGroupCount)                                                               \
+    X(cudnnSetConvolutionMathType)                                                                 \
+    X(cudnnDestroyConvolutionDescriptor)                                                           \
+    X(cudnnGetConvolutionForwardWorkspaceSize)                                                     \
+    X(cudnnGetConvolutionBackwardDataWorkspaceSize)                                                \
+    X(cudnnGetConvolutionBackwardFilterWorkspaceSize)                                              \
+    X(cudnnConvolutionForward)                                                                     \
+    X(cudnnConvolutionBackwardData)                                                                \
+    X(cudnnConvolutionBackwardFilter)
+
+enum { N_SIZES = offsetof(msi_conv_args, x) / sizeof(int64_t) };
+
+typedef struct plan {
+    struct plan *next;
+    int64_t of[N_SIZES]; /* of msi_conv_args, up to x */
+    int32_t dtype;
+    bool gradient, supported;
+    size_t bytes, filter_bytes; /* work space of y or dx; of dw */
+    cudnnConvolutionFwdAlgo_t algo;
+    cudnnTensorDescriptor_t x, y;
+    cudnnFilterDescriptor_t w;
+    cudnnConvolutionDescriptor_t conv;
+} plan;
+
+struct cuda_conv {
+#define MEMBER(name) __typeof__(&(name)) name;
+    CALLS(MEMBER)
+    cudnnHandle_t handle; /* NULL: there is no cuDNN */
+    plan *plans;
+};
+
+/* -- opening ----------------------------------------------------------------------------------- */
+
+static bool find_calls(cuda_conv *c)
+{
+#ifdef MS_CUDASIM
+#define FIND(name) c->name = name;
+#else
+    void *library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL), *symbol;
+
+    if (library == NULL) {
+        return false;
+    }
+#define FIND(name)                                                                                 \
+    if ((symbol = dlsym(library, #name)) == NULL) {                                                \
+        return false;                                                                              \
+    }                                                                                              \
+    memcpy(&c->name, &symbol, sizeof(symbol));
+#endif
+    CALLS(FIND)
+    return true;
+}
+
+/* NULL: no memory. */
+static cuda_conv *opened(cuda_conv **conv)
+{
+    cuda_conv *c = *conv;
+
+    if (c == NULL && (c = *conv = calloc(1, sizeof(*c))) != NULL &&
+        (!find_calls(c) || c->cudnnCreate(&c->handle) != CUDNN_STATUS_SUCCESS)) {
+        c->handle = NULL;
+    }
+    return c;
+}
+
+void cuda_conv_close(cuda_conv *c)
+{
+    if (c == NULL) {
+        return;
+    }
+    for (plan *p = c->plans, *next; p != NULL; p = next) {
+        next = p->next;
+        (void)c->cudnnDestroyTensorDescriptor(p->x);
+        (void)c->cudnnDestroyTensorDescriptor(p->y);
+        (void)c->cudnnDestroyFilterDescriptor(p->w);
+        (void)c->cudnnDestroyConvolutionDescriptor(p->conv);
+        free(p);
+    }
+    if (c->handle != NULL) {
+        (void)c->cudnnDestroy(c->handle);
+    }
+    free(c);
+}
+
+/* -- planning ---------------------------------------------------------------------------------- */
+
+/* Paddings in front and behind are equal, and sizes fit. */
+static bool takes(const msi_conv_args *a, int32_t dtype)
+{
+    const int64_t n_in = a->batch * a->groups * a->in_channels,
+                  n_out = a->batch * a->groups * a->out_channels;
+    int64_t in = n_in, out = n_out;
+
+    if (dtype == MS_DTYPE_F64 || n_in == 0 || n_out == 0) {
+        return false;
+    }
+    for (int32_t d = 0; d < 3; d++) {
+        const int64_t room = a->in[d] + 2 * a->pad[d] - (a->kernel[d] - 1) * a->dilation[d] - 1;
+
+        if (room < 0 || room / a->stride[d] + 1 != a->out[d]) {
+            return false;
+        }
+        in *= a->in[d];
+        out *= a->out[d];
+    }
+    return in > 0 && in <= INT32_MAX && out <= INT32_MAX;
+}
+
+/* Sizes of an operand with `n` spatial dimensions. */
+static void sizes_of(int to[5], int64_t first, int64_t second, const int64_t size[3], int n)
+{
+    to[0] = (int)first;
+    to[1] = (int)second;
+    for (int d = 0; d < n; d++) {
+        to[2 + d] = (int)size[3 - n + d];
+    }
+}
+
+static bool set_tensor(const cuda_conv *c, cudnnTensorDescriptor_t *to, cudnnDataType_t type,
+                       const int *size, int n)
+{
+    int stride[5];
+
+    stride[n - 1] = 1;
+    for (int d = n - 1; d > 0; d--) {
+        stride[d - 1] = stride[d] * size[d];
+    }
+    return c->cudnnCreateTensorDescriptor(to) == CUDNN_STATUS_SUCCESS &&
+           c->cudnnSetTensorNdDescriptor(*to, type, n, size, stride) == CUDNN_STATUS_SUCCESS;
+}
+
+static bool describe(const cuda_conv *c, plan *p, const msi_conv_args *a)
+{
+    const bool flat = a->in[0] * a->out[0] * a->kernel[0] == 1 && a->pad[0] == 0;
+    const int n = flat ? 2 : 3;
+    const cudnnDataType_t type = p->dtype == MS_DTYPE_F32 || p->gradient ? CUDNN_DATA_FLOAT
+                                 : p->dtype == MS_DTYPE_BF16             ? CUDNN_DATA_BFLOAT16
+                                                                         : CUDNN_DATA_HALF;
+    const cudnnMathType_t math = p->dtype == MS_DTYPE_F32 ? CUDNN_FMA_MATH
+                                 : p->gradient            ? CUDNN_DEFAULT_MATH
+                                                          : CUDNN_TENSOR_OP_MATH;
+    const int64_t in = a->groups * a->in_channels, out = a->groups * a->out_channels;
+    int x[5], y[5], w[5], pad[5], stride[5], dilation[5];
+
+    sizes_of(x, a->batch, in, a->in, n);
+    sizes_of(y, a->batch, out, a->out, n);
+    sizes_of(w, out, a->in_channels, a->kernel, n);
+    sizes_of(pad, 0, 0, a->pad, n);
+    sizes_of(stride, 0, 0, a->stride, n);
+    sizes_of(dilation, 0, 0, a->dilation, n);
+    return set_tensor(c, &p->x, type, x, 2 + n) && set_tensor(c, &p->y, type, y, 2 + n) &&
+           c->cudnnCreateFilterDescriptor(&p->w) == CUDNN_STATUS_SUCCESS &&
+           c->cudnnSetFilterNdDescriptor(p->w, type, CUDNN_TENSOR_NCHW, 2 + n, w) ==
+               CUDNN_STATUS_SUCCESS &&
+           c->cudnnCreateConvolutionDescriptor(&p->conv) == CUDNN_STATUS_SUCCESS &&
+           c->cudnnSetConvolutionNdDescriptor(p->conv, n, pad + 2, stride + 2, dilation + 2,
+                                              CUDNN_CROSS_CORRELATION,
+                                              CUDNN_DATA_FLOAT) == CUDNN_STATUS_SUCCESS &&
+           c->cudnnSetConvolutionGroupCount(p->conv, (int)a->groups) == CUDNN_STATUS_SUCCESS &&
+           c->cudnnSetConvolutionMathType(p->conv, math) == CUDNN_STATUS_SUCCESS;
+}
+
+static bool choose(const cuda_conv *c, plan *p)
+{
+    static const cudnnConvolutionFwdAlgo_t algos[] = {
+        CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM, CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM};
+
+    if (p->gradient) {
+        return c->cudnnGetConvolutionBackwardDataWorkspaceSize(c->handle, p->w, p->y, p->conv, p->x,
+                                                               CUDNN_CONVOLUTION_BWD_DATA_ALGO_1,
+                                                               &p->bytes) == CUDNN_STATUS_SUCCESS &&
+               c->cudnnGetConvolutionBackwardFilterWorkspaceSize(
+                   c->handle, p->x, p->y, p->conv, p->w, CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1,
+                   &p->filter_bytes) == CUDNN_STATUS_SUCCESS;
+    }
+    for (int32_t i = 0; i < MSI_COUNT(algos); i++) {
+        p->algo = algos[i];
+        if (c->cudnnGetConvolutionForwardWorkspaceSize(
+                c->handle, p->x, p->w, p->conv, p->y, p->algo, &p->bytes) == CUDNN_STATUS_SUCCESS) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* NULL: not by cuDNN. */
+static const plan *plan_of(cuda_conv *c, const msi_conv_args *a, int32_t dtype, bool gradient)
+{
+    plan *p;
+
+    if (c == NULL || c->handle == NULL || !takes(a, dtype)) {
+        return NULL;
+    }
+    for (p = c->plans; p != NULL; p = p->next) {
+        if (p->dtype == dtype && p->gradient == gradient && memcmp(p->of, a, sizeof(p->of)) == 0) {
+            break;
+        }
+    }
+    if (p == NULL && (p = calloc(1, sizeof(*p))) != NULL) {
+        memcpy(p->of, a, sizeof(p->of));
+        p->dtype = dtype;
+        p->gradient = gradient;
+        p->supported = describe(c, p, a) && choose(c, p);
+        p->next = c->plans;
+        c->plans = p;
+    }
+    return p != NULL && p->supported ? p : NULL;
+}
+
+/* -- running ----------------------------------------------------------------------------------- */
+
+static size_t rounded_up(size_t n)
+{
+    return (n + 255) / 256 * 256;
+}
+
+static int64_t volume(const int64_t size[3])
+{
+    return size[0] * size[1] * size[2];
+}
+
+static int64_t n_of_x(const msi_conv_args *a)
+{
+    return a->batch * a->groups * a->in_channels * volume(a->in);
+}
+
+static int64_t n_of_w(const msi_conv_args *a)
+{
+    return a->groups * a->out_channels * a->in_channels * volume(a->kernel);
+}
+
+static int64_t n_of_y(const msi_conv_args *a)
+{
+    return a->batch * a->groups * a->out_channels * volume(a->out);
+}
+
+/* The library's, in front of the widened operands. */
+static size_t work_bytes(const plan *p)
+{
+    return rounded_up(p->bytes > p->filter_bytes ? p->bytes : p->filter_bytes);
+}
+
+int64_t cuda_conv_bytes(cuda_conv **conv, const msi_conv_args *a, int32_t dtype, bool gradient)
+{
+    const plan *p = plan_of(opened(conv), a, dtype, gradient);
+
+    if (p == NULL) {
+        return 0;
+    }
+    return (int64_t)(work_bytes(p) +
+                     (gradient && dtype != MS_DTYPE_F32
+                          ? rounded_up(4 * (size_t)n_of_x(a)) + rounded_up(4 * (size_t)n_of_w(a)) +
+                                rounded_up(4 * (size_t)n_of_y(a))
+                          : 0));
+}
+
+/* y starts as the bias, so that the result is rounded once. */
+static cudnnStatus_t forward(const cuda_conv *c, cudaStream_t stream, const plan *p,
+                             const msi_conv_args *a)
+{
+    const int64_t channels = a->groups * a->out_channels, each = volume(a->out);
+    const msi_ew_args args = {.loop = {.ndim = 3,
+                                       .shape = {a->batch, channels, each},
+                                       .stride = {{channels * each, each, 1}, {0, 1, 0}}},
+                              .out = a->y,
+                              .in = {a->bias},
+                              .in_dtype = p->dtype};
+    const float one = 1, old = a->bias != NULL;
+
+    if (a->bias != NULL && cuda_kernels[MSI_K_copy][p->dtype](stream, &args) != cudaSuccess) {
+        return CUDNN_STATUS_EXECUTION_FAILED;
+    }
+    return c->cudnnConvolutionForward(c->handle, &one, p->x, a->x, p->w, a->w, p->conv, p->algo,
+                                      a->work, p->bytes, &old, p->y, a->y);
+}
+
+/* Operand `*x` as f32, in the work space at `*to`. */
+static bool widen(cudaStream_t stream, const void **x, char **to, int64_t n, int32_t dtype)
+{
+    const msi_ew_args args = {.loop = {.ndim = 1, .shape = {n}, .stride = {{1}, {1}}},
+                              .out = *to,
+                              .in = {*x},
+                              .in_dtype = dtype};
+
+    if (dtype == MS_DTYPE_F32) {
+        return true;
+    }
+    *x = *to;
+    *to += rounded_up(4 * (size_t)n);
+    return cuda_kernels[MSI_K_copy][MS_DTYPE_F32](stream, &args) == cudaSuccess;
+}
+
+static cudnnStatus_t backward(const cuda_conv *c, cudaStream_t stream, const plan *p,
+                              const msi_conv_args *a)
+{
+    const float one = 1, old_x = a->dx_accumulate, old_w = a->dw_accumulate;
+    const void *x = a->x, *w = a->w, *dy = a->dy;
+    char *room = (char *)a->work + work_bytes(p);
+    cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+
+    if (!widen(stream, &dy, &room, n_of_y(a), p->dtype) ||
+        (a->dx != NULL && !widen(stream, &w, &room, n_of_w(a), p->dtype)) ||
+        (a->dw != NULL && !widen(stream, &x, &room, n_of_x(a), p->dtype))) {
+        return CUDNN_STATUS_EXECUTION_FAILED;
+    }
+    if (a->dx != NULL) {
+        status = c->cudnnConvolutionBackwardData(c->handle, &one, p->w, w, p->y, dy, p->conv,
+                                                 CUDNN_CONVOLUTION_BWD_DATA_ALGO_1, a->work,
+                                                 p->bytes, &old_x, p->x, a->dx);
+    }
+    return status != CUDNN_STATUS_SUCCESS || a->dw == NULL
+               ? status
+               : c->cudnnConvolutionBackwardFilter(c->handle, &one, p->x, x, p->y, dy, p->conv,
+                                                   CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1, a->work,
+                                                   p->filter_bytes, &old_w, p->w, a->dw);
+}
+
+cudaError_t cuda_conv_run(cuda_conv **conv, cudaStream_t stream, const msi_conv_args *a,
+                          int32_t dtype, bool gradient)
+{
+    const cuda_conv *c = opened(conv);
+    const plan *p = plan_of(*conv, a, dtype, gradient);
+
+    if (p == NULL) {
+        return cudaErrorNotSupported;
+    }
+    return c->cudnnSetStream(c->handle, stream) == CUDNN_STATUS_SUCCESS &&
+                   (gradient ? backward(c, stream, p, a) : forward(c, stream, p, a)) ==
+                       CUDNN_STATUS_SUCCESS
+               ? cudaSuccess
+               : cudaErrorLaunchFailure;
+}
+
+#else /* no headers of cuDNN: its own kernel */
+
+void cuda_conv_close(cuda_conv *c)
+{
+    (void)c;
+}
+
+int64_t cuda_conv_bytes(cuda_conv **conv, const msi_conv_args *a, int32_t dtype, bool gradient)
+{
+    (void)conv, (void)a, (void)dtype, (void)gradient;
+    return 0;
+}
+
+cudaError_t cuda_conv_run(cuda_conv **conv, cudaStream_t stream, const msi_conv_args *a,
+                          int32_t dtype, bool gradient)
+{
+    (void)conv, (void)stream, (void)a, (void)dtype, (void)gradient;
+    return cudaErrorNotSupported;
+}
+
+#endif
