@@ -159,4 +159,16 @@ describe('the CUDA plug-in on the CPU', function()
       end"]])
     assert.equal(0, code, output)
   end)
+
+  it('sums the columns of tall matrices', function()
+    local output, code = scripts.shell('env ' .. simulated .. [[ luajit -e "
+      local ms = require 'moonshard'
+      for _, c in ipairs { { 900, 40, 'bf16', 4e-3 }, { 5000, 13, 'f32', 1e-6 } } do
+        local x = ms.randn({ c[1], c[2] }):to(c[3])
+        local expected = x:to('f64'):transpose(1, 2):contiguous():sum(2)
+        local error = (x:sum(1):to 'f64' - expected):abs():max():item()
+        assert(error <= c[4] * expected:abs():max():item(), ('%s: %g'):format(c[3], error))
+      end"]])
+    assert.equal(0, code, output)
+  end)
 end)
