@@ -221,7 +221,7 @@ describe('TestFSDPUseOrigParamsMultipleParamGroups', function()
         local model = wrapped { sharding_strategy = strategy }
         local ranges = held(model, rank)
         local on_weights, on_biases = {}, {}
-        local eps = 1e-3 -- the gradient of the bias of keys is rounding alone
+        local eps = 1e-2 -- the gradient of the bias of keys is rounding alone
         for i, m in ipairs { plain, model } do
           local weights, biases = {}, {}
           for name, p in m:named_parameters() do
