@@ -245,10 +245,9 @@ local runs = {
   ['./dev bench --help'] = function(command)
     finds('--no-torch', succeeds(command))
   end,
-  ['./dev bench --quick --python=...'] = function(command)
-    local python = command:gsub('=%.%.%.', '=/no/such/python')
-    finds('no PyTorch: /no/such/python cannot import torch',
-      succeeds(python .. ' tiny --steps=1'))
+  ['./dev bench default small gpt2 comm eager tiny start --quick --python=...'] = function(command)
+    local python = command:gsub('=%.%.%.', '=/no/such/python'):gsub(' default.* start', ' tiny')
+    finds('no PyTorch: /no/such/python cannot import torch', succeeds(python .. ' --steps=1'))
   end,
   ['./dev bench conv attention transformer lora recompute hybrid --python=...'] = function(command)
     finds('two Conv2d forward', succeeds(command:gsub(' attention.*', ' --no-torch')))
