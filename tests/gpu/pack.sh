@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# What run.sh needs on a machine with a GPU, but without LuaJIT, cmocka and busted, in one folder:
+# What run.sh needs on a machine with a GPU, but without LuaJIT, cmocka and busted, in FOLDER.tar.gz:
 #   cmake -S . -B build/gpu -G Ninja -DMOONSHARD_CUDA=ON -DMOONSHARD_CUDA_ARCHITECTURES=90-real
 #   cmake --build build/gpu && tests/gpu/pack.sh build/gpu build/gpu-pack
-# There, in the root of a copy of the repository: tests/gpu/run.sh build/gpu-pack. The CUDA libraries
-# are those of that machine.
+# There, in the root of a copy of the repository:
+#   tar -C build -xzf build/gpu-pack.tar.gz && tests/gpu/run.sh build/gpu-pack
+# The CUDA libraries are those of that machine.
 set -euo pipefail
 build=$1 folder=$2
 . "$(dirname "${BASH_SOURCE[0]}")/programs.sh"
@@ -22,4 +23,5 @@ cp -r /usr/share/lua/5.1/. /usr/lib/x86_64-linux-gnu/lua/5.1/. "$folder/lua"
 printf "%s\n" "require 'busted.runner' { standalone = false }" >"$folder/bin/busted.lua"
 ldd "$folder/bin/luajit" "$folder"/tests/* "$folder"/lib*.so "$folder"/moonshard_lua.so |
   sed -nE 's/^\t(lib(luajit|cmocka|jansson|xxhash)[^ ]*) => ([^ ]+).*/\3/p' | sort -u | xargs cp -Lt "$folder/lib"
-du -sh "$folder"
+tar -C "$(dirname "$folder")" -czf "$folder.tar.gz" "$(basename "$folder")"
+du -h "$folder.tar.gz"
