@@ -5,7 +5,7 @@ template <class T>
 static __global__ void dropout_kernel(const msi_dropout_args a, uint64_t threshold, uint64_t key,
                                       double factor, bool whole)
 {
-    struct alignas(4 * sizeof(T)) four {
+    struct alignas(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) four {
         T at[4];
     };
     const int64_t groups = (a.per_sample + 3) / 4;
