@@ -89,10 +89,12 @@ static cudaDataType_t type_of(int32_t dtype)
                                     : CUDA_R_32F;
 }
 
-/* The largest power of two up to 16 that divides all addresses. */
-static int32_t alignment_of(const msi_gemm_args *g)
+/* The largest power of two up to 16 that divides all addresses, and the bias's if the library adds
+ * it: its kernels read it as they do C. */
+static int32_t alignment_of(const msi_gemm_args *g, bool bias)
 {
-    const uintptr_t all = (uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->c | 16;
+    const uintptr_t all =
+        (uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->c | (bias ? (uintptr_t)g->bias : 0) | 16;
 
     return (int32_t)(all & -all);
 }
@@ -124,8 +126,8 @@ static shape shape_of(const msi_gemm_args *g)
     }
     s.dtype = g->dtype;
     s.c_dtype = g->c_dtype;
-    s.alignment = alignment_of(g);
     s.bias = g->bias != NULL && g->dtype != MS_DTYPE_F64 && g->c_dtype == g->dtype;
+    s.alignment = alignment_of(g, s.bias);
     return s;
 }
 
