@@ -314,29 +314,51 @@ static bool widen(cudaStream_t stream, const void **x, char **to, int64_t n, int
     return cuda_kernels[MSI_K_copy][MS_DTYPE_F32](stream, &args) == cudaSuccess;
 }
 
-static cudnnStatus_t backward(const cuda_conv *c, cudaStream_t stream, const plan *p,
-                              const msi_conv_args *a)
+/* cudaErrorNotSupported: the library refused before it enqueued anything. */
+static cudaError_t outcome(cudnnStatus_t status)
+{
+    const int kind = (int)status / 1000; /* of version 9: 2 parameters, 3 not supported */
+
+    return status == CUDNN_STATUS_SUCCESS ? cudaSuccess
+           : kind == 2 || kind == 3       ? cudaErrorNotSupported
+                                          : cudaErrorLaunchFailure;
+}
+
+/* A gradient by its own kernel if the library refused it. */
+static cudaError_t or_own(cudaError_t e, cudaStream_t stream, int32_t dtype, msi_conv_args one)
+{
+    return e != cudaErrorNotSupported ? e : cuda_kernels[MSI_K_conv_grad][dtype](stream, &one);
+}
+
+static cudaError_t backward(const cuda_conv *c, cudaStream_t stream, const plan *p,
+                            const msi_conv_args *a)
 {
     const float one = 1, old_x = a->dx_accumulate, old_w = a->dw_accumulate;
     const void *x = a->x, *w = a->w, *dy = a->dy;
     char *room = (char *)a->work + work_bytes(p);
-    cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+    msi_conv_args only_dx = *a, only_dw = *a;
+    cudaError_t e = cudaSuccess;
 
+    only_dx.dw = only_dw.dx = NULL;
     if (!widen(stream, &dy, &room, n_of_y(a), p->dtype) ||
         (a->dx != NULL && !widen(stream, &w, &room, n_of_w(a), p->dtype)) ||
         (a->dw != NULL && !widen(stream, &x, &room, n_of_x(a), p->dtype))) {
-        return CUDNN_STATUS_EXECUTION_FAILED;
+        return cudaErrorLaunchFailure;
     }
     if (a->dx != NULL) {
-        status = c->cudnnConvolutionBackwardData(c->handle, &one, p->w, w, p->y, dy, p->conv,
-                                                 CUDNN_CONVOLUTION_BWD_DATA_ALGO_1, a->work,
-                                                 p->bytes, &old_x, p->x, a->dx);
+        e = or_own(outcome(c->cudnnConvolutionBackwardData(
+                       c->handle, &one, p->w, w, p->y, dy, p->conv,
+                       CUDNN_CONVOLUTION_BWD_DATA_ALGO_1, a->work, p->bytes, &old_x, p->x, a->dx)),
+                   stream, p->dtype, only_dx);
     }
-    return status != CUDNN_STATUS_SUCCESS || a->dw == NULL
-               ? status
-               : c->cudnnConvolutionBackwardFilter(c->handle, &one, p->x, x, p->y, dy, p->conv,
-                                                   CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1, a->work,
-                                                   p->filter_bytes, &old_w, p->w, a->dw);
+    if (e == cudaSuccess && a->dw != NULL) {
+        e = or_own(
+            outcome(c->cudnnConvolutionBackwardFilter(c->handle, &one, p->x, x, p->y, dy, p->conv,
+                                                      CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1, a->work,
+                                                      p->filter_bytes, &old_w, p->w, a->dw)),
+            stream, p->dtype, only_dw);
+    }
+    return e;
 }
 
 cudaError_t cuda_conv_run(cuda_conv **conv, cudaStream_t stream, const msi_conv_args *a,
@@ -348,11 +370,10 @@ cudaError_t cuda_conv_run(cuda_conv **conv, cudaStream_t stream, const msi_conv_
     if (p == NULL) {
         return cudaErrorNotSupported;
     }
-    return c->cudnnSetStream(c->handle, stream) == CUDNN_STATUS_SUCCESS &&
-                   (gradient ? backward(c, stream, p, a) : forward(c, stream, p, a)) ==
-                       CUDNN_STATUS_SUCCESS
-               ? cudaSuccess
-               : cudaErrorLaunchFailure;
+    if (c->cudnnSetStream(c->handle, stream) != CUDNN_STATUS_SUCCESS) {
+        return cudaErrorLaunchFailure;
+    }
+    return gradient ? backward(c, stream, p, a) : outcome(forward(c, stream, p, a));
 }
 
 #else /* no headers of cuDNN: its own kernel */

@@ -86,6 +86,7 @@ static void convolve(int result, const cudasim_conv c, const tensor t[3], void *
     }
 }
 
+/* Refuses operands that vectors of 16 bytes cannot be loaded from. */
 static cudnnStatus_t enqueue(cudnnHandle_t h, int result, const cudasim_conv &c, const tensor &x,
                              const void *px, const tensor &w, const void *pw, const tensor &y,
                              const void *py, const void *beta)
@@ -94,6 +95,9 @@ static cudnnStatus_t enqueue(cudnnHandle_t h, int result, const cudasim_conv &c,
     const std::vector<void *> data = {(void *)px, (void *)pw, (void *)py};
     const double old = *(const float *)beta;
 
+    if (((uintptr_t)px | (uintptr_t)pw | (uintptr_t)py) % 16 != 0) {
+        return CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER;
+    }
     cudasim::later(h->stream, [=] { convolve(result, c, t.data(), data.data(), old); });
     return CUDNN_STATUS_SUCCESS;
 }
