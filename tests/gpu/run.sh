@@ -113,13 +113,18 @@ for dtype in f32 bf16; do
   done
 done
 
-if command -v compute-sanitizer >/dev/null; then
-  if timed memcheck 60 env MS_DEVICE=cuda compute-sanitizer --tool memcheck --error-exitcode 9 luajit examples/train.lua \
-    --ranks=1 --steps=1 --tokens=128 --layers=1 --validate=0 --save=0 --sample=0 --out="$logs/memcheck-out"; then
-    row memcheck "$(grep -o 'ERROR SUMMARY.*' "$logs/memcheck")"
+sanitize() { # sanitize TOOL COMMAND...: a row
+  if timed "$1" 60 env MS_DEVICE=cuda MS_OP_DRAWS=5 compute-sanitizer --tool "$1" --error-exitcode 9 "${@:2}"; then
+    row "$1" "$(grep -oE '(ERROR|RACECHECK) SUMMARY.*' "$logs/$1")"
   else
-    failed memcheck memcheck
+    failed "$1" "$1"
   fi
+}
+
+if command -v compute-sanitizer >/dev/null; then
+  sanitize memcheck luajit examples/train.lua --ranks=1 --steps=1 --tokens=128 --layers=1 --validate=0 --save=0 --sample=0 \
+    --out="$logs/memcheck-out"
+  MS_OP=attention sanitize racecheck "$build/tests/ops_test_values"
 fi
 
 # -- speed and memory beside PyTorch --------------------------------------------------------------
