@@ -87,6 +87,11 @@ describe('the CUDA plug-in on the CPU', function()
     end)
   end
 
+  it('waits while a communicator connects', function()
+    assert.equal(result('MS_SLOTS=shared', 3, 'FULL_SHARD'),
+      result('MS_SLOTS=nccl MS_CUDASIM_CONNECT=500', 3, 'FULL_SHARD'))
+  end)
+
   it('sums by NCCL if it is told to', function()
     local function bits(ranks, in_order)
       return (result('MS_SLOTS=nccl MS_NCCL_DETERMINISTIC=' .. in_order, ranks, 'FULL_SHARD'))

@@ -2,7 +2,7 @@
  * sleeps (doorbell.c), if every rank has its own core. */
 #include "group.h"
 
-#include "device.h"
+#include "device_comm.h"
 
 #include <stdio.h>
 
@@ -156,6 +156,14 @@ static bool device_polls(void)
     return ctx != NULL && ctx->device != NULL && msi_device_polls(ctx->device);
 }
 
+/* True if a communicator's own threads may end this rank's wait, without a store of its peers. */
+static bool device_connects(void)
+{
+    const ms_context *ctx = msi_any_device() ? msi_context_peek() : NULL;
+
+    return ctx != NULL && ctx->device != NULL && msi_device_comms_incomplete(ctx->device);
+}
+
 static int32_t sleep_until(ms_comm *c, uint64_t seq, bool (*ready)(void *user), void *user,
                            int64_t begin)
 {
@@ -168,6 +176,11 @@ static int32_t sleep_until(ms_comm *c, uint64_t seq, bool (*ready)(void *user), 
     atomic_store(&me->waiting, msi_wait_word(c));
     for (;;) {
         uint32_t bell = atomic_load(&me->doorbell);
+
+        if (device_connects()) { /* moves: neither this rank nor its peers wait in vain */
+            atomic_fetch_add(&me->waits, 1);
+            w.others.set = false;
+        }
         fate f = judge_others(c, seq, &w);
 
         seen = look(c, ready, user);

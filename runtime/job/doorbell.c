@@ -8,7 +8,7 @@
  * [Note: stuck] Sleepers check every 100 ms and count the checks. If every live rank is in the same
  * sleeping wait as before and has checked since, none can store anything: an error at once, without
  * a timeout. A slow, stopped or starved rank does not check, so it is not mistaken for a stuck one.
- */
+ * A rank whose communicator of devices is incomplete counts each check as a new wait. */
 #include "job.h"
 
 #include <limits.h>

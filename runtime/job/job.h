@@ -41,7 +41,7 @@ enum {
 typedef struct msi_job_rank {
     _Alignas(64) _Atomic uint32_t doorbell; /* futex: changes when a peer stored something */
     _Atomic uint32_t waiting;               /* 0: not waiting; else one word per group */
-    _Atomic uint64_t waits;                 /* number of sleeping waits begun */
+    _Atomic uint64_t waits;                 /* number of sleeping waits begun: [Note: stuck] */
     _Atomic uint64_t checks;                /* number of checks while asleep */
     _Alignas(64) _Atomic int32_t state;
     _Atomic int32_t pid;

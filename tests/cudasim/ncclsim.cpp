@@ -4,6 +4,7 @@
 #include "ncclsim.h"
 
 #include <atomic>
+#include <chrono>
 #include <fcntl.h>
 #include <memory>
 #include <stdio.h>
@@ -40,6 +41,7 @@ struct comm {
     int rank, size;
     uint64_t n_ops;
     bool joining, finalized;
+    std::chrono::steady_clock::time_point connected; /* not before */
     std::atomic<bool> aborted;
     int patience; /* polls for which the last call stays incomplete */
     ~comm()
@@ -311,6 +313,14 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
                                                                                 : ncclSystemError;
 }
 
+/* MS_CUDASIM_CONNECT: milliseconds that a communicator takes to connect. */
+static std::chrono::milliseconds connecting()
+{
+    const char *ms = getenv("MS_CUDASIM_CONNECT");
+
+    return std::chrono::milliseconds(ms != NULL ? atoi(ms) : 0);
+}
+
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t *config)
 {
@@ -336,6 +346,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, 
     c->rank = rank;
     c->size = size;
     c->joining = true;
+    c->connected = std::chrono::steady_clock::now() + connecting();
     c->memory->members[rank].joined = 1;
     return ncclInProgress;
 }
@@ -347,7 +358,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t *out)
     if (open_group.depth > 0) {
         MISUSED("a group is left open");
     }
-    c->joining = c->joining && !all(c, &member::joined, 1);
+    c->joining = c->joining &&
+                 (std::chrono::steady_clock::now() < c->connected || !all(c, &member::joined, 1));
     c->patience -= c->patience > 0;
     *out = c->joining || c->patience > 0 ? ncclInProgress : ncclSuccess;
     return ncclSuccess;
