@@ -298,6 +298,13 @@ ms_status msi_device_settle_stream(msi_device *d)
     return outcome_of_work(d);
 }
 
+bool msi_device_has_memory(const msi_device_info *info)
+{
+    static const char none[sizeof(info->uuid)];
+
+    return memcmp(info->uuid, none, sizeof(none)) != 0;
+}
+
 const char *msi_device_label(const ms_context *ctx)
 {
     char *text = msi_part_text();

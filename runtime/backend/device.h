@@ -54,7 +54,7 @@ typedef struct msi_device_info {
     int32_t index;
     int32_t capability;  /* 90: compute capability 9.0 */
     int64_t total, free; /* bytes */
-    char uuid[16];       /* equal on ranks whose devices share one memory */
+    char uuid[16];       /* equal on ranks whose devices share one memory; zeros: the host's */
     int64_t chunk; /* least request to the system that is worth it; 0: any. Pinned: an eighth */
     bool spoils;   /* tests: fill free memory with NaN */
 } msi_device_info;
@@ -185,6 +185,8 @@ static inline bool msi_any_device(void)
 /* Run one on the current stream. `op` is the caller, for errors. */
 ms_status msi_device_run(msi_device *d, const char *op, int32_t kernel, int32_t dtype,
                          const void *args);
+/* True if it has a memory of its own, beside the host's. */
+bool msi_device_has_memory(const msi_device_info *info);
 /* `after` and `await` of the table. */
 ms_status msi_device_after(msi_device *d, int32_t stream, msi_mark mark);
 ms_status msi_device_await(msi_device *d, int32_t stream, _Atomic uint64_t *const *words, int32_t n,

@@ -98,6 +98,10 @@ ms_status msi_comm_devices(ms_comm *c, msi_device_comm **out)
 
 static ms_status compare_memories(ms_comm *c, const msi_device_info *mine)
 {
+    if (!msi_device_has_memory(mine)) {
+        c->apart = MSI_APART_NO;
+        return MS_OK;
+    }
     char(*all)[sizeof(mine->uuid)] = malloc(sizeof(*all) * (size_t)c->size);
 
     if (all == NULL) {
@@ -121,12 +125,8 @@ ms_status msi_comm_are_apart(ms_comm *c, bool *apart)
     const ms_context *ctx = msi_context();
     msi_device_info mine = {.uuid = ""};
 
-    *apart = false;
-    if (c->is_alone || ctx->device == NULL) {
-        return MS_OK;
-    }
-    ctx->device->ops->info(ctx->device, &mine);
-    if (mine.uuid[0] != '\0' && c->apart == MSI_APART_UNKNOWN) {
+    if (!c->is_alone && ctx->device != NULL && c->apart == MSI_APART_UNKNOWN) {
+        ctx->device->ops->info(ctx->device, &mine);
         MS_TRY(compare_memories(c, &mine));
     }
     *apart = c->apart == MSI_APART_YES;

@@ -323,7 +323,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int index)
 {
     *out = {};
     snprintf(out->name, sizeof(out->name), "cudasim");
-    snprintf(out->uuid.bytes, sizeof(out->uuid.bytes), "cudasim %d", index);
+    out->uuid.bytes[0] = (char)index; /* any byte may be zero */
+    snprintf(out->uuid.bytes + 1, sizeof(out->uuid.bytes) - 1, "cudasim");
     out->totalGlobalMem = (size_t)1 << 34;
     out->major = 9;
     out->multiProcessorCount = 2;

@@ -45,21 +45,16 @@ static int32_t ring_of_params(const ms_fsdp_tree_options *o)
     return o->n_slots > 0 ? o->n_slots : prefetches ? 3 : 2;
 }
 
-static msi_device_info device_info(const ms_context *ctx)
+/* False: all share the host's. */
+static bool has_own_memory(const ms_context *ctx, int32_t world)
 {
     msi_device *d = ctx->device;
     msi_device_info info = {.uuid = ""};
 
-    if (d != NULL) {
+    if (world > 1 && d != NULL) {
         d->ops->info(d, &info);
     }
-    return info;
-}
-
-/* False: all share the host's. */
-static bool has_own_memory(const ms_context *ctx, int32_t world)
-{
-    return world > 1 && device_info(ctx).uuid[0] != '\0';
+    return msi_device_has_memory(&info);
 }
 
 /* True if ranks' devices have separate memories. */
