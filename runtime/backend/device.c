@@ -16,8 +16,8 @@ static void close_room(void *device)
 {
     msi_device *d = device;
 
-    msi_device_comms_abort(d); /* no layer that waits for peers is left */
-    d->ops->abandon(d);
+    d->ops->abandon(d); /* no layer that waits for peers is left */
+    msi_device_comms_abort(d);
     (void)msi_device_wait(d);
     d->ops->give(d, d->fault, sizeof(*d->fault), MSI_PLACE_PINNED);
     d->ops->close(d);

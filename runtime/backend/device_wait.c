@@ -12,8 +12,8 @@ typedef struct patience {
 /* All later results are invalid. */
 static void lose(msi_device *d, ms_status status)
 {
+    d->ops->abandon(d); /* first: an abort waits for the work before the calls it ends */
     msi_device_comms_abort(d);
-    d->ops->abandon(d);
     if (d->lost == MS_OK) {
         d->lost = status;
         snprintf(d->why_lost, sizeof(d->why_lost), "%s", ms_error_message());
