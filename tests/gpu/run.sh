@@ -33,7 +33,7 @@ if [ -d "$build/bin" ]; then # a pack
   LUA_PATH="$LUA_PATH$build/lua/?.lua;$build/lua/?/init.lua"
   export LUA_CPATH="$build/lua/?.so;;"
   nvidia=$(python3 -c 'import nvidia; print(*nvidia.__path__)' 2>/dev/null | cut -d' ' -f1)
-  LD_LIBRARY_PATH=$build/lib:$(find /usr/local/cuda/lib64 "${nvidia:-/nonexistent}" -maxdepth 2 \
+  LD_LIBRARY_PATH=$build/lib:$(find /usr/local/cuda/lib64/ "${nvidia:-/nonexistent}" -maxdepth 2 \
     -name 'lib*' -type d 2>/dev/null | tr '\n' ':')${LD_LIBRARY_PATH:-}
   export LD_LIBRARY_PATH
   busted=(luajit "$build/bin/busted.lua" --ignore-lua)
