@@ -5,7 +5,8 @@ local ms = require 'moonshard'
 local scripts = require 'support.scripts'
 
 local CASES = {
-  fake = 'MS_DEVICE=cpu', cuda = 'MS_DEVICE=cpu MS_PLUGIN_DIR=$MOONSHARD_LIB/cudasim',
+  fake = 'MS_DEVICE=cpu',
+  cuda = 'MS_DEVICE=cpu MS_CUDASIM_CARDS=2 MS_PLUGIN_DIR=$MOONSHARD_LIB/cudasim',
 }
 
 -- Run a script on each device, which it knows as `kind`.
@@ -66,7 +67,12 @@ describe('ms.device', function()
     on_devices [[
       ms.device(kind)
       ms.dist.spawn(2, function(rank)
-        assert(ms.ones(2):device():find(kind, 1, true))
+        local index = ms.device.info().index
+        assert(ms.ones(2):device() == ('%s:%d'):format(kind, index))
+        for _, id in ipairs { kind, index, ms.ones(2):device() } do
+          ms.fsdp.FSDP(ms.nn.Linear(2, 2), { device_id = id })
+        end
+        raises('device_id is 7', ms.fsdp.FSDP, ms.nn.Linear(2, 2), { device_id = 7 })
         assert(ms.dist.all_reduce(ms.full({ 1 }, rank)):item() == 1)
       end)]]
   end)

@@ -37,8 +37,7 @@ local options = {}
 ---@field cpu_offload? boolean|{ offload_params: boolean }  masters, reduced gradients and
 ---                        optimizer state in pinned host memory, which a device's kernels read and
 ---                        write; the CPU has them there already
----@field device_id? string|integer  the device of this process: its kind, or on others than
----                        the CPU 0
+---@field device_id? string|integer  the device of this process: 'cuda', 'cuda:1', or its index
 ---@field process_group? ms.dist.Group|ms.dist.DeviceMesh|ms.dist.Group[]  default: all ranks; a
 --- mesh of one dimension stands for its group. Hybrid strategies take { shard group, replicate
 --- group }, or a mesh of two dimensions: the ranks along the second one divide parameters, those
@@ -92,9 +91,10 @@ end
 
 local function check_device_id(id)
   local kind = device.kind()
-  if id ~= nil and id ~= kind and (kind == 'cpu' or id ~= 0) then
+  local own = id ~= nil and id ~= kind and device.info()
+  if own and (kind == 'cpu' or id ~= own.index and id ~= device.name()) then
     errors.raise('ValueError', "device_id is %s, but the device of this process is '%s'",
-      type(id) == 'string' and ("'%s'"):format(id) or tostring(id), kind)
+      type(id) == 'string' and ("'%s'"):format(id) or tostring(id), device.name())
   end
   return id
 end
