@@ -95,15 +95,16 @@ line('masters', plan.masters, o.strategy == 'NO_SHARD' and o.dtype ~= 'f32'
   and ('f32, and a copy in ' .. o.dtype) or 'f32')
 line('gradients', plan.gradients, 'at most')
 line('optimizer', o.states * plan.per_state, ('%d values a parameter'):format(o.states))
-if plan.own_slots > 0 then
-  line('slots of its own', plan.own_slots, 'into which it copies what the others hold')
+local own = plan.own_slots + plan.own_gradients
+if own > 0 then
+  line('slots of its own', own, 'into which it copies what the others hold')
 end
 print('shared by the ranks, were they of one host')
 line('slots for parameters', plan.param_slots - plan.own_slots,
   slots(plan.param_ring, plan.param_homes))
-line('slots for gradients', plan.gradient_slots, slots(plan.gradient_ring, plan.gradient_homes)
-  .. ', with a part for every rank')
-line("a rank's part of them", (plan.arena - plan.own_slots) / o.ranks, '')
+line('slots for gradients', plan.gradient_slots - plan.own_gradients,
+  slots(plan.gradient_ring, plan.gradient_homes) .. ', with a part for every rank')
+line("a rank's part of them", (plan.arena - own) / o.ranks, '')
 print('read of other ranks in a step')
 line('parameters', plan.gathered, o.dtype)
 line('gradients', plan.reduced, o['micro-batches'] > 1 and 'f32' or o['reduce-dtype'])

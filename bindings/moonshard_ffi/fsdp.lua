@@ -353,8 +353,9 @@ end
 ---@field per_state integer  one optimizer state buffer, of trainable parameters
 ---@field arena integer      slots, shared by the ranks of the host
 ---@field param_slots integer     of the arena: for parameters
----@field own_slots integer       of these what is this rank's alone (slots that are pulled)
----@field gradient_slots integer  the same, for gradients: a part for every rank
+---@field own_slots integer       of these what is this rank's alone (layouts pull and nccl)
+---@field gradient_slots integer  of the arena: for gradients, a part for every rank
+---@field own_gradients integer   of these what is this rank's alone (layout nccl)
 ---@field param_ring integer      slots for parameters that units take in turn
 ---@field param_homes integer     the same, of one unit each
 ---@field gradient_ring integer
@@ -365,7 +366,8 @@ end
 
 local PLAN = {
   'masters', 'gradients', 'per_state', 'arena', 'param_slots', 'own_slots', 'gradient_slots',
-  'param_ring', 'param_homes', 'gradient_ring', 'gradient_homes', 'gathered', 'reduced',
+  'own_gradients', 'param_ring', 'param_homes', 'gradient_ring', 'gradient_homes', 'gathered',
+  'reduced',
 }
 
 local function plan_of(p)

@@ -72,6 +72,7 @@ static ms_status expect_same(const setup *s, const ms_fsdp_plan *a, const ms_fsd
     MS_TRY(expect(s, "slots for parameters", a->param_slots, b->param_slots));
     MS_TRY(expect(s, "slots of its own", a->own_slots, b->own_slots));
     MS_TRY(expect(s, "slots for gradients", a->gradient_slots, b->gradient_slots));
+    MS_TRY(expect(s, "gradients of its own", a->own_gradients, b->own_gradients));
     MS_TRY(expect(s, "bytes gathered", a->gathered, b->gathered));
     return expect(s, "bytes reduced", a->reduced, b->reduced);
 }

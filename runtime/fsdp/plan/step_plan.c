@@ -127,6 +127,7 @@ static ms_status plan_slots(const msi_group_facts *groups, int32_t n, const msi_
     plan->gradient_ring = g.n_ring;
     plan->gradient_homes = g.n_homes;
     plan->gradient_slots = g.nbytes + g.own_nbytes;
+    plan->own_gradients = g.own_nbytes;
     plan->arena = plan->param_slots + plan->gradient_slots;
 done:
     free(wishes);

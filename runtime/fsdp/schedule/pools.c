@@ -271,6 +271,7 @@ ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsd
         plan->own_slots = plan->param_slots - tree->run.params.nbytes;
         if (has_gradients(tree) && !lacks_slots(tree) && (micro_batches == 1 || !is_narrow(tree))) {
             plan->gradient_slots = msi_slot_pool_bytes(&tree->run.gradients);
+            plan->own_gradients = plan->gradient_slots - tree->run.gradients.nbytes;
         }
         plan->arena = plan->param_slots + plan->gradient_slots;
     }

@@ -72,9 +72,11 @@ typedef struct ms_fsdp_plan {
     int64_t arena;       /**< slots for parameters and gradients, shared by the ranks of the host */
     int64_t param_slots; /**< part of arena: parameters */
     int64_t own_slots;   /**< part of param_slots: this rank's private copies of full parameters
-                            (layout pull) */
+                            (layouts pull and nccl) */
     int64_t gradient_slots; /**< part of arena: gradients, one part per rank; none of units that are
                                frozen as a whole */
+    int64_t own_gradients;  /**< part of gradient_slots: this rank's private gradients, and the
+                               pieces it receives (layout nccl) */
     int32_t param_ring;     /**< slots that units use in turn */
     int32_t param_homes;    /**< slots that one unit owns */
     int32_t gradient_ring;  /**< the same for gradients */
