@@ -291,10 +291,23 @@ static ms_status gather_between_devices(msi_gather *g)
     return msi_slot_pool_complete(g->pool, g->progress, g->seq);
 }
 
+static void nccl_end(msi_gather *g)
+{
+    if (g->slot != NULL) {
+        leave(g, false);
+        g->slot = NULL;
+    }
+}
+
 static ms_status nccl_begin(msi_gather *g)
 {
     MS_TRY(commit(g));
-    MS_TRY(gather_between_devices(g));
+    const ms_status status = gather_between_devices(g);
+
+    if (status != MS_OK) { /* the unit stays sharded, and its slot is free for the next use */
+        nccl_end(g);
+        return status;
+    }
     msi_slot_publish(g->pool, g->slot, MSI_STREAM_GATHER, MSI_SLOT_FILLED);
     g->user->filled(g->unit);
     return MS_OK;
@@ -320,14 +333,6 @@ static ms_status nccl_ready(msi_gather *g, bool stale, void **full)
     join(g);
     *full = g->slot->own;
     return MS_OK;
-}
-
-static void nccl_end(msi_gather *g)
-{
-    if (g->slot != NULL) {
-        leave(g, false);
-        g->slot = NULL;
-    }
 }
 
 const msi_gather_ops msi_gather_nccl = {true, slot_available, nccl_begin, nccl_ready, nccl_end};
