@@ -270,7 +270,9 @@ end
 ---@return ms.Tensor
 function Tensor:to(target, other)
   if other == nil and dtype.is_name(target) then
-    return ops.cast(self, target)
+    local on_host = describe(self).on_host
+    local t = ops.cast(self, target)
+    return on_host and calls.tensor_to_host(t) or t
   end
   if B.is_ref(target) and other == nil then
     target, other = target:dtype(), target:device()
