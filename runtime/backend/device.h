@@ -196,6 +196,9 @@ int64_t msi_device_work_bytes(const ms_context *ctx, int32_t kernel, int32_t dty
                               const void *args);
 /* `pin` of the table, which has one. */
 ms_status msi_device_pin(msi_device *d, void *p, int64_t nbytes);
+/* End all waits of its streams: all later results are invalid, and settling returns `status` with
+ * the current message. */
+void msi_device_lose(msi_device *d, ms_status status);
 /* Wait for a mark. MS_COMM_ERROR if it depends on peers that left; it is reached anyway, but with
  * invalid results, as later msi_settle() calls report. */
 ms_status msi_device_wait_for(msi_device *d, msi_mark mark);

@@ -1,7 +1,7 @@
 /* A device on which nothing may run any more: nothing runs or waits, and every use is an error
  * (`lost`). For a forked process, whose streams are copies that would store words twice; and at the
  * end of a process, when late work would find libraries torn down. */
-#include "device.h"
+#include "device_comm.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -79,6 +79,10 @@ static void take_away(msi_device *d)
     gone_ops.detach = detach;
     gone_ops.close = close_nothing;
     d->ops = &gone_ops;
+    for (msi_device_comm *c = d->comms; c != NULL; c = c->next) { /* its threads are not here */
+        c->state = NULL;
+        c->failed = true;
+    }
 }
 
 void msi_device_quit(msi_device *d)

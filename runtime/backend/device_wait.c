@@ -9,8 +9,7 @@ typedef struct patience {
     ms_status status;
 } patience;
 
-/* All later results are invalid. */
-static void lose(msi_device *d, ms_status status)
+void msi_device_lose(msi_device *d, ms_status status)
 {
     d->ops->abandon(d); /* first: an abort waits for the work before the calls it ends */
     msi_device_comms_abort(d);
@@ -39,7 +38,7 @@ static bool check_peers(void *user, bool run)
             p->status = msi_device_comms_check(p->device);
         }
         if (p->status != MS_OK) {
-            lose(p->device, p->status);
+            msi_device_lose(p->device, p->status);
         }
     }
     return true;

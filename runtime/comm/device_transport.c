@@ -16,11 +16,14 @@ static bool is_complete(void *devices)
 /* The call just made, whose outcome is `status`. */
 static ms_status complete(ms_comm *c, uint64_t seq, ms_status status)
 {
-    MS_TRY(status);
-    if (c->devices->incomplete) {
-        MS_TRY(msi_comm_wait(c, seq, is_complete, c->devices));
+    if (status == MS_OK && c->devices->incomplete) {
+        status = msi_comm_wait(c, seq, is_complete, c->devices);
+        if (status !=
+            MS_OK) { /* else the library enqueues the call later, to memory freed by then */
+            msi_device_lose(c->devices->device, status);
+        }
     }
-    return msi_device_comm_check(c->devices);
+    return status == MS_OK ? msi_device_comm_check(c->devices) : status;
 }
 
 static ms_status all_gather(ms_comm *c, uint64_t seq, const void *in, int64_t nbytes, void *out)
