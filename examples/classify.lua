@@ -34,15 +34,8 @@ local function fail(message)
   os.exit(2)
 end
 
-local o, mistake = flags.parse(arg, spec)
-if not o then
-  fail(mistake)
-elseif o.help then
-  print(flags.help(spec, 'examples/classify.lua', 'Trains a convolutional net on shapes in noise.'))
-  os.exit(0)
-elseif o.rest[1] then
-  fail(("unexpected word '%s' (--help lists the flags)"):format(o.rest[1]))
-end
+local o = flags.read(spec, 'examples/classify.lua',
+  'Trains a convolutional net on shapes in noise.', fail)
 
 local world = ms.dist.init { ranks = o.ranks > 0 and o.ranks or nil }
 local first = world.rank == 0

@@ -138,4 +138,23 @@ function flags.parse(argv, spec)
   return values
 end
 
+--- The flags of an example that takes no other words. With --help, prints the help and exits.
+---@param spec table[]
+---@param program string
+---@param about string
+---@param fail fun(message: string)  called for a mistake; does not return
+---@return table<string, any> values
+function flags.read(spec, program, about, fail)
+  local o, mistake = flags.parse(arg, spec)
+  if not o then
+    fail(mistake)
+  elseif o.help then
+    print(flags.help(spec, program, about))
+    os.exit(0)
+  elseif o.rest[1] then
+    fail(("unexpected word '%s' (--help lists the flags)"):format(o.rest[1]))
+  end
+  return o
+end
+
 return flags

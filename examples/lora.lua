@@ -42,15 +42,7 @@ local function fail(message)
   os.exit(2)
 end
 
-local o, mistake = flags.parse(arg, spec)
-if not o then
-  fail(mistake)
-elseif o.help then
-  print(flags.help(spec, 'examples/lora.lua', 'Trains low-rank adapters of a GPT.'))
-  os.exit(0)
-elseif o.rest[1] then
-  fail(("unexpected word '%s' (--help lists the flags)"):format(o.rest[1]))
-end
+local o = flags.read(spec, 'examples/lora.lua', 'Trains low-rank adapters of a GPT.', fail)
 
 local function attempt(fn, ...)
   local ok, result = pcall(fn, ...)
@@ -114,7 +106,7 @@ end
 
 local function shard(model)
   local wrapped
-  -- A warning says that units have frozen and trainable parameters. That is meant.
+  -- Units mix frozen and trainable parameters on purpose: no warning about it.
   ms.capture_warnings(function()
     wrapped = fsdp.FSDP(model, {
       auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock },

@@ -42,16 +42,8 @@ local function fail(message, code)
 end
 
 local function read_flags()
-  local o, mistake = flags.parse(arg, spec)
-  if not o then
-    fail(mistake, 2)
-  elseif o.help then
-    print(flags.help(spec, 'examples/plan.lua', 'Plans training without memory or other ranks.'))
-    os.exit(0)
-  elseif o.rest[1] then
-    fail(("unexpected word '%s' (--help lists the flags)"):format(o.rest[1]), 2)
-  end
-  return o
+  return flags.read(spec, 'examples/plan.lua', 'Plans training without memory or other ranks.',
+    function(message) fail(message, 2) end)
 end
 
 local function wrapped(o)

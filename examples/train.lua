@@ -83,15 +83,8 @@ local function attempt(fn, ...)
 end
 
 local function read_flags()
-  local o, mistake = flags.parse(arg, spec)
-  if not o then
-    fail(mistake)
-  elseif o.help then
-    print(flags.help(spec, 'examples/train.lua', 'Trains a GPT with sharded parameters on text.'))
-    os.exit(0)
-  elseif o.rest[1] then
-    fail(("unexpected word '%s' (--help lists the flags)"):format(o.rest[1]))
-  end
+  local o = flags.read(spec, 'examples/train.lua', 'Trains a GPT with sharded parameters on text.',
+    fail)
   local resumed = o.resume and attempt(resume.from, o.out, spec)
   if resumed then
     resume.inherit(o, resumed.kept)

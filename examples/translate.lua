@@ -40,15 +40,9 @@ local function fail(message)
   os.exit(2)
 end
 
-local o, mistake = flags.parse(arg, spec)
-if not o then
-  fail(mistake)
-elseif o.help then
-  print(flags.help(spec, 'examples/translate.lua', 'Trains an encoder and a decoder on digits.'))
-  os.exit(0)
-elseif o.rest[1] then
-  fail(("unexpected word '%s' (--help lists the flags)"):format(o.rest[1]))
-elseif o.width % o.heads ~= 0 then
+local o = flags.read(spec, 'examples/translate.lua', 'Trains an encoder and a decoder on digits.',
+  fail)
+if o.width % o.heads ~= 0 then
   fail(('--width=%d cannot be dealt to %d heads evenly'):format(o.width, o.heads))
 elseif o.shortest > o.longest then
   fail(('--shortest=%d is more than --longest=%d'):format(o.shortest, o.longest))
