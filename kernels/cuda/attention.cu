@@ -44,6 +44,21 @@ static __device__ inline int64_t end_of(const msi_attention_args &a, int64_t q0)
     return a.causal && q0 + ROWS < a.kv_len ? q0 + ROWS : a.kv_len;
 }
 
+/* out = out * scale + the weighted sum of COLS rows, which are `row` apart. */
+template <class R>
+static __device__ inline void add_rows(R *out, R scale, const R *weights, const R *rows,
+                                       int64_t row, int lane, int64_t depth)
+{
+    for (int64_t d = lane; d < depth; d += LANES) {
+        R y = out[d] * scale;
+
+        for (int c = 0; c < COLS; c++) {
+            y += times(weights[c], rows[c * row + d]);
+        }
+        out[d] = y;
+    }
+}
+
 template <class T>
 static __global__ void __launch_bounds__(THREADS, 1)
     forward(const msi_attention_args a, const dropper drop, int64_t tiles)
@@ -92,14 +107,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         load(kv, at<const T>(a.v, a.v_stride, w.b, w.kv, 0), a.v_stride[2], k0, a.kv_len, COLS,
              depth);
         __syncthreads();
-        for (int64_t d = lane; d < depth; d += LANES) {
-            R y = acc[r * row + d] * shrink;
-
-            for (int c = 0; c < COLS; c++) {
-                y += times(p[r * COLS + c], kv[c * row + d]);
-            }
-            acc[r * row + d] = y;
-        }
+        add_rows(acc + r * row, shrink, p + r * COLS, kv, row, lane, depth);
     }
     if (t >= a.q_len) {
         return;
@@ -199,14 +207,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                                (R)a.scale;
         }
         __syncthreads();
-        for (int64_t d = lane; d < depth; d += LANES) {
-            R y = dq[r * row + d];
-
-            for (int c = 0; c < COLS; c++) {
-                y += times(ds[r * COLS + c], kv[c * row + d]);
-            }
-            dq[r * row + d] = y;
-        }
+        add_rows(dq + r * row, (R)1, ds + r * COLS, kv, row, lane, depth);
     }
     for (int64_t d = lane; q0 + r < a.q_len && d < depth; d += LANES) {
         at<T>(a.dq, a.dq_stride, w.b, w.h, q0 + r)[d] = element<T>::put(dq[r * row + d]);
@@ -256,25 +257,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
                     (R)a.scale;
             }
             __syncthreads();
-            for (int64_t d = lane; d < depth; d += LANES) {
-                R y = dv[r * row + d];
-
-                for (int c = 0; c < COLS; c++) {
-                    y += times(p[r * COLS + c], q[c * row + d]);
-                }
-                dv[r * row + d] = y;
-            }
+            add_rows(dv + r * row, (R)1, p + r * COLS, q, row, lane, depth);
             __syncthreads();
             load(q, queries, a.q_stride[2], q0, a.q_len, COLS, depth);
             __syncthreads();
-            for (int64_t d = lane; d < depth; d += LANES) {
-                R y = dk[r * row + d];
-
-                for (int c = 0; c < COLS; c++) {
-                    y += times(ds[r * COLS + c], q[c * row + d]);
-                }
-                dk[r * row + d] = y;
-            }
+            add_rows(dk + r * row, (R)1, ds + r * COLS, q, row, lane, depth);
         }
     }
     for (int64_t d = lane; k0 + r < a.kv_len && d < depth; d += LANES) {
