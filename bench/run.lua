@@ -2,8 +2,8 @@
 ---
 --- Each probe runs our side (rows.lua) and, when python can import torch, PyTorch's
 --- (torch_rows.py) in turns, every run a fresh set of processes pinned to cores; prints medians.
---- A ratio above 1 means ahead of PyTorch, whatever the unit. We train in bf16, the rival in its
---- fastest dtype on this machine, unless told otherwise; rows name both.
+--- A ratio above 1 means ahead of PyTorch, whatever the unit. We train in bf16 and PyTorch in its
+--- fastest dtype on this machine by default. Rows name both dtypes.
 
 local here = arg[0]:match('^(.*)/') or '.'
 dofile(here .. '/../examples/setup.lua')

@@ -1,5 +1,5 @@
-/* Comparisons (out is bool, `in_dtype` tells what is compared) and the choice by a bool. NaN
- * compares as in C: unequal to everything, below nothing. */
+/* Comparisons of operands of `in_dtype`, with a bool result, and selection by a bool. NaN compares
+ * as in C: it is unequal to everything and less than nothing. */
 #include "element.h"
 #include "ew.h"
 

@@ -32,7 +32,7 @@ static __device__ inline bool input_at(const msi_conv_args &a, int64_t i[3], con
     return inside;
 }
 
-/* The output place that meets input i with tap k; false: there is none. */
+/* The output position whose window has input i at tap k. False if no output uses it there. */
 static __device__ inline bool output_at(const msi_conv_args &a, int64_t o[3], const int64_t i[3],
                                         const int64_t k[3])
 {

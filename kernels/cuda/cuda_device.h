@@ -19,7 +19,7 @@ __attribute__((visibility("default"))) const msi_device_ops *msi_device_plugin(v
 /* Enqueue a kernel. cudaErrorNotSupported: not for these arguments. */
 typedef cudaError_t (*cuda_kernel_fn)(cudaStream_t stream, const void *args);
 
-/* NULL: there is none. */
+/* NULL where the device has no such kernel. */
 extern const cuda_kernel_fn cuda_kernels[MSI_K_COUNT][MS_DTYPE_COUNT];
 
 /* Updates of n <= MSI_RUN_ALL parameters by an optimizer's kernel. */

@@ -19,7 +19,7 @@ static __device__ inline double power(double a, double order)
     return product;
 }
 
-/* Lane l adds elements l, l + 32, ...; lanes meet as l and l + 16, l and l + 8, ... */
+/* Lane l adds elements l, l + 32, ...; then lanes l and l + 16 are added, l and l + 8, ... */
 template <class T> static __device__ inline double squares(const T *x, int64_t n)
 {
     double sum = 0;

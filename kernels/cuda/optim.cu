@@ -7,8 +7,8 @@ enum { CHUNK = 4096, STATES = 3 };
 /* A rule has its settings in the compute type, `state()`, the buffers of a parameter or NULL, and
  * `step()`, which changes its states and gives the new element. */
 
-/* The gradient, negated to maximize, with the decay that is added to it. Without one p is left
- * out, for an infinite p times 0 is none. */
+/* The gradient, negated to maximize, with the decay that is added to it. Without decay p is not
+ * read, since infinity times 0 is NaN. */
 template <class R> static __device__ inline R gradient(R g, R p, bool maximize, double decay)
 {
     g = maximize ? -g : g;

@@ -105,8 +105,8 @@ typedef struct msi_device_ops {
 
     /* True if there is such a kernel. NULL: those of the CPU. */
     bool (*has)(msi_device *d, int32_t kernel, int32_t dtype);
-    /* Scratch of a kernel with `work`; -1, or NULL: as much as the CPU's, which is none of a
-     * product. */
+    /* Bytes of scratch of a kernel with `work`. -1, or a NULL function: as much as the CPU's
+     * kernel, whose products need none. */
     int64_t (*work_bytes)(msi_device *d, int32_t kernel, int32_t dtype, const void *args);
 
     /* enqueue in stream order; arguments are copied */

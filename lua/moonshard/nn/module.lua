@@ -355,9 +355,9 @@ function Module:named_parameters(recurse, remove_duplicates)
 end
 
 --- All distinct parameters: what an optimizer takes. An array, and
---- `for p in model:parameters() do`. Wrapped ones show this rank's shard between forwards, of which
---- a sum says nothing about the whole; a term of the loss over them belongs in the forward of the
---- module that is wrapped with them (elsewhere its backward is a RuntimeError).
+--- `for p in model:parameters() do`. Those of a wrapped module are this rank's shards between
+--- forwards, so their sum is not that of the model. A loss term over them is computed in the
+--- forward of the module that is wrapped with them; elsewhere its backward is a RuntimeError.
 ---@param recurse? boolean  default true
 ---@return ms.Tensor[]
 function Module:parameters(recurse)
