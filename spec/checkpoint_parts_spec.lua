@@ -51,8 +51,48 @@ describe('a checkpoint', function()
     end)
   end)
 
+  it('holds one optimizer over two models by the names of both', function()
+    local function make(is_plain)
+      ms.manual_seed(1)
+      local function net(n)
+        local module = nn.Sequential(nn.Linear(4, n), nn.Linear(n, 4)):materialize()
+        return is_plain and module or wrap(module, {})
+      end
+      local g, d = net(3), net(5)
+      local opt = optim.AdamW({ { params = g:parameters() },
+        { params = d:parameters(), lr = 0.01 } }, { lr = 0.1 })
+      return { modules = { g = g, d = d }, optimizer = opt }
+    end
+    local function step(t)
+      t.modules.d(t.modules.g(ms.ones(2, 4))):square():sum():backward()
+      t.optimizer:step()
+      t.optimizer:zero_grad()
+      return runs.hash_of(t.modules.g) .. runs.hash_of(t.modules.d)
+    end
+    for from, is_plain in ipairs { false, true } do -- of one rank, of two
+      local hash = runs.reports(from, function()
+        local t = make(is_plain)
+        step(t)
+        t.step = 1
+        checkpoint.save(root, 'a', t)
+        checks.raises('ValueError', "two parameters of the optimizer are called '0.weight'",
+          checkpoint.save, root, 'b', { step = 1, optimizer = t.optimizer })
+        return step(t)
+      end)[0]
+      for to = 1, 2 do
+        assert.equal(hash, runs.reports(to, function()
+          local t = make(to == 2)
+          step(t)
+          step(t)
+          checkpoint.load(root .. '/a', t)
+          return step(t)
+        end)[0])
+      end
+    end
+  end)
+
   it('works in launched processes', function()
-    for _, spec in ipairs { 'checkpoint_parts', 'ema' } do
+    for _, spec in ipairs { 'checkpoint_parts', 'checkpoint', 'ema', 'fsdp/optim_state' } do
       runs.launched(('spec/%s_spec.lua'):format(spec))
     end
   end)
