@@ -58,7 +58,8 @@ end
 --- Options that scripts read as fields of a wrapped module.
 State.OPTIONS = {
   'sharding_strategy', 'backward_prefetch', 'forward_prefetch', 'mixed_precision',
-  'use_orig_params', 'limit_all_gathers', 'process_group', 'cpu_offload', 'device_id',
+  'use_orig_params', 'limit_all_gathers', 'process_group', 'device_mesh', 'cpu_offload',
+  'device_id',
 }
 
 -- Let param_init_fn set the initial values of parameters that have none, while their handles show
@@ -153,6 +154,7 @@ function State.options_of(given)
   if inherited then
     given = util.merged(given)
     given._ignored, given._reason = nil, nil
+    given.process_group = not given.device_mesh and given.process_group or nil -- the mesh's own
   end
   local opts = options.normalised(given)
   opts.reason = reason
