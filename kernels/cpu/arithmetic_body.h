@@ -56,7 +56,12 @@ LANES_INLINE V LOCAL(held)(REAL bound)
     return OF(splat)(LOAD_N(&held, 1)[0]);
 }
 
-EW(clamp_grad, 2, OF(select)(OF(le)(LOCAL(held)(s0), b) & OF(le)(b, LOCAL(held)(s1)), a, SPLAT(0)))
+/* Are a and b in ascending order, and apart? Infinity is no bound that a number reaches. */
+#define WITHIN(a, b)                                                                               \
+    (OF(lt)((a), (b)) | (OF(eq)((a), (b)) & OF(eq)(OF(abs)(a), SPLAT(INFINITY))))
+EW(clamp_grad, 2,
+   OF(select)(WITHIN(LOCAL(held)(s0), b) & WITHIN(b, LOCAL(held)(s1)), a, SPLAT(0)))
+#undef WITHIN
 
 /* 0 of NaN, too. */
 LANES_INLINE V LOCAL(sign_lanes)(V a)

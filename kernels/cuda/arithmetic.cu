@@ -55,7 +55,13 @@ EW_NUMBERS(clamp, 1, smallest(largest(a, s0), s1))
 EW(maximum_grad, 3, SHARE(a, b, c, b < c))
 EW(minimum_grad, 3, SHARE(a, b, c, c < b))
 
-EW(clamp_grad, 2, (held<T, R>(s0) <= b && b <= held<T, R>(s1) ? a : (R)0))
+/* Are a and b in ascending order, and apart? Infinity is no bound that a number reaches. */
+template <class R> static __device__ inline bool within(R a, R b)
+{
+    return a < b || (a == b && isinf(a));
+}
+
+EW(clamp_grad, 2, (within(held<T, R>(s0), b) && within(b, held<T, R>(s1)) ? a : (R)0))
 EW(abs_grad, 2, a *signum(b))
 EW(sign_grad, 2, 0)
 EW(square_grad, 2, a *(b + b))

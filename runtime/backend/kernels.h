@@ -33,7 +33,7 @@
     X(maximum_grad, msi_ew_args)    /* in[0] where in[1] > in[2], half of it where they are equal, \
                                        0 where in[1] < in[2] */                                    \
     X(minimum_grad, msi_ew_args)    /* likewise, < and > exchanged */                              \
-    X(clamp_grad, msi_ew_args)      /* in[0] where scalar[0] <= in[1] <= scalar[1], else 0 */      \
+    X(clamp_grad, msi_ew_args)      /* in[0] where scalar[0] < in[1] < scalar[1], else 0 */        \
     X(mul_neg, msi_ew_args)         /* -(in[0] * in[1] * in[2]): for the gradient of 1/x */        \
     X(div_neg, msi_ew_args)         /* -(in[0] * in[1] / in[2]): for the gradient of x/y */        \
     X(gelu_grad, msi_ew_args)       /* in[0] gelu'(in[1]), in[1] = x */                            \

@@ -21,7 +21,7 @@ MS_API ms_status ms_op_div(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 MS_API ms_status ms_op_maximum(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 MS_API ms_status ms_op_minimum(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 /** min(max(x, low), high). An infinite bound has no effect; a NaN bound makes every result NaN.
- * Integers too, if they can hold the bounds. The gradient is passed where low <= x <= high. */
+ * Integers too, if they can hold the bounds. The gradient is passed where low < x < high. */
 MS_API ms_status ms_op_clamp(ms_tensor **out, ms_tensor *x, double low, double high);
 /** scale * x + shift. A shift of -0 adds nothing: zeros keep their sign (x + 0 does not). */
 MS_API ms_status ms_op_affine(ms_tensor **out, ms_tensor *x, double scale, double shift);
