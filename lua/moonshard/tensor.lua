@@ -469,8 +469,8 @@ local function in_place(name, op)
 end
 
 --- self = self * x, self - x, self / x, for a tensor that broadcasts to self or a number; clamp,
---- masked_fill, scatter_add and index_add of self. Values that require grad are refused as by copy_.
---- Takes memory for the result.
+--- masked_fill, scatter_add and index_add of self. Values that require grad are refused as by
+--- copy_. Takes memory for the result.
 ---@class ms.Tensor
 ---@field mul_ fun(self: ms.Tensor, x: ms.Tensor|number): ms.Tensor
 ---@field sub_ fun(self: ms.Tensor, x: ms.Tensor|number): ms.Tensor

@@ -244,7 +244,7 @@ local normalize_options = { p = 'number', dim = 'whole', eps = 'number' }
 
 --- x / max(norm, eps), the norm along one dimension.
 ---@param x ms.Tensor  floating
----@param opts? { p?: number, dim?: integer, eps?: number }  p: of the norm (default 2); dim: default
+---@param opts? { p?: number, dim?: integer, eps?: number }  p: of the norm, default 2; dim: default
 ---  2; eps: default 1e-12
 ---@return ms.Tensor
 function reductions.normalize(x, opts)
