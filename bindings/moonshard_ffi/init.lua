@@ -65,6 +65,7 @@ function B.collect()
   collectgarbage()
   B.core.collect_hooks()
   collectgarbage()
+  C.ms_comm_reap()
   C.ms_memory_collected()
 end
 
@@ -140,6 +141,32 @@ local comm_out = ffi.new('ms_comm *[1]')
 function B.world()
   B.check(C.ms_comm_world(comm_out))
   return comm_out[0]
+end
+
+-- Groups hold descriptors, of which the collector knows nothing.
+local GROUPS_PER_COLLECTION = 64
+local n_groups = 0
+
+--- A group that `make(out, ...)` makes: it is freed when no script, model, graph or pending
+--- message uses it.
+---@param make ffi.cdata*  a function of the runtime
+---@return ms.dist.Group|false group  false: this rank is in none
+function B.make_group(make, ...)
+  n_groups = n_groups + 1
+  if n_groups % GROUPS_PER_COLLECTION == 0 then
+    B.collect()
+  end
+  C.ms_comm_reap()
+  B.check(make(comm_out, ...))
+  if comm_out[0] == nil then
+    return false
+  end
+  local serial = C.ms_comm_serial(comm_out[0])
+  return ffi.gc(comm_out[0], function(group)
+    if C.ms_comm_serial(group) == serial then -- else freed, or closed with its context
+      C.ms_comm_abandon(group)
+    end
+  end)
 end
 
 -- -- small things --------------------------------------------------------------------------------

@@ -36,7 +36,6 @@ local rank_out = B.new('int32_t[1]')
 local code_out = B.new('int32_t[1]')
 local cause_out = B.new('const char *[1]')
 local launch_out = B.new('ms_launch *[1]')
-local comm_out = B.new('ms_comm *[1]')
 
 ---@class ms.dist.World
 ---@field rank integer              from 0
@@ -335,8 +334,8 @@ end
 
 --- Divide a group: those of its ranks that give the same color form a group of their own, ordered
 --- by key and, where keys are equal, as before. Collective over the group that is divided. What
---- comes back is what fsdp.FSDP takes as `process_group`; it lasts as long as the job, unless
---- destroy_process_group() ends it. Errors name ranks by their rank in the job.
+--- comes back is what fsdp.FSDP takes as `process_group`; it lasts until destroy_process_group(),
+--- or until nothing uses it. Errors name ranks by their rank in the job.
 ---
 ---   local pair = ms.dist.split(world.rank % 2) -- ranks 0 and 2, ranks 1 and 3
 ---   local model = fsdp.FSDP(module, { process_group = pair })
@@ -351,8 +350,7 @@ function dist.split(color, key, group)
   end
   key, group = validate.and_group('dist.split', key, group)
   color, key = int32('dist.split', 'color', color), int32('dist.split', 'key', key, 0)
-  B.check(C.ms_comm_split(comm_out, group, color, key))
-  return comm_out[0] ~= nil and comm_out[0]
+  return B.make_group(C.ms_comm_split, group, color, key)
 end
 
 ---@class ms.dist.FakeOptions
@@ -369,7 +367,7 @@ end
 ---   local model = fsdp.FSDP(m, { process_group = ms.dist.fake { rank = 3, world = 1024 } })
 ---
 ---@param opts ms.dist.FakeOptions
----@return ms.dist.Group group  until destroy_process_group(), or the job's end
+---@return ms.dist.Group group  until destroy_process_group(), or until nothing uses it
 function dist.fake(opts)
   if type(opts) == 'table' and opts.ranks ~= nil then -- as dist.init has it
     errors.raise('ValueError', "dist.fake: unknown option 'ranks', did you mean 'world'?")
@@ -378,8 +376,7 @@ function dist.fake(opts)
   local world = int32('dist.fake', 'world', opts.world, nil, 1)
   local rank = int32('dist.fake', 'rank', opts.rank, 0, 0)
   faked = faked or not look().initialized
-  B.check(C.ms_comm_fake(comm_out, rank, world))
-  return comm_out[0]
+  return B.make_group(C.ms_comm_fake, rank, world)
 end
 
 local target = validate.target

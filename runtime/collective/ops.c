@@ -53,6 +53,34 @@ msi_collective msi_collective_of(ms_comm *comm, int32_t how)
                             .reduce = how};
 }
 
+static ms_status nothing(void *user)
+{
+    (void)user;
+    return MS_OK;
+}
+
+ms_status msi_collective_run(const msi_op *op, const msi_collective *attrs, ms_tensor *x,
+                             ms_tensor **out)
+{
+    MS_TRY(msi_op_run(op, attrs, &x, 1, out, 1));
+    if ((*out)->grad_fn == NULL) {
+        return MS_OK;
+    }
+    void *use = msi_comm_use_in_graph(attrs->comm);
+    const msi_pre_hook hook = {nothing, use, msi_comm_end_use, NULL};
+    ms_status status = use != NULL ? msi_autograd_pre_hook(*out, hook)
+                                   : MS_FAIL(MS_OUT_OF_MEMORY, "no memory to record a collective");
+
+    if (status != MS_OK) {
+        if (use != NULL) {
+            msi_comm_end_use(use);
+        }
+        ms_tensor_free(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
 /* A graph may outlive its group. */
 ms_status msi_run_in_backward(msi_bwd *b, const msi_op *op, msi_collective *attrs,
                               const msi_view *in, const msi_view *out)
@@ -134,7 +162,7 @@ ms_status ms_op_all_reduce(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_t
     const msi_collective attrs = msi_collective_of(comm, reduce);
     const msi_op *op = is_extreme(reduce) ? &msi_op_all_reduce_extreme : &msi_op_all_reduce;
 
-    return msi_op_run(op, &attrs, &x, 1, out, 1);
+    return msi_collective_run(op, &attrs, x, out);
 }
 
 /* -- all_gather -------------------------------------------------------------------------------- */
@@ -191,7 +219,7 @@ ms_status ms_op_all_gather(ms_tensor **out, ms_comm *comm, ms_tensor *x)
 {
     const msi_collective attrs = msi_collective_of(comm, 0);
 
-    return msi_op_run(&msi_op_all_gather, &attrs, &x, 1, out, 1);
+    return msi_collective_run(&msi_op_all_gather, &attrs, x, out);
 }
 
 /* -- reduce_scatter ---------------------------------------------------------------------------- */
@@ -254,7 +282,7 @@ ms_status ms_op_reduce_scatter(ms_tensor **out, ms_comm *comm, ms_tensor *x, int
     const msi_collective attrs = msi_collective_of(comm, reduce);
     const msi_op *op = is_extreme(reduce) ? &msi_op_reduce_scatter_extreme : &msi_op_reduce_scatter;
 
-    return msi_op_run(op, &attrs, &x, 1, out, 1);
+    return msi_collective_run(op, &attrs, x, out);
 }
 
 /* -- broadcast --------------------------------------------------------------------------------- */
@@ -300,5 +328,5 @@ ms_status ms_op_broadcast(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_t 
 {
     const msi_collective attrs = msi_collective_of(comm, root);
 
-    return msi_op_run(&msi_op_broadcast, &attrs, &x, 1, out, 1);
+    return msi_collective_run(&msi_op_broadcast, &attrs, x, out);
 }

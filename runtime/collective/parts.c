@@ -78,7 +78,7 @@ ms_status ms_op_dist_scatter(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32
 {
     const msi_collective attrs = msi_collective_of(comm, root);
 
-    return msi_op_run(&msi_op_dist_scatter, &attrs, &x, 1, out, 1);
+    return msi_collective_run(&msi_op_dist_scatter, &attrs, x, out);
 }
 
 /* -- gather ------------------------------------------------------------------------------------ */
@@ -138,7 +138,7 @@ ms_status ms_op_dist_gather(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_
 {
     const msi_collective attrs = msi_collective_of(comm, root);
 
-    return msi_op_run(&msi_op_dist_gather, &attrs, &x, 1, out, 1);
+    return msi_collective_run(&msi_op_dist_gather, &attrs, x, out);
 }
 
 /* -- reduce ------------------------------------------------------------------------------------ */
@@ -196,8 +196,8 @@ ms_status ms_op_dist_reduce(ms_tensor **out, ms_comm *comm, ms_tensor *x, int32_
     const bool extreme = reduce == MS_REDUCE_MAX || reduce == MS_REDUCE_MIN;
 
     attrs.to = root;
-    return msi_op_run(extreme ? &msi_op_dist_reduce_extreme : &msi_op_dist_reduce, &attrs, &x, 1,
-                      out, 1);
+    return msi_collective_run(extreme ? &msi_op_dist_reduce_extreme : &msi_op_dist_reduce, &attrs,
+                              x, out);
 }
 
 /* -- all_to_all -------------------------------------------------------------------------------- */
@@ -307,5 +307,5 @@ ms_status ms_op_all_to_all(ms_tensor **out, ms_comm *comm, ms_tensor *x, const i
         return MS_FAIL(MS_VALUE_ERROR, "all_to_all: x has shape (), expected a first size");
     }
     MS_TRY(msi_check_rows(&attrs, -1, x->v.shape[0], out_rows, in_rows));
-    return msi_op_run(&msi_op_all_to_all, &attrs, &x, 1, out, 1);
+    return msi_collective_run(&msi_op_all_to_all, &attrs.base, x, out);
 }

@@ -89,6 +89,10 @@ int32_t msi_comm_first_in_job(const ms_comm *comm);
 ms_status msi_comm_publish(ms_comm *comm, const msi_fingerprint *fp, uint64_t *seq);
 /* Sequence number of the next operation. */
 uint64_t msi_comm_next(const ms_comm *comm);
+/* Keep an abandoned group until msi_comm_end_use(), for a recorded collective. ms_comm_free() frees
+ * it all the same. @return NULL: no memory */
+void *msi_comm_use_in_graph(ms_comm *comm);
+void msi_comm_end_use(void *use);
 /* Hash of all that this rank has published; equal on ranks that published the same. */
 uint64_t msi_comm_schedule_hash(const ms_comm *comm);
 /* Record a note that must be equal on all ranks. The group's next collective compares it and fails

@@ -291,7 +291,7 @@ double ms_comm_serial(const ms_comm *c)
 
 static void discard_unheld(ms_comm *c)
 {
-    ms_comm **at = c->forsaken && c->n_holders == 0 ? place_of(c) : NULL;
+    ms_comm **at = c->freed_by_caller && c->n_holders == 0 ? place_of(c) : NULL;
 
     if (at != NULL) {
         *at = c->next;
@@ -302,7 +302,7 @@ static void discard_unheld(ms_comm *c)
 void ms_comm_free(ms_comm *c)
 {
     if (c != NULL && place_of(c) != NULL) { /* else borrowed, or closed with its context */
-        c->forsaken = true;
+        c->freed_by_caller = true;
         discard_unheld(c);
     }
 }
@@ -318,4 +318,54 @@ void ms_comm_release(ms_comm *c)
         c->n_holders--;
         discard_unheld(c);
     }
+}
+
+void ms_comm_abandon(ms_comm *c)
+{
+    if (c != NULL && place_of(c) != NULL) {
+        c->abandoned = true;
+    }
+}
+
+void ms_comm_reap(void)
+{
+    msi_groups *g = msi_groups_peek();
+
+    for (ms_comm **at = g != NULL ? &g->others : NULL; at != NULL && *at != NULL;) {
+        ms_comm *c = *at;
+
+        if (c->abandoned && c->n_holders == 0 && c->n_graphs == 0 && !msi_messages_pending(c)) {
+            *at = c->next;
+            msi_comm_discard(c);
+        } else {
+            at = &c->next;
+        }
+    }
+}
+
+/* A recorded collective. */
+typedef struct graph_use {
+    ms_comm *comm;
+    double serial;
+} graph_use;
+
+void *msi_comm_use_in_graph(ms_comm *c)
+{
+    graph_use *use = malloc(sizeof(*use));
+
+    if (use != NULL) {
+        *use = (graph_use){c, ms_comm_serial(c)};
+        c->n_graphs++;
+    }
+    return use;
+}
+
+void msi_comm_end_use(void *user)
+{
+    graph_use *use = user;
+
+    if (ms_comm_serial(use->comm) == use->serial) { /* else freed by the caller */
+        use->comm->n_graphs--;
+    }
+    free(use);
 }

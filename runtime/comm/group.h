@@ -80,11 +80,13 @@ struct ms_comm {
     msi_mail *mail;         /* (n_members, n_members): from, to; or NULL */
     char *mail_bytes;       /* (n_members, MSI_MAIL), shared by those to whom a member sends */
     uint64_t seq, hash, step;
-    uint64_t n_notes;                /* of this rank */
-    uint64_t id;                     /* in its job, equal on all members; 0: world */
-    ms_comm *next;                   /* next split or fake group of the context */
-    int32_t n_holders;               /* split, fake: owners besides the caller */
-    bool forsaken;                   /* freed by the caller */
+    uint64_t n_notes;  /* of this rank */
+    uint64_t id;       /* in its job, equal on all members; 0: world */
+    ms_comm *next;     /* next split or fake group of the context */
+    int32_t n_holders; /* split, fake: owners besides the caller */
+    int32_t n_graphs;  /* recorded collectives: they keep an abandoned group */
+    bool freed_by_caller;
+    bool abandoned;                  /* no handle is left, see ms_comm_abandon() */
     msi_segment memory;              /* of a split group, shared with its siblings */
     struct msi_device_comm *devices; /* NULL: none yet */
     int32_t apart;                   /* MSI_APART_* */
@@ -220,6 +222,7 @@ ms_status msi_member_left_error(ms_comm *c, int32_t q, const char *operation);
 void msi_messages_progress(void);
 /* Give up those of a group that goes; NULL: all. */
 void msi_messages_drop(const ms_comm *c);
+bool msi_messages_pending(const ms_comm *c);
 
 /* -- state.c: the groups of a context ---------------------------------------------------------- */
 typedef struct msi_groups {

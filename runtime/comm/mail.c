@@ -206,6 +206,16 @@ void msi_messages_drop(const ms_comm *c)
     }
 }
 
+bool msi_messages_pending(const ms_comm *c)
+{
+    const ms_message *m = pending;
+
+    while (m != NULL && m->comm != c) {
+        m = m->next;
+    }
+    return m != NULL;
+}
+
 /* In front of it are all earlier ones. */
 void msi_mail_append(ms_message *m)
 {

@@ -161,6 +161,36 @@ describe('dist.destroy_process_group', function()
     end)
   end
 
+  it('need not be called: what nothing uses goes', function()
+    scripts.with_script([[
+      local dist = ms.dist
+      local rank = dist.init { ranks = 2 }.rank
+      local model, handle
+      local x = ms.ones(1):requires_grad_(true)
+      local y = dist.functional.all_reduce(x, dist.new_group())
+      do
+        local group = dist.split(0)
+        model = ms.fsdp.FSDP(ms.nn.Linear(4, 4), { process_group = group })
+        handle = rank == 0 and dist.isend(ms.ones(3), 1, dist.new_group())
+          or dist.irecv(ms.zeros(3), 0, dist.new_group())
+      end
+      for i = 1, 1000 do
+        local one, other = dist.new_group(), dist.split(rank)
+        if i % 100 == 0 then dist.barrier(one) end
+      end
+      handle:wait()
+      y:backward() -- gradients add over both ranks
+      assert(x:grad():item() == 2)
+      model(ms.ones(1, 4)):sum():backward()
+      ms.collect()
+      dist.barrier()
+      print 'through'
+    ]], function(path)
+      local output = scripts.shell(("sh -c 'ulimit -n 200 && exec luajit %s'"):format(path))
+      assert.truthy(output:find('through.*through'), output)
+    end)
+  end)
+
   it('leaves the job without a group or with dist.world()', function()
     for given = 1, 2 do
       dist.spawn(2, function()

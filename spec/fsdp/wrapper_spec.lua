@@ -32,6 +32,17 @@ describe('FSDP', function()
       assert.equal(1, m.world_size)
     end)
 
+    it('are of the instances that fsdp_modules lists, in their order', function()
+      local m = nn.Sequential(wrapped(nn.Sequential(wrapped(nn.Linear(2, 2)), nn.Linear(2, 2))),
+        nn.Linear(2, 2), wrapped(nn.Linear(2, 2)))
+      local outer, last = m[1], m[3]
+      assert.same({ outer, outer.module[1], last }, fsdp.fsdp_modules(m))
+      assert.same({ outer, last }, fsdp.fsdp_modules(m, { root_only = true }))
+      assert.same({ outer.module[1] }, fsdp.fsdp_modules(outer.module[1], { root_only = true }))
+      assert.same({}, fsdp.fsdp_modules(m[2]))
+      checks.raises('TypeError', "fsdp_modules: 'module' is", fsdp.fsdp_modules, 1)
+    end)
+
     it('are checked when they are given', function()
       for _, case in ipairs {
         { 'ValueError', "did you mean 'sharding_strategy'?", { sharding_stratgy = 'x' } },

@@ -4,6 +4,7 @@ local nn, fsdp = ms.nn, ms.fsdp
 local checks = require 'support.checks'
 local wrap = require 'support.wrap'
 local runs = require 'support.runs'
+local scripts = require 'support.scripts'
 
 local function net()
   ms.manual_seed(1)
@@ -88,6 +89,43 @@ describe('a checkpoint', function()
     end
     local whole = peak(false)
     assert.is_true(peak(true) < 0.6 * whole)
+  end)
+
+  it('takes known options, and may keep arguments in host memory', function()
+    scripts.with_script([[
+      local nn = ms.nn
+      local function run(offloads)
+        ms.manual_seed(2)
+        local layers = {}
+        for i = 1, 6 do
+          layers[i] = nn.checkpoint_wrapper(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)),
+            { offload_to_cpu = offloads })
+        end
+        local x = ms.ones(4096, 8):requires_grad_(true)
+        local y = nn.Sequential(layers)(x):square():sum()
+        ms.collect()
+        local held, pinned = ms.memory().live.activation, ms.memory().pinned
+        y:backward(nil, { retain_graph = true })
+        y:backward()
+        assert(ms.memory().pinned == 0)
+        return x:grad():hash() .. layers[1][1].weight:grad():hash(), held, pinned
+      end
+      local expected, whole = run(false)
+      local on_device = ms.ones(1):device() ~= 'cpu'
+      local found, held, pinned = run(true)
+      assert(found == expected)
+      if on_device then
+        assert(pinned >= 6 * 4096 * 8 * 4 and held < 0.5 * whole)
+      end
+      print 'through'
+    ]], function(path)
+      for _, place in ipairs { 'cpu', 'fake' } do
+        local output = scripts.shell(('env MS_DEVICE=%s luajit %s'):format(place, path))
+        assert.truthy(output:find 'through', output)
+      end
+    end)
+    checks.raises('ValueError', "checkpoint_wrapper: unknown option 'offload_to_gpu', did you mean "
+      .. "'offload_to_cpu'?", nn.checkpoint_wrapper, net(), { offload_to_gpu = true })
   end)
 
   it('works inside and around FSDP units', function()

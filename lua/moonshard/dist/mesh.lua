@@ -15,7 +15,6 @@ local notes = require 'moonshard_ffi.notes'
 
 local C = B.C
 
-local comm_out = B.new('ms_comm *[1]')
 
 ---@class ms.dist.DeviceMesh
 ---@field ndim integer
@@ -128,8 +127,7 @@ local function group_along(world, coordinate, shape, d)
       color = other == d and color or color * shape[other] + place
     end
   end
-  B.check(C.ms_comm_split(comm_out, world, color, coordinate and coordinate[d] or 0))
-  return comm_out[0] ~= nil and comm_out[0]
+  return B.make_group(C.ms_comm_split, world, color, coordinate and coordinate[d] or 0)
 end
 
 local function checked_shape(what, shape)

@@ -17,9 +17,10 @@ local message_out, done_out = B.new('ms_message *[1]'), B.new('bool[1]')
 ---@field tag? integer  compared with the other side's, default 0
 ---@field async_op? boolean  return a handle; the tensor is the message's until it is finished
 
--- What a handle asks.
-local function handle_of(message)
+-- What a handle asks. It keeps the group.
+local function handle_of(message, group)
   return {
+    group = group,
     wait = function() B.check(C.ms_message_wait(message)) end,
     is_completed = function()
       B.check(C.ms_message_test(message, done_out))
@@ -35,10 +36,10 @@ local function checked(what, opts)
 end
 
 -- A handle, or the other rank's place once the message is finished.
-local function finish(async)
+local function finish(async, group)
   local message = B.gc(message_out[0], C.ms_message_free)
   if async then
-    return work.of(true, nil, handle_of(message))
+    return work.of(true, nil, handle_of(message, group))
   end
   B.check(C.ms_message_wait(message))
   return C.ms_message_peer(message)
@@ -58,7 +59,7 @@ function messages.send(t, dst, group, opts)
   local tag, async = checked('send', opts)
   calls.comm_send(message_out, group, arguments.tensor('send', 't', t),
     arguments.whole('send', 'dst', dst, nil, 0), tag)
-  local result = finish(async)
+  local result = finish(async, group)
   return async and result or nil
 end
 
@@ -74,7 +75,7 @@ function messages.recv(t, src, group, opts)
   local tag, async = checked('recv', opts)
   calls.comm_recv(message_out, group, validate.target('recv', 't', t),
     src == nil and -1 or arguments.whole('recv', 'src', src, nil, 0), tag)
-  return finish(async)
+  return finish(async, group)
 end
 
 -- The same with async_op.

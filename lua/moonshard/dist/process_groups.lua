@@ -11,8 +11,6 @@ local C = B.C
 
 local process_groups = {}
 
-local comm_out = B.new('ms_comm *[1]')
-
 --- Those of the job's ranks that are `wanted`, in the order of the job.
 local function checked_ranks(wanted, world_size)
   local ranks, seen = {}, {}
@@ -34,7 +32,8 @@ local function checked_ranks(wanted, world_size)
 end
 
 --- A group of some ranks of the job, in the job's order whatever that of the list. Collective over
---- all ranks of the job, with one list. It lasts until destroy_process_group(), or the job.
+--- all ranks of the job, with one list. It lasts until destroy_process_group(), or
+--- until nothing uses it.
 ---
 ---   local even = ms.dist.new_group { 0, 2 } -- false on ranks 1 and 3
 ---
@@ -48,8 +47,7 @@ function process_groups.new_group(ranks)
   end
   local list, has = checked_ranks(ranks or members.list(world), C.ms_comm_size(world))
   notes.text(world, 'ranks of new_group', table.concat(list, ' '))
-  B.check(C.ms_comm_split(comm_out, world, has[rank] and 0 or -1, rank))
-  return comm_out[0] ~= nil and comm_out[0]
+  return B.make_group(C.ms_comm_split, world, has[rank] and 0 or -1, rank)
 end
 
 --- End a group: it goes, and with it the memory and descriptor that its ranks share, when no model

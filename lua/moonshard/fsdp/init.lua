@@ -9,6 +9,9 @@ local wrap = require 'moonshard.fsdp.wrap'
 
 ---@class ms.fsdp
 ---@field FSDP ms.fsdp.FSDP
+---@field fsdp_modules fun(module: ms.nn.Module, opts?: { root_only?: boolean }): ms.nn.Module[]
+---  What FSDP shards of a module and those below it, in their order; root_only: what no other of
+---  them contains
 ---@field optim_state_dict fun(model: ms.nn.Module, optim: ms.optim.Optimizer): table  The state of
 ---  an optimizer over the model's parameters; those that took no step are absent. Collective with
 ---  the type FULL_STATE_DICT; with its `rank0_only` ranks other than 0 of the model get {}
@@ -45,6 +48,7 @@ local fsdp = {
   FSDP = require 'moonshard.fsdp.wrapper',
   composable = composable.shard,
   get_state = composable.get_state,
+  fsdp_modules = require 'moonshard.fsdp.fsdp_modules',
   register_forward_method = composable.register_forward_method,
   summon_full_params = require 'moonshard.fsdp.summon',
   state_dict_type = state_dict_type.block,

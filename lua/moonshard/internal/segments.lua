@@ -10,6 +10,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
 local errors = require 'moonshard.internal.errors'
 local guard = require 'moonshard.internal.guard'
+local offloaded = require 'moonshard.internal.offloaded'
 local random = require 'moonshard.internal.random'
 local scope = require 'moonshard.internal.scope'
 
@@ -25,6 +26,7 @@ end
 ---@field versions table<integer, integer>
 ---@field rng ms.Random.State
 ---@field places integer[]  results that have gradients
+---@field hosted table<integer, ms.Tensor>  values of arguments in host memory
 
 -- Arguments whose handles last as long as the segment. A leaf is itself: gradients are its own.
 local function kept(args)
@@ -84,7 +86,10 @@ local function recompute_of(segment)
           segment.args[i]:release()
         end
       end
-      segment.args, segment.versions = { n = 0 }, {}
+      for _, values in next, segment.hosted do
+        values:release()
+      end
+      segment.args, segment.versions, segment.hosted = { n = 0 }, {}, {}
     end
   end
 end
@@ -122,15 +127,21 @@ local segments = {}
 
 --- Run `fn(...)` so that it is computed again in backward.
 ---@param fn fun(...): ...
+---@param offloads boolean  arguments are in host memory between forward and backward
 ---@return ...
-function segments.run(fn, ...)
+function segments.run(fn, offloads, ...)
   if not autograd.is_grad_enabled() then
     return fn(...)
   end
-  local segment = { fn = fn, rng = random.get_rng_state() }
-  segment.args, segment.versions = kept(pack(...))
+  local args, hosted = pack(...), {}
+  if offloads and offloaded.is_useful() then
+    fn, args, hosted = offloaded.of(fn, args)
+  end
+  local segment = { fn = fn, rng = random.get_rng_state(), hosted = hosted }
+  segment.args, segment.versions = kept(args)
   local since = tonumber(C.ms_graph_now())
-  local results = record(segment, since, pack(scope.run('a checkpoint', fn, ...)))
+  local results = record(segment, since,
+    pack(scope.run('a checkpoint', fn, unpack(args, 1, args.n))))
   return unpack(results, 1, results.n)
 end
 

@@ -7,13 +7,13 @@ local errors = require 'moonshard.internal.errors'
 local segments = require 'moonshard.internal.segments'
 local tree = require 'moonshard.nn.tree'
 
-local function apply(module, policy, done)
+local function apply(module, policy, opts, done)
   for name, child in module:named_children() do
     if not done[child] then
       done[child] = child
-      apply(child, policy, done)
+      apply(child, policy, opts, done)
       if not (child._is_checkpoint or module._is_checkpoint) and policy(child) then
-        done[child] = CheckpointWrapper(child)
+        done[child] = CheckpointWrapper(child, opts)
       end
     end
     if done[child] ~= child then
@@ -25,19 +25,20 @@ end
 --- Run `fn(...)` and give what it returns, without keeping what its backward needs: that is
 --- computed again. A tensor that `fn` makes and puts into a field is released when backward has run
 --- `fn` again, unless it is ms.keep'd. With a module and `{ policy = p }`: wrap every module below
---- it, in place, of which `p(module)` is true and that is not wrapped yet, and give the module.
+--- it, in place, of which `p(module)` is true and that is not wrapped yet, and give the module;
+--- `offload_to_cpu` is that of nn.checkpoint_wrapper.
 ---@param fn ms.nn.Module|fun(...): ...
 ---@return ...
 local function checkpoint(fn, ...)
   local first = ...
   if tree.is_module(fn) and type(first) == 'table' and not B.is_ref(first) and first.policy then
-    local opts = errors.options('checkpoint', first, { policy = 'fn' })
-    apply(fn, opts.policy, {})
+    local opts = errors.options('checkpoint', first, { policy = 'fn', offload_to_cpu = 'flag' })
+    apply(fn, opts.policy, { offload_to_cpu = opts.offload_to_cpu }, {})
     return fn
   elseif not tree.is_module(fn) then
     arguments.fn('checkpoint', 'fn', fn)
   end
-  return segments.run(fn, ...)
+  return segments.run(fn, false, ...)
 end
 
 return checkpoint

@@ -9,7 +9,7 @@ local tree = require 'moonshard.nn.tree'
 
 ---@class ms.nn.CheckpointWrapper: ms.nn.Module
 ---@field module ms.nn.Module
----@overload fun(module: ms.nn.Module): ms.nn.CheckpointWrapper
+---@overload fun(module: ms.nn.Module, opts?: ms.nn.CheckpointOptions): ms.nn.CheckpointWrapper
 local CheckpointWrapper = Module.extend('nn.CheckpointWrapper')
 
 CheckpointWrapper._shows_entries = true
@@ -41,17 +41,24 @@ function CheckpointWrapper.__newindex(self, name, value)
   end
 end
 
+---@class ms.nn.CheckpointOptions
+---@field offload_to_cpu? boolean  the arguments of a call, which its backward needs, are in host
+---  memory until then, if the process has a device (default false); parameters stay
+
 ---@param module ms.nn.Module
-function CheckpointWrapper:init(module)
+---@param opts? ms.nn.CheckpointOptions
+function CheckpointWrapper:init(module, opts)
+  opts = errors.options('checkpoint_wrapper', opts, { offload_to_cpu = 'flag' })
   if not tree.is_module(module) then
     arguments.refuse('checkpoint_wrapper', 'module', module, 'a module')
   end
+  rawset(self, '_offloads', opts.offload_to_cpu or false)
   self:child('_checkpoint_wrapped_module', module)
   tree.show_entries(self)
 end
 
 function CheckpointWrapper:forward(...)
-  return segments.run(self._checkpoint_wrapped_module, ...)
+  return segments.run(self._checkpoint_wrapped_module, self._offloads, ...)
 end
 
 return CheckpointWrapper

@@ -70,6 +70,11 @@ MS_API void ms_comm_free(ms_comm *comm);
 MS_API void ms_comm_retain(ms_comm *comm);
 /** Remove an owner; the last one frees the group. */
 MS_API void ms_comm_release(ms_comm *comm);
+/** Give up the only handle, as a finalizer does: ms_comm_reap() frees the group once no unit, tree,
+ * graph or pending message uses it. Nothing else happens here. No effect on borrowed groups. */
+MS_API void ms_comm_abandon(ms_comm *comm);
+/** Free abandoned groups that nothing uses, as ms_comm_free() does. Not collective. */
+MS_API void ms_comm_reap(void);
 /** A number unique among this process's groups, past and future; 0 if the group was freed or
  * belongs to another thread. Accepts freed handles. */
 MS_API double ms_comm_serial(const ms_comm *comm);
