@@ -52,14 +52,14 @@ LANES_INLINE V LOCAL(gelu_tanh_lanes)(V x)
 }
 
 /* s + x s (1 - s) 2 du/dx with s = 1 / (1 + e); 1 - s = e s does not cancel. Beyond 10 the second
- * term is as good as 0; cutting x there keeps e and x^2 finite. */
+ * term is as good as 0; cutting x there keeps e and x^2 finite. Of infinities NaN, by x - x. */
 LANES_INLINE V LOCAL(gelu_tanh_slope)(V x)
 {
     V cut = OF(min)(OF(splat)(10), OF(max)(OF(splat)(-10), x));
     V e = OF(exp)(LOCAL(gelu_exponent)(cut)), s = (REAL)1 / (e + (REAL)1);
     V du2 = cut * cut * (REAL)0.21406444881780074633 + (REAL)1.59576912160573071176;
 
-    return s + cut * s * (e * s) * du2;
+    return s + cut * s * (e * s) * du2 + (x - x);
 }
 
 /* Both of sigmoid(x) and sigmoid(-x) = 1 - sigmoid(x), without overflow or cancellation. */

@@ -19,13 +19,15 @@ template <class R> static __device__ inline R gelu_exponent(R x)
     return x * (x * x * (R)-0.07135481627260024878 - (R)1.59576912160573071176);
 }
 
+/* NaN of infinities, by x - x. */
 template <class R> static __device__ inline R gelu_tanh_slope(R x)
 {
     const R cut = x > 10 ? (R)10 : x < -10 ? (R)-10 : x;
     const R e = exp_of(gelu_exponent(cut)), s = 1 / (e + 1);
 
     return s +
-           cut * s * (e * s) * (cut * cut * (R)0.21406444881780074633 + (R)1.59576912160573071176);
+           cut * s * (e * s) * (cut * cut * (R)0.21406444881780074633 + (R)1.59576912160573071176) +
+           (x - x);
 }
 
 /* Without overflow or cancellation. */

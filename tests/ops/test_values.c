@@ -131,10 +131,13 @@ static int32_t kept_dtype(int32_t dtype, int32_t mode)
     return mode == MODE_WIDE ? wide : dtype == MS_DTYPE_F64 ? MS_DTYPE_F32 : MS_DTYPE_F64;
 }
 
-/* Weights of the results in the sum that is differentiated: exact in every dtype. */
+/* Weights of the results in the sum that is differentiated: exact in every dtype; one may be NaN.
+ */
+static int64_t nan_weight = -1;
+
 static double weight_of(int64_t i)
 {
-    return (double)((i * 7 + 3) % 17 - 8) / 8;
+    return i == nan_weight ? NAN : (double)((i * 7 + 3) % 17 - 8) / 8;
 }
 
 static ms_tensor *make_weight(const ms_tensor *out)
@@ -595,6 +598,148 @@ static void check_draw(const op_row *row, int32_t n, bool *drawn)
     }
 }
 
+/* -- what is not finite ------------------------------------------------------------------------ */
+
+/* Element `at` of operand k. */
+typedef struct element {
+    int32_t k;
+    int64_t at;
+} element;
+
+/* The first, the last or any element of a floating operand; false: there is none. */
+static bool draw_element(const call *c, element *e)
+{
+    e->k = below(c->rng, c->n_in);
+    const int64_t n = numel_of(&c->in[e->k]);
+
+    if (!is_float(&c->in[e->k]) || n == 0) {
+        return false;
+    }
+    const int64_t places[] = {0, n - 1, below(c->rng, (int32_t)n)};
+
+    e->at = places[below(c->rng, 3)];
+    return true;
+}
+
+/* The weighted sum of the oracle's results, or result j alone, with two elements moved. */
+static real moved(const call *c, int64_t j, element a, real da, element b, real db)
+{
+    static array out;
+    real sum = 0;
+
+    arrays[a.k].v[a.at] += da;
+    arrays[b.k].v[b.at] += db;
+    c->op->oracle(c, operands, &out);
+    arrays[a.k].v[a.at] -= da;
+    arrays[b.k].v[b.at] -= db;
+    for (int64_t i = 0; i < out.n && j < 0; i++) {
+        sum += (real)weight_of(i) * out.v[i];
+    }
+    return j < 0 ? sum : out.v[j];
+}
+
+/* Are two difference quotients one derivative that is not 0? At a bend they differ. */
+static bool is_derivative(real a, real b)
+{
+    return fabsl(b) > 1e-4L && fabsl(a - b) < 0.1L * fabsl(b);
+}
+
+/* Does the gradient of b depend on a? By differences of two steps. */
+static bool is_curved(const call *c, element a, element b)
+{
+    real quotient[2];
+
+    for (int32_t s = 0; s < 2; s++) {
+        const real h = s == 0 ? 4e-3L : 2e-3L;
+
+        quotient[s] = (moved(c, -1, a, h, b, h) - moved(c, -1, a, h, b, -h) -
+                       moved(c, -1, a, -h, b, h) + moved(c, -1, a, -h, b, -h)) /
+                      (4 * h * h);
+    }
+    return is_derivative(quotient[0], quotient[1]);
+}
+
+/* Does result j depend on b? By differences to both sides. */
+static bool is_sloped(const call *c, int64_t j, element b)
+{
+    const real h = 2e-3L, here = moved(c, j, b, 0, b, 0);
+
+    return is_derivative((moved(c, j, b, h, b, 0) - here) / h,
+                         (here - moved(c, j, b, -h, b, 0)) / h);
+}
+
+static void run_values(const call *c, outcome *o)
+{
+    static double values[MAX_NUMEL];
+    ms_tensor *in[MAX_IN];
+
+    for (int32_t k = 0; k < c->n_in; k++) {
+        for (int64_t i = 0; i < arrays[k].n; i++) {
+            values[i] = (double)arrays[k].v[i];
+        }
+        assert_ok(ms_tensor_from_doubles(&in[k], c->in[k].dtype, c->in[k].ndim, c->in[k].shape,
+                                         values, arrays[k].n));
+    }
+    run_call(c, in, c->op->flags & ROW_IN_PLACE ? -1 : MODE_PLAIN, o);
+    for (int32_t k = 0; k < c->n_in; k++) {
+        ms_tensor_free(in[k]);
+    }
+}
+
+/* One element of an operand, or of the incoming gradient, is NaN or infinite. Results are not
+ * finite where the oracle's are not; a gradient that depends on a NaN is NaN. */
+static void check_not_finite(const op_row *row, int32_t n)
+{
+    static const real bad[] = {NAN, INFINITY, -INFINITY};
+    static outcome o;
+    uint64_t rng = (uint64_t)n * 0x9e3779b97f4a7c15u + 11;
+    const int32_t dtype = dtypes[n % 4];
+    const real value = bad[below(&rng, 3)];
+    element a, b;
+    call c;
+
+    if (!draw_call(&c, row, dtype, n / 4 % 2 == 0 ? SIZE_ROW : SIZE_SMALL, &rng)) {
+        return;
+    }
+    for (int32_t k = 0; k < c.n_in; k++) {
+        ms_tensor_free(make_leaf(&c.in[k], LEAF_GRID, &rng, &arrays[k]));
+    }
+    if (!draw_element(&c, &a) || !draw_element(&c, &b)) {
+        return;
+    }
+    c.op->oracle(&c, operands, &want);
+    const int64_t j = want.n > 0 ? below(&rng, (int32_t)want.n) : -1;
+    const bool curved = is_curved(&c, a, b), sloped = j >= 0 && is_sloped(&c, j, b);
+    const real kept = arrays[a.k].v[a.at];
+
+    nan_weight = sloped ? j : -1;
+    run_values(&c, &o);
+    nan_weight = -1;
+    if (sloped && o.has_gradient && !isnan(o.grad[b.k][b.at])) {
+        fail_msg("%s %s: the gradient of operand %d at %lld is %g where NaN comes in at %lld",
+                 row->name, ms_dtype_name(dtype), (int)b.k, (long long)b.at, o.grad[b.k][b.at],
+                 (long long)j);
+    }
+    arrays[a.k].v[a.at] = value;
+    c.op->oracle(&c, operands, &want);
+    run_values(&c, &o);
+    for (int64_t i = 0; i < want.n; i++) {
+        const real y = want.v[i];
+
+        if (isnan(y) ? !isnan(o.out[i]) : isinf(y) && isfinite(o.out[i])) {
+            fail_msg("%s %s: operand %d is %Lg at %lld, the result at %lld %g, expected %Lg",
+                     row->name, ms_dtype_name(dtype), (int)a.k, value, (long long)a.at,
+                     (long long)i, o.out[i], y);
+        }
+    }
+    if (isnan(value) && curved && o.has_gradient && !isnan(o.grad[b.k][b.at])) {
+        fail_msg("%s %s: operand %d is NaN at %lld, the gradient of operand %d at %lld %g",
+                 row->name, ms_dtype_name(dtype), (int)a.k, (long long)a.at, (int)b.k,
+                 (long long)b.at, o.grad[b.k][b.at]);
+    }
+    arrays[a.k].v[a.at] = kept;
+}
+
 /* Allocation k fails, for every k: an error that says so, and nothing is left behind. */
 static void check_failing_allocations(const op_row *row)
 {
@@ -656,6 +801,9 @@ static void test_ops_values__row(void **state)
     for (int32_t n = 0; n < draws; n++) {
         check_draw(row, n, &drawn);
         refused += !(row->flags & ROW_IN_PLACE) && !check_misuse(row, n);
+    }
+    for (int32_t n = 0; n < draws / 5; n++) {
+        check_not_finite(row, n);
     }
     assert_true(drawn);
     check_failing_allocations(row);

@@ -197,6 +197,7 @@ static void attend(const call *c, const heads *n, const real *q, const real *k, 
         const int64_t seen = c->i[0] && t < n->s ? t + 1 : n->s;
         const real *at = q + b * n->q_batch + h * n->q_head + t * n->q_row;
         real most = -INFINITY, sum = 0, size = 0;
+        bool shows = false; /* a key whose score is not -inf; else the result is 0 */
 
         for (int64_t s = 0; s < seen; s++) {
             real slack;
@@ -204,14 +205,18 @@ static void attend(const call *c, const heads *n, const real *q, const real *k, 
             p[s] = scale * dot(dtype, at, 1, k + k_at + s * n->k_row, 1, n->d, &slack) +
                    mask_at(n, row, s);
             size = fmaxl(size, fabsl(scale) * slack);
+            if (mask_at(n, row, s) == -INFINITY) {
+                p[s] = -INFINITY; /* what is hidden may be anything */
+            }
             most = fmaxl(most, p[s]);
+            shows = shows || p[s] != -INFINITY;
         }
         for (int64_t s = 0; s < seen; s++) {
-            p[s] = most > -INFINITY ? expl(p[s] - most) : 0;
+            p[s] = shows ? expl(p[s] - most) : 0;
             sum += p[s];
         }
         for (int64_t s = 0; s < seen; s++) {
-            p[s] = sum > 0 ? p[s] / sum * kept_at(c, n, row, s) : 0;
+            p[s] = shows ? p[s] / sum * kept_at(c, n, row, s) : 0;
         }
         for (int64_t d = 0; d < n->d; d++) {
             const int64_t o = b * o_batch + h * o_head + t * o_row + d;
@@ -220,7 +225,7 @@ static void attend(const call *c, const heads *n, const real *q, const real *k, 
             for (int64_t s = 0; s < seen; s++) {
                 const real x = v[k_at + s * n->k_row + d];
 
-                y += p[s] * x;
+                y += mask_at(n, row, s) != -INFINITY ? p[s] * x : 0;
                 magnitude += p[s] * fabsl(x);
                 largest = fmaxl(largest, fabsl(x));
             }
