@@ -4,6 +4,9 @@ local axes = require 'fsdp.programs.axes'
 
 local maker = {}
 
+-- Names of axes that stay at their defaults.
+local WITHOUT = ' ' .. (os.getenv 'MS_WITHOUT' or '') .. ' '
+
 --- A program with all defaults but for those given, or nil and the axis that refuses it.
 function maker.complete(given)
   local p = { seed = given.seed or 1 }
@@ -23,7 +26,8 @@ function maker.complete(given)
   return p
 end
 
-local function changed(p, name, value)
+--- The program with another value on one axis, or nil.
+function maker.changed(p, name, value)
   local given = {}
   for key, own in pairs(p) do
     given[key] = own
@@ -50,8 +54,9 @@ function maker.draw(seed)
   end
   for _, axis in ipairs(order) do
     local n = #axis.values - 1
-    if below(1000) < 1000 * (axis.chance or 1 / 3) then
-      p = changed(p, axis.name, axis.values[2 + below(n)]) or p
+    local drawn = below(1000) < 1000 * (axis.chance or 1 / 3)
+    if drawn and not WITHOUT:find(' ' .. axis.name .. ' ', 1, true) then
+      p = maker.changed(p, axis.name, axis.values[2 + below(n)]) or p
     end
   end
   return p
@@ -83,7 +88,7 @@ function maker.shrink(p, fails)
   while again do
     again = false
     for _, axis in ipairs(axes) do
-      local smaller = p[axis.name] ~= axis.values[1] and changed(p, axis.name, axis.values[1])
+      local smaller = p[axis.name] ~= axis.values[1] and maker.changed(p, axis.name, axis.values[1])
       if smaller and fails(smaller) then
         p, again = smaller, true
       end
