@@ -5,6 +5,7 @@ local ms = require 'moonshard'
 package.path = 'spec/?.lua;' .. package.path
 local maker = require 'fsdp.programs.maker'
 local run = require 'fsdp.programs.run'
+local shell = require 'support.shell'
 
 local BATCH = 10 -- programs that one set of ranks runs
 
@@ -17,13 +18,25 @@ local function body(_, _, programs)
   end
 end
 
+-- Run a program by ranks that are processes of their own.
+local function launch(p)
+  local main = ([[os.exit(require('moonshard.internal.cli').main { [0] = 'moonshard', 'run', '-n',
+    '%d', 'luajit', 'spec/fsdp/programs/rank.lua', [=[%s]=] })]]):format(p.world, maker.text(p))
+  local code, output = shell.run('.', ('luajit -e "%s"'):format(main))
+  if code ~= 0 then
+    error('program 1: ' .. output, 0)
+  end
+end
+
 -- nil, or the index of the program that failed (0: unknown), and why.
 local function first_failure(programs)
-  local ok, err = pcall(ms.dist.spawn, programs[1].world, body, programs)
+  local first = programs[1]
+  local ok, err = pcall(first.launched and launch or ms.dist.spawn, first.launched and first
+    or first.world, body, programs)
   if ok then
     return nil
   end
-  local text = tostring(err.message or err)
+  local text = tostring(type(err) == 'table' and err.message or err)
   local index, why = text:match 'program (%d+): (.*)'
   return tonumber(index or 0), why or text
 end
@@ -35,9 +48,9 @@ end
 
 local function report(p, why)
   local small = maker.shrink(p, alone)
-  return ("seed %d: %s\n  %s\n  small: %s\n  %s\n  MS_PROGRAM=\"%s\" busted spec/fsdp/programs_spec.lua"
-    ):format(p.seed, why:gsub('\n.*', ''), maker.text(p), (alone(small) or why):gsub('\n.*', ''),
-    maker.text(small), maker.text(small))
+  return table.concat({ '', ('seed %d: %s'):format(p.seed, why:match '[^\n]*'), maker.text(p),
+    'smaller: ' .. (alone(small) or why):match '[^\n]*',
+    ('MS_PROGRAM="%s" busted spec/fsdp/programs_spec.lua'):format(maker.text(small)) }, '\n  ')
 end
 
 local function run_all(programs, failures)
@@ -67,10 +80,10 @@ local function programs_of(first, n)
   local batches, open = {}, {}
   for seed = first, first + n - 1 do
     local p = maker.draw(seed)
-    local batch = open[p.world]
+    local batch = not p.launched and open[p.world]
     if not batch or #batch == BATCH then
       batch = {}
-      open[p.world], batches[#batches + 1] = batch, batch
+      open[p.world], batches[#batches + 1] = not p.launched and batch or nil, batch
     end
     batch[#batch + 1] = p
   end
@@ -86,6 +99,6 @@ describe('random programs', function()
       run_all(batch, failures)
     end
     assert(#failures == 0, ('%d programs failed\n%s'):format(#failures,
-      table.concat(failures, '\n')))
+      table.concat(failures)))
   end)
 end)

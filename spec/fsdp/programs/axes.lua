@@ -47,7 +47,7 @@ row 'world' { { 2, 1, 3, 4 } }
 row 'launched' { { false, true }, chance = 0.03 } -- processes of their own in place of forks
 row 'steps' { { 2, 1, 3 } }
 row 'micro' { { 1, 2, 3, 4 } }
-row 'no_sync' { { false, 1, 2, 3 }, chance = 1, legal = function(from, p) return from < p.micro end }
+row 'no_sync' { { false, 1, 2, 3 }, chance = 0.8, legal = function(from, p) return from < p.micro end }
 row 'forwards' { { 1, 2 }, chance = SELDOM } -- for one backward
 row 'models' { { 1, 2 }, chance = SELDOM } -- one after the other, with one optimizer
 
@@ -98,7 +98,7 @@ row 'frozen' {
 row 'unused' {
   { 'none', 'never', 'rank', 'step' }, -- by a rank, in a step
   legal = function(value, p) -- a unit of its own runs on all ranks or on none
-    return value ~= 'rank' or p.policy == 'none' or p.policy == 'class' or p.policy == 'hand'
+    return value ~= 'rank' or p.policy == 'none' or p.policy == 'class'
   end,
   net = function(value, r, net)
     net.spare = nn.Linear(r.p.width, r.p.width, { dtype = r.p.master })
@@ -305,9 +305,9 @@ row 'scaler' {
 -- -- gradients -----------------------------------------------------------------------------------
 
 row 'look' { -- at whole gradients
-  { false, true },
-  gradients = function(_, r)
-    r.full({ with_grads = true, writeback = false }, function()
+  { 'none', 'read', 'write back' },
+  gradients = function(value, r)
+    r.full({ with_grads = true, writeback = value ~= 'read' }, function()
       for _, p in ipairs(r.named()) do
         local grad = p.tensor:grad()
         r.see('grad', 'the gradient of ' .. p.name, grad or 'none')
@@ -408,7 +408,7 @@ row 'reload' {
   { 'none', 'FULL_STATE_DICT', 'SHARDED_STATE_DICT', 'LOCAL_STATE_DICT', 'checkpoint' },
   chance = SELDOM,
   legal = function(value, p)
-    return p.steps > 1 and (value == 'checkpoint' or p.models == 1) and not p.launched
+    return p.steps > 1 and (value == 'checkpoint' or p.models == 1)
       and (value ~= 'LOCAL_STATE_DICT' or p.strategy ~= 'NO_SHARD')
   end,
   stepped = function(value, r, step)

@@ -36,8 +36,8 @@ function maker.changed(p, name, value)
   return maker.complete(given)
 end
 
---- The program of a seed. In random order each axis takes another value with probability 1/3, or
---- its own `chance`, where that is legal.
+--- The program of a seed. In random order each axis takes another legal value with probability 1/3,
+--- or its own `chance`.
 function maker.draw(seed)
   local state = seed * 7919 % 2147483647 + 1
   local function below(n)
@@ -53,10 +53,14 @@ function maker.draw(seed)
     table.insert(order, 1 + below(i), axis)
   end
   for _, axis in ipairs(order) do
-    local n = #axis.values - 1
+    local legal = {}
+    for i = 2, #axis.values do
+      legal[#legal + 1] = maker.changed(p, axis.name, axis.values[i])
+    end
     local drawn = below(1000) < 1000 * (axis.chance or 1 / 3)
+    local choice = legal[1 + below(#legal)]
     if drawn and not WITHOUT:find(' ' .. axis.name .. ' ', 1, true) then
-      p = maker.changed(p, axis.name, axis.values[2 + below(n)]) or p
+      p = choice or p
     end
   end
   return p

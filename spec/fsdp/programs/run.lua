@@ -114,7 +114,9 @@ local function new(p, sharded)
     local net = Net(p, r.at, {})
     each('net', r, net)
     local model
-    ms.capture_warnings(function() model = fsdp.FSDP(net, { process_group = other }) end)
+    ms.capture_warnings(function()
+      model = fsdp.FSDP(net, { process_group = other, use_orig_params = true })
+    end)
     return model
   end
 
@@ -357,8 +359,8 @@ local function compare(found, expected, unit, besides)
     if not entry or entry.what ~= wanted.what then
       error(('observation %d is of %s, expected of %s'):format(n, entry and entry.what or 'nothing',
         wanted.what), 0)
-    elseif wanted.kind == 'runs' and unit == 0 then -- recomputation has equal bits
-      entry = entry
+    elseif wanted.kind == 'runs' and unit == 0 then
+      tops.runs = nil -- recomputation has equal bits
     elseif type(wanted.value) ~= 'table' or type(entry.value) ~= 'table' then
       if entry.value ~= wanted.value then
         differ(entry, wanted)
