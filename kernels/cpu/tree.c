@@ -38,6 +38,32 @@ static double rounded(double x, int32_t dtype)
     return (double)rounded_lanes(splat_f32w((float)x), dtype)[0];
 }
 
+/* One element of a mixed tree. A sum or product of two f32 that is computed in f64 and rounded to
+ * f32 is the one computed in f32. */
+static double mixed_element(const msi_tree_args *a, int64_t i, bool single)
+{
+    double nodes[LEVELS];
+    int32_t top = 0;
+
+    for (int32_t k = 0; k < a->n_src; k++) {
+        double x = get(a->src[k].data, a->src[k].dtype, i);
+
+        for (int32_t bits = k; bits & 1; bits >>= 1) {
+            x = nodes[--top] + x;
+            x = single ? (double)(float)x : x;
+        }
+        nodes[top++] = x;
+    }
+    double x = nodes[--top];
+
+    while (top > 0) {
+        x = nodes[--top] + x;
+        x = single ? (double)(float)x : x;
+    }
+    x *= single ? (double)(float)a->factor : a->factor;
+    return a->round_dtype == MS_DTYPE_F64 ? x : rounded(x, a->round_dtype);
+}
+
 #define BODY "tree_body.h"
 #include "each_register.h"
 

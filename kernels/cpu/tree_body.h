@@ -122,6 +122,16 @@ LANES_INLINE void LOCAL(run)(const msi_tree_args *a, int32_t n_src, int32_t dtyp
     LOCAL(run_any)(a, i);
 }
 
+static __attribute__((noinline)) void LOCAL(run_mixed)(const msi_tree_args *a)
+{
+    for (int64_t i = 0; i < a->n; i++) {
+        T *out = (T *)a->out + i;
+        const V x = SPLAT(mixed_element(a, i, IS_F64));
+
+        STORE_N(out, a->accumulate ? LOAD_N(out, 1) + x : x, 1);
+    }
+}
+
 void MSI_NAME(LOCAL(tree))(const void *args)
 {
     const msi_tree_args *a = args;
@@ -132,6 +142,10 @@ void MSI_NAME(LOCAL(tree))(const void *args)
         dtype = a->src[k].dtype == dtype ? dtype : -1;
     }
     if (a->n_src == 0) {
+        return;
+    }
+    if (a->mixed) {
+        LOCAL(run_mixed)(a);
         return;
     }
 #define UNROLLED(count, source)                                                                    \

@@ -129,6 +129,37 @@ static __global__ void tree_kernel(const msi_tree_args a, const source_list src)
     }
 }
 
+/* Nodes are f32 for f64 results, f64 for others. A sum or product of two f32 that is computed in
+ * f64 and rounded to f32 is the one computed in f32. */
+template <class T> static __global__ void tree_mixed(const msi_tree_args a, const source_list src)
+{
+    const bool single = sizeof(T) == sizeof(double);
+
+    MS_EACH(i, a.n)
+    {
+        double nodes[LEVELS];
+        int32_t top = 0;
+
+        for (int32_t k = 0; k < a.n_src; k++) {
+            double x = leaf<double>(src.at[k], i);
+
+            for (int32_t bits = k; bits & 1; bits >>= 1) {
+                x = nodes[--top] + x;
+                x = single ? (double)(float)x : x;
+            }
+            nodes[top++] = x;
+        }
+        double x = nodes[--top];
+
+        while (top > 0) {
+            x = nodes[--top] + x;
+            x = single ? (double)(float)x : x;
+        }
+        x *= single ? (double)(float)a.factor : a.factor;
+        store((T *)a.out + i, (REAL(T))rounded(x, a.round_dtype), a.accumulate);
+    }
+}
+
 template <class T> static __global__ void tree_whole(const msi_tree_args a, const source_list src)
 {
     MS_EACH(i, a.n)
@@ -165,6 +196,9 @@ template <class T> static cudaError_t tree(cudaStream_t stream, const void *args
 
     if (a->n_src == 0 || !sources(&src, a)) {
         return a->n_src == 0 ? cudaSuccess : cudaErrorNotSupported;
+    }
+    if (a->mixed) {
+        return ms_launch(tree_mixed<T>, ms_grid(a->n), (unsigned)MS_THREADS, 0, stream, *a, src);
     }
     bool aligned = a->n % 4 == 0 && at_16(a->out);
 

@@ -390,9 +390,10 @@ typedef struct msi_tree_source {
 enum { MSI_TREE_SUM = 0, MSI_TREE_MAX = 2, MSI_TREE_MIN = 3 };
 
 /** out[i] = round(factor * tree(src[0][i], src[1][i], ...)). The tree merges as a binary counter:
- * neighbours first, leftovers folded from the smallest. Nodes are f32 (f64 for f64). Rounds once,
- * to `round_dtype`, then widens to the dtype of out. Looked up by the dtype of `out` (floating; i64
- * and i32, which wrap and need a whole factor). Used by collectives and gradient accumulation. */
+ * neighbours first, leftovers folded from the smallest. Nodes are f32 (f64 for f64), or with
+ * `mixed` the other of the two. Rounds once, to `round_dtype`, then converts to the dtype of out.
+ * Looked up by the dtype of `out` (floating; i64 and i32, which wrap and need a whole factor). Used
+ * by collectives and gradient accumulation. */
 typedef struct msi_tree_args {
     int64_t n;
     int32_t n_src;
@@ -402,6 +403,7 @@ typedef struct msi_tree_args {
     double factor;
     int32_t reduce; /**< MSI_TREE_*: max and min ignore factor */
     bool accumulate;
+    bool mixed; /**< sums alone: nodes are f32 for an f64 result, f64 for any other */
 } msi_tree_args;
 
 /** C (M, N) = A (M, K) B (K, N) [+ C] [+ bias], batched. A and B are row- or column-major: one of

@@ -47,6 +47,24 @@ describe('a communication hook', function()
     end)
   end)
 
+  it('leaves a parameter that no rank has used without a gradient', function()
+    ms.dist.spawn(2, function(rank)
+      local module = nn.ModuleList { nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4) }
+      function module:forward(x)
+        return rank == 0 and self[1](x) or self[2](x) -- the third is unused
+      end
+      local model = wrap(module, { use_orig_params = true })
+      model:register_comm_hook(hooks.DefaultState(ms.dist.world()), hooks.reduce_scatter_hook)
+      model(ms.ones(2, 4)):sum():backward()
+      fsdp.summon_full_params(model, { with_grads = true }, function()
+        for i = 1, 3 do
+          assert.is_equal(i < 3, module[i].bias:grad() ~= nil)
+        end
+        checks.close({ 1, 1, 1, 1 }, module[1].bias:grad(), 0) -- 2 of one rank, over 2
+      end)
+    end)
+  end)
+
   it('is refused twice, on inner instances and when it is no function', function()
     ms.dist.spawn(2, function()
       local model = make 'FULL_SHARD'

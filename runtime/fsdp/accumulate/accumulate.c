@@ -141,7 +141,9 @@ ms_status msi_accumulator_fold(msi_accumulator *a, void *slot, int32_t slot_dtyp
         last = a->level[j].block != NULL ? j : last;
     }
     for (int32_t j = 0; j <= last; j++) {
-        MS_TRY(merge_level(a, j, j == last ? slot : NULL, &dtype));
+        void *to = j == last && slot_dtype == a->node_dtype ? slot : NULL; /* a merge's dtype */
+
+        MS_TRY(merge_level(a, j, to, &dtype));
     }
     if (a->own != NULL) {
         MS_TRY(move(a, dtype, slot, slot_dtype));

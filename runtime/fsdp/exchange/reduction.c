@@ -172,8 +172,9 @@ static int32_t list_parts(const msi_reduction *r, int64_t first, msi_tree_source
 
 /* -- sums -------------------------------------------------------------------------------------- */
 
-/* Tree sum over ranks of elements [first, first + n). In a fake group: a multiple of the one part.
- */
+/* Tree sum over ranks of elements [first, first + n), in nodes of the slot's precision. With hybrid
+ * sharding several ranks read the same elements of all parts, so none writes into its part. In a
+ * fake group: a multiple of the one part. */
 static ms_status sum(const msi_reduction *r, int64_t first, int64_t n, void *out, int32_t dtype,
                      bool add)
 {
@@ -187,7 +188,8 @@ static ms_status sum(const msi_reduction *r, int64_t first, int64_t n, void *out
                                 .out = out,
                                 .round_dtype = r->round_dtype,
                                 .factor = all ? r->factor : r->factor * r->world,
-                                .accumulate = add};
+                                .accumulate = add,
+                                .mixed = (dtype == MS_DTYPE_F64) != (r->dtype == MS_DTYPE_F64)};
 
     return n > 0 ? msi_dispatch("reduce", MSI_K_tree, dtype, &args) : MS_OK;
 }
@@ -203,23 +205,6 @@ static ms_status take_sums(const msi_reduction *r, int32_t q, int64_t first, int
     args.loop.shape[0] = n;
     args.loop.stride[0][0] = args.loop.stride[1][0] = 1;
     return n > 0 ? msi_dispatch("reduce", MSI_K_copy, r->sum_dtype, &args) : MS_OK;
-}
-
-/* True if the sum is stored in another dtype than the tree computes in. The tree then writes into
- * this rank's part, whose elements no peer reads, in the slot's dtype, and the result is converted.
- */
-static bool converts(const msi_reduction *r)
-{
-    return (r->sum_dtype == MS_DTYPE_F64) != (r->dtype == MS_DTYPE_F64);
-}
-
-static ms_status sum_extent(const msi_reduction *r, const msi_extent *e, void *out, bool add)
-{
-    if (!converts(r)) {
-        return sum(r, e->in_full, e->numel, out, r->sum_dtype, add);
-    }
-    MS_TRY(sum(r, e->in_full, e->numel, element(r, r->rank, e->in_full), r->dtype, false));
-    return take_sums(r, r->rank, e->in_full, e->numel, out, add);
 }
 
 /* REDUCE waits until all gradients are written. */
@@ -245,7 +230,8 @@ static ms_status sum_extents(msi_reduction *r, void *shard, bool add)
     for (int32_t i = 0; i < r->n_own; i++) {
         const msi_extent *e = &r->own[i];
 
-        MS_TRY(sum_extent(r, e, (char *)shard + e->in_shard * ms_dtype_size(r->sum_dtype), add));
+        MS_TRY(sum(r, e->in_full, e->numel,
+                   (char *)shard + e->in_shard * ms_dtype_size(r->sum_dtype), r->sum_dtype, add));
     }
     return MS_OK;
 }

@@ -13,6 +13,16 @@ void msi_unit_set_dtypes(ms_fsdp_unit *u, int32_t orig_dtype)
     u->grad_dtype = o->keep_low_precision_grads ? u->param_dtype : orig_dtype;
 }
 
+void msi_unit_set_sum_dtypes(ms_fsdp_unit *u)
+{
+    const msi_group_facts facts = {.reduce_dtype = u->reduce_dtype,
+                                   .orig_dtype = u->orig_dtype,
+                                   .full_precision_in_eval = u->options.full_precision_in_eval};
+
+    u->sums.micro_dtype = u->reduce_dtype;
+    u->sums.node_dtype = msi_node_dtype(&facts);
+}
+
 static ms_status cast_storage(const ms_fsdp_unit *u, int32_t dtype, msi_storage **out)
 {
     const msi_view from = msi_flat_view(u, u->master, 0, u->shard_numel);
@@ -52,8 +62,7 @@ ms_status msi_unit_cast(void *unit, int32_t dtype)
         MS_TRY(cast_storage(u, dtype, &master));
     }
     msi_unit_set_dtypes(u, dtype);
-    u->sums.micro_dtype = u->reduce_dtype;
-    u->sums.node_dtype = msi_node_dtype(u->reduce_dtype);
+    msi_unit_set_sum_dtypes(u);
     for (int32_t i = 0; i < u->n_params; i++) {
         ms_tensor *t = u->params[i].tensor;
 

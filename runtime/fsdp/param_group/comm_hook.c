@@ -22,7 +22,7 @@ static ms_status fill_all(msi_progress *progress)
 
 static ms_status new_gradient(const ms_fsdp_unit *u, int64_t numel, ms_tensor **out)
 {
-    return msi_tensor_make(out, u->ctx, u->reduce_dtype, 1, &numel, MS_MEM_GRADIENT);
+    return msi_tensor_make(out, u->ctx, u->sums.micro_dtype, 1, &numel, MS_MEM_GRADIENT);
 }
 
 /* Run the hook on the unit's whole gradient; `*reduced` is this rank's part of what it gives, of a
@@ -50,7 +50,31 @@ static ms_status run_hook(ms_fsdp_unit *u, ms_tensor *whole, ms_tensor **reduced
     return MS_OK;
 }
 
-/* Like a reduction's: of every parameter that requires grad, as other ranks may have one. */
+/* Set `contributed` of the parameters that any rank's backwards reached, as the flags in a slot do
+ * for a reduction. */
+static ms_status gather_flags(ms_fsdp_unit *u)
+{
+    msi_mem_block *block;
+    msi_label label;
+
+    MS_TRY(msi_host_alloc(u->ctx, (int64_t)u->n_params * (u->world + 1), MS_MEM_SCRATCH, &block));
+    bool *mine = block->data, *all = mine + u->n_params;
+
+    for (int32_t i = 0; i < u->n_params; i++) {
+        mine[i] = u->params[i].contributed || u->params[i].accumulated;
+        u->params[i].contributed = u->params[i].accumulated = false;
+    }
+    msi_label_about(&label, "communication hook of unit", u->name);
+    const ms_status status =
+        msi_comm_gather_named(u->comm, &label, u->run->model, mine, u->n_params, all);
+
+    for (int32_t k = 0; status == MS_OK && k < u->n_params * u->world; k++) {
+        u->params[k % u->n_params].contributed |= all[k];
+    }
+    msi_release(block);
+    return status;
+}
+
 static ms_status take_piece(ms_fsdp_unit *u, int32_t index, const ms_tensor *reduced)
 {
     msi_unit_param *p = &u->params[index];
@@ -70,12 +94,11 @@ static ms_status take(ms_fsdp_unit *u, const ms_tensor *reduced)
 {
     MS_TRY(msi_unit_gradient_make(u));
     for (int32_t i = 0; i < u->n_params; i++) {
-        if (u->params[i].piece.numel > 0 && u->params[i].tensor->requires_grad) {
+        const msi_unit_param *p = &u->params[i];
+
+        if (p->piece.numel > 0 && p->tensor->requires_grad && p->contributed) {
             MS_TRY(take_piece(u, i, reduced));
         }
-    }
-    for (int32_t i = 0; i < u->n_params; i++) {
-        u->params[i].contributed = u->params[i].accumulated = false;
     }
     msi_unit_gradient_show(u);
     return MS_OK;
@@ -88,9 +111,10 @@ ms_status msi_unit_reduce_by_hook(ms_fsdp_unit *u)
 
     MS_TRY(fill_all(&u->run->progress));
     MS_TRY(new_gradient(u, msi_unit_full_numel(u), &whole));
-    MS_TRY_GOTO(msi_accumulator_fold(&u->sums, whole->v.storage->data, u->reduce_dtype), done);
+    MS_TRY_GOTO(msi_accumulator_fold(&u->sums, whole->v.storage->data, u->sums.micro_dtype), done);
     u->reduction.phase = MSI_GRAD_NONE;
     u->run->progress.peers_committed = true;
+    MS_TRY_GOTO(gather_flags(u), done);
     MS_TRY_GOTO(run_hook(u, whole, &reduced), done);
     status = take(u, reduced);
 done:

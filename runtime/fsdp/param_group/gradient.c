@@ -371,7 +371,10 @@ void msi_unit_gradient_show(ms_fsdp_unit *u)
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
 
-        if (!p->tensor->requires_grad) {
+        const bool any = p->contributed;
+
+        p->contributed = false;
+        if (!p->tensor->requires_grad || !any) {
             continue;
         }
         p->reduced = p->arrived = true;
@@ -418,7 +421,6 @@ void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
     r->full = msi_unit_full_numel(u);
     r->shard = u->shard_numel;
     r->sum_dtype = u->grad_dtype;
-    r->round_dtype = u->reduce_dtype;
     r->home = home;
 }
 
@@ -437,6 +439,7 @@ static bool publish_flags(ms_fsdp_unit *u)
 
 static ms_status close_slot(ms_fsdp_unit *u, bool whole)
 {
+    u->reduction.round_dtype = u->sums.micro_dtype;
     return msi_reduction_close(&u->reduction, msi_unit_slot_dtype(u),
                                u->run->factor != 0 ? u->run->factor : 1.0 / u->world, whole);
 }

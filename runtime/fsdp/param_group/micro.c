@@ -1,6 +1,6 @@
 /* Gradients of one rank: written in place, passed on when complete.
  *
- * A micro gradient is the gradient of one backward on one rank, in the reduce dtype. The first
+ * A micro gradient is the gradient of one backward on one rank. The first
  * contribution to a parameter stores, later ones add, in program order. Then: [Note: gradient tree]
  * in accumulate.h. */
 #include "param_group.h"
@@ -10,9 +10,11 @@
 /* It is written into the slot if peers read it, or the sum it merges into in place. */
 static ms_status begin_micro(ms_fsdp_unit *u)
 {
-    const int64_t nbytes = msi_unit_full_numel(u) * ms_dtype_size(u->reduce_dtype);
-    const bool in_slot =
-        u->run->sync && u->run->hook == NULL && u->reduce_dtype == msi_unit_slot_dtype(u);
+    const int32_t dtype = u->full_use ? u->orig_dtype : u->reduce_dtype;
+    const int64_t nbytes = msi_unit_full_numel(u) * ms_dtype_size(dtype);
+
+    u->sums.micro_dtype = dtype;
+    const bool in_slot = u->run->sync && u->run->hook == NULL && dtype == msi_unit_slot_dtype(u);
 
     if (u->micro_view == NULL) {
         MS_TRY(msi_storage_wrap(&u->micro_view, u->ctx, MS_STORAGE_BORROWED, NULL, nbytes));
@@ -88,7 +90,7 @@ static ms_status sink_dest(void *user, int32_t index, msi_view *dst, bool *add)
         MS_TRY(begin_micro(u));
     }
     *dst = (msi_view){.storage = u->micro_view, .offset = p->offset};
-    msi_view_set_contiguous(dst, u->reduce_dtype, param->ndim, param->shape);
+    msi_view_set_contiguous(dst, u->sums.micro_dtype, param->ndim, param->shape);
     *add = p->contributed;
     p->contributed = true;
     return MS_OK;
@@ -100,7 +102,7 @@ static ms_status sink_dest(void *user, int32_t index, msi_view *dst, bool *add)
  * zeros. */
 static ms_status fill_gaps(ms_fsdp_unit *u)
 {
-    const int64_t size = ms_dtype_size(u->reduce_dtype);
+    const int64_t size = ms_dtype_size(u->sums.micro_dtype);
     char *micro = u->sums.micro;
 
     for (int32_t i = 0; i < ms_layout_n_entries(u->layout); i++) {
@@ -110,7 +112,7 @@ static ms_status fill_gaps(ms_fsdp_unit *u)
         if (e.param >= 0 && !u->params[e.param].contributed) {
             msi_view v = {.storage = u->micro_view, .offset = e.offset};
 
-            msi_view_set_contiguous(&v, u->reduce_dtype, 1, &e.numel);
+            msi_view_set_contiguous(&v, u->sums.micro_dtype, 1, &e.numel);
             MS_TRY(msi_fill(&v, -0.0));
         } else if (e.param < 0) {
             MS_TRY(msi_mem_set(u->ctx, micro + e.offset * size, 0, e.numel * size));

@@ -11,7 +11,8 @@
  *     slot          memory shared by the ranks of a host, for one unit's full parameters or for
  *                   all ranks' gradients of it, at a time
  *     ring, home    slots that units use in turn; slots that one unit owns
- *     micro         the gradient of one backward on one rank, in the reduce dtype
+ *     micro         the gradient of one backward on one rank, in the reduce dtype (in evaluation
+ *                   with full precision in the parameters' own)
  *     levels        inner nodes of the tree over a rank's micro-batches (no_sync)
  *     reduced       this rank's shard of the gradient, summed over ranks, in the master's dtype
  *     committed     announced to the peers, which rely on it from then on
@@ -119,7 +120,8 @@ struct ms_fsdp_unit {
     ms_fsdp_unit_options options;
     int32_t orig_dtype, param_dtype, reduce_dtype;
     int32_t grad_dtype;       /* of reduced gradients: orig_dtype, or kept in param_dtype */
-    int32_t forward_dtype;    /* of the next forward: param_dtype, or orig_dtype in evaluation */
+    bool full_forward;        /* the next forward is in orig_dtype: evaluation */
+    bool full_use;            /* so was the latest one, or the one that a backward has reached */
     int32_t full_dtype;       /* of `full`: that of the latest use */
     bool is_root, is_sharded; /* is_sharded: not NO_SHARD */
     bool offloads; /* masters, reduced gradients and optimizer state are in the device's host memory
@@ -177,11 +179,17 @@ static inline ms_status msi_unit_storage(const ms_fsdp_unit *u, msi_storage **ou
                        : msi_storage_new(out, u->ctx, nbytes, mem_kind);
 }
 
+/* dtype in which the next forward computes. */
+static inline int32_t msi_unit_forward_dtype(const ms_fsdp_unit *u)
+{
+    return u->full_forward ? u->orig_dtype : u->param_dtype;
+}
+
 /* dtype of a whole gradient in the slot. Equal on all ranks, even if one rank's backwards reached
  * the unit only once. */
 static inline int32_t msi_unit_slot_dtype(const ms_fsdp_unit *u)
 {
-    return u->run->n_kept > 0 ? u->sums.node_dtype : u->reduce_dtype;
+    return u->run->n_kept > 0 ? u->sums.node_dtype : u->sums.micro_dtype;
 }
 
 /* Elements [offset, offset + numel) of a storage in the unit's own dtype. */
@@ -233,6 +241,8 @@ static inline bool msi_unit_is_differentiated(const ms_fsdp_unit *u)
 /* -- cast.c ------------------------------------------------------------------------------------ */
 /* Set the dtypes of compute and reduction, which follow the options and the parameters' dtype. */
 void msi_unit_set_dtypes(ms_fsdp_unit *u, int32_t orig_dtype);
+/* Set the dtypes of `sums`, which follow them. */
+void msi_unit_set_sum_dtypes(ms_fsdp_unit *u);
 /* For msi_param_ops. */
 ms_status msi_unit_cast(void *unit, int32_t dtype);
 
@@ -304,7 +314,7 @@ void msi_unit_gradient_dropped(void *unit, int32_t index);
 bool msi_unit_has_gradient(void *unit, int32_t index);
 /* Allocate the reduced gradient and what .grad will show of it. */
 ms_status msi_unit_gradient_make(ms_fsdp_unit *u);
-/* Show it in .grad of every parameter that requires grad. */
+/* Show it in .grad of the parameters that contributed, on any rank. */
 void msi_unit_gradient_show(ms_fsdp_unit *u);
 /* Free the reduced gradient if no .grad shows it. */
 void msi_unit_gradient_trim(ms_fsdp_unit *u);

@@ -151,10 +151,8 @@ static ms_status lay_out(ms_fsdp_unit *u)
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the extents of unit '%s'", u->name);
     }
     MS_TRY(msi_layout_extents(u->layout, u->is_sharded ? u->shard_rank : 0, u->own, &u->n_own));
-    u->sums = (msi_accumulator){.ctx = u->ctx,
-                                .numel = msi_unit_full_numel(u),
-                                .micro_dtype = u->reduce_dtype,
-                                .node_dtype = msi_node_dtype(u->reduce_dtype)};
+    u->sums = (msi_accumulator){.ctx = u->ctx, .numel = msi_unit_full_numel(u)};
+    msi_unit_set_sum_dtypes(u);
     return MS_OK;
 }
 

@@ -107,7 +107,7 @@ void msi_unit_connect_params(ms_fsdp_unit *u, msi_slot *home)
     g->unit = u;
     g->user = &gather_user;
     g->written_version = -1;
-    u->forward_dtype = u->full_dtype = u->param_dtype;
+    u->full_dtype = u->param_dtype;
     set_gather_dtype(u);
 }
 

@@ -9,9 +9,20 @@
 typedef ms_fsdp_group msi_group_facts;
 
 /* dtype of inner nodes of the tree over micro-batches. */
-static inline int32_t msi_node_dtype(int32_t reduce_dtype)
+static inline int32_t msi_node_dtype(const msi_group_facts *g)
 {
-    return reduce_dtype == MS_DTYPE_F64 ? MS_DTYPE_F64 : MS_DTYPE_F32;
+    const bool wide = g->reduce_dtype == MS_DTYPE_F64 ||
+                      (g->full_precision_in_eval && g->orig_dtype == MS_DTYPE_F64);
+
+    return wide ? MS_DTYPE_F64 : MS_DTYPE_F32;
+}
+
+/* The wider of a dtype and, if it may be used in evaluation, the parameters' own. */
+static inline int32_t msi_widest_dtype(const msi_group_facts *g, int32_t dtype)
+{
+    return g->full_precision_in_eval && ms_dtype_size(g->orig_dtype) > ms_dtype_size(dtype)
+               ? g->orig_dtype
+               : dtype;
 }
 
 /* Elements of this rank's reduced gradient: [Note: layout of the reduced gradient]. */

@@ -33,8 +33,7 @@ int64_t msi_plan_state(const msi_group_facts *groups, int32_t n)
 static int64_t level_bytes(const msi_group_facts *g, uint64_t n)
 {
     const int64_t micro = (n & 1) != 0 ? ms_dtype_size(g->reduce_dtype) : 0;
-    const int64_t nodes =
-        (int64_t)__builtin_popcountll(n >> 1) * ms_dtype_size(msi_node_dtype(g->reduce_dtype));
+    const int64_t nodes = (int64_t)__builtin_popcountll(n >> 1) * ms_dtype_size(msi_node_dtype(g));
 
     return g->full_numel * (micro + nodes);
 }
@@ -48,8 +47,7 @@ typedef struct backward_memory {
 /* The backward after `n` kept ones; `last`: it reduces. */
 static backward_memory memory_of(const msi_group_facts *g, uint64_t n, bool last)
 {
-    const bool narrow =
-        g->reduce_dtype != msi_node_dtype(g->reduce_dtype); /* two of them need a new node */
+    const bool narrow = g->reduce_dtype != msi_node_dtype(g); /* two of them need a new node */
     const bool merges = narrow && (n & 1) != 0 && !(last && n == 1); /* except in the slot */
     const bool in_slot = last && (n == 0 || !narrow);
 
@@ -59,7 +57,7 @@ static backward_memory memory_of(const msi_group_facts *g, uint64_t n, bool last
     return (backward_memory){
         .before = level_bytes(g, n),
         .micro = in_slot ? 0 : g->full_numel * ms_dtype_size(g->reduce_dtype),
-        .merging = merges ? g->full_numel * ms_dtype_size(msi_node_dtype(g->reduce_dtype)) : 0,
+        .merging = merges ? g->full_numel * ms_dtype_size(msi_node_dtype(g)) : 0,
         .after = !last         ? level_bytes(g, n + 1)
                  : g->offloads ? 0
                                : msi_reduced_numel(g) * ms_dtype_size(g->grad_dtype),

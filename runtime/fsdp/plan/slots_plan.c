@@ -103,14 +103,6 @@ static ms_status plan_slots(msi_slot_wish *wishes, int32_t n, int32_t n_ring, in
     return MS_OK;
 }
 
-/* Of the widest dtype that the parameters are gathered in. */
-static int64_t element_size(const msi_group_facts *g)
-{
-    const int64_t size = ms_dtype_size(g->param_dtype), orig = ms_dtype_size(g->orig_dtype);
-
-    return g->full_precision_in_eval && orig > size ? orig : size;
-}
-
 ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t n_ring,
                                int32_t world, msi_slots_layout layout, msi_slot_wish *wishes,
                                msi_slots_plan *plan)
@@ -120,7 +112,7 @@ ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t
 
     for (int32_t i = 0; i < n; i++) {
         const msi_group_facts *g = &groups[i];
-        const int64_t size = g->shares ? element_size(g) : 0;
+        const int64_t size = g->shares ? ms_dtype_size(msi_widest_dtype(g, g->param_dtype)) : 0;
 
         wishes[i] = (msi_slot_wish){.nbytes = size * (pulls ? g->shard_numel : g->full_numel),
                                     .own_bytes = pulls || sends ? size * g->full_numel : 0,
@@ -150,7 +142,7 @@ ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool
 
     for (int32_t i = 0; i < n; i++) {
         const msi_group_facts *g = &groups[i];
-        const int32_t dtype = wide ? msi_node_dtype(g->reduce_dtype) : g->reduce_dtype;
+        const int32_t dtype = wide ? msi_node_dtype(g) : msi_widest_dtype(g, g->reduce_dtype);
 
         const msi_pieces p =
             msi_plan_pieces(g->full_numel, g->shard_numel, g->is_sharded, world, dtype);

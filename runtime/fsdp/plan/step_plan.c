@@ -87,7 +87,7 @@ static int64_t reduced(const msi_group_facts *groups, int32_t n, const msi_step 
 
     for (int32_t i = 0; i < n; i++) {
         const msi_group_facts *g = &groups[i];
-        const int32_t dtype = wide ? msi_node_dtype(g->reduce_dtype) : g->reduce_dtype;
+        const int32_t dtype = wide ? msi_node_dtype(g) : g->reduce_dtype;
 
         nbytes += g->trains ? elements_reduced(g, s) * ms_dtype_size(dtype) : 0;
     }

@@ -13,7 +13,7 @@ typedef struct plan_entry {
     msi_label name;
     int64_t numel, shard_numel;
     uint64_t params; /* hash of names, shapes, flags, order */
-    int32_t strategy, orig_dtype, param_dtype, reduce_dtype, n_params;
+    int32_t strategy, orig_dtype, param_dtype, reduce_dtype, grad_dtype, n_params;
     int32_t use_orig_params;
 } plan_entry;
 
@@ -47,6 +47,7 @@ static void describe(const ms_fsdp_unit *u, plan_entry *e)
     e->orig_dtype = u->orig_dtype;
     e->param_dtype = u->param_dtype;
     e->reduce_dtype = u->reduce_dtype;
+    e->grad_dtype = u->grad_dtype;
     e->n_params = u->n_params;
     e->use_orig_params = u->options.use_orig_params;
     for (int32_t p = 0; p < u->n_params; p++) {
@@ -66,10 +67,11 @@ static void entry_text(const plan_entry *e, char *text, size_t nbytes)
         snprintf(text, nbytes, "missing");
         return;
     }
-    snprintf(text, nbytes, "'%s' (%lld elements in %d parameters, %s%s, dtypes %s/%s/%s)",
+    snprintf(text, nbytes, "'%s' (%lld elements in %d parameters, %s%s%s, dtypes %s/%s/%s)",
              e->name.text, (long long)e->numel, e->n_params,
-             e->use_orig_params != 0 ? "use_orig_params, " : "", strategies[e->strategy],
-             ms_dtype_name(e->orig_dtype), ms_dtype_name(e->param_dtype),
+             e->use_orig_params != 0 ? "use_orig_params, " : "",
+             e->grad_dtype != e->orig_dtype ? "keep_low_precision_grads, " : "",
+             strategies[e->strategy], ms_dtype_name(e->orig_dtype), ms_dtype_name(e->param_dtype),
              ms_dtype_name(e->reduce_dtype));
 }
 

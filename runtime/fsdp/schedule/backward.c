@@ -100,7 +100,8 @@ static ms_status pre_backward(void *user)
     MS_TRY(msi_masters_check(u->run, "backward"));
     MS_TRY(may_begin(msi_tree_of(u)));
     MS_TRY(msi_pools_restore(msi_tree_of(u)));
-    MS_TRY(msi_unit_gather_in(u, pass->dtype, 0));
+    MS_TRY(msi_unit_gather_in(u, pass->full_use ? u->orig_dtype : u->param_dtype, 0));
+    u->full_use = pass->full_use;
     MS_TRY(msi_unit_unshard(u));
     if (!u->use.differentiated) {
         u->use.differentiated = true;

@@ -116,7 +116,7 @@ static int32_t grad_dtype(const msi_listed_param *at)
     if (at->tensor->grad != NULL) {
         return at->tensor->grad->v.dtype;
     }
-    return at->unit != NULL && at->unit->params[at->index].reduced ? at->unit->orig_dtype
+    return at->unit != NULL && at->unit->params[at->index].reduced ? at->unit->grad_dtype
                                                                    : MS_DTYPE_NONE;
 }
 

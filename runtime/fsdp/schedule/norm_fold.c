@@ -6,8 +6,8 @@
 static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, double order,
                             msi_norm_message *messages, double *total)
 {
-    double cut[MSI_NORM_BLOCK]; /* elements of a cut block, in the unit's dtype */
-    int64_t size = ms_dtype_size(u->orig_dtype), numel = u->params[index].numel;
+    double cut[MSI_NORM_BLOCK]; /* elements of a cut block, in the gradients' dtype */
+    int64_t size = ms_dtype_size(u->grad_dtype), numel = u->params[index].numel;
 
     for (int32_t q = 0; q < u->shard_world; q++) {
         ms_layout_piece piece;
@@ -32,7 +32,7 @@ static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, double order,
                                       .out = &result,
                                       .order = order};
 
-                MS_TRY(msi_dispatch_host("norm", MSI_K_norm, u->orig_dtype, &args));
+                MS_TRY(msi_dispatch_host("norm", MSI_K_norm, u->grad_dtype, &args));
                 *total = msi_norm_fold(*total, &result, 1, order);
             }
         }

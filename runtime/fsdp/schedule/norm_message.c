@@ -12,7 +12,7 @@ static msi_view grad_view(const ms_fsdp_unit *u, const msi_unit_param *p, int64_
     msi_view v = p->tensor->grad->v;
 
     v.offset += first - p->piece.start;
-    msi_view_set_contiguous(&v, u->orig_dtype, 1, &n);
+    msi_view_set_contiguous(&v, u->grad_dtype, 1, &n);
     return v;
 }
 
@@ -49,7 +49,7 @@ static ms_status write_param(const ms_fsdp_unit *u, const msi_unit_param *p, dou
             msi_view v = grad_view(u, p, s.first, s.n);
 
             MS_TRY(msi_mem_copy(u->ctx, m->fragments, msi_view_ptr(&v),
-                                s.n * ms_dtype_size(u->orig_dtype)));
+                                s.n * ms_dtype_size(u->grad_dtype)));
         }
         m->fragments += msi_norm_padded(u, s.n);
         at += s.n;

@@ -30,7 +30,7 @@ bool msi_norm_is_sent(const ms_fsdp_tree *tree, const msi_listed_param *at)
 
 int64_t msi_norm_padded(const ms_fsdp_unit *u, int64_t n)
 {
-    return msi_round_up(n * ms_dtype_size(u->orig_dtype), 8);
+    return msi_round_up(n * ms_dtype_size(u->grad_dtype), 8);
 }
 
 int64_t msi_norm_plain_blocks(const msi_listed_param *at)

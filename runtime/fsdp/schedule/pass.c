@@ -29,7 +29,7 @@ ms_status msi_pass_begin(ms_fsdp_unit *u)
         course->passes = pass;
     }
     pass->unit = u;
-    pass->dtype = u->forward_dtype;
+    pass->full_use = u->full_use = u->full_forward;
     pass->place = msi_autograd_now(u->ctx);
     pass->scope = msi_scope_now(u->ctx);
     pass->refcount = 1;

@@ -101,7 +101,7 @@ ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *u)
     MS_TRY(check_in_tree(u));
     msi_pass_leave_ended(tree, NULL);
     MS_TRY(msi_pass_begin(u));
-    MS_TRY(msi_unit_gather_in(u, u->forward_dtype, 1));
+    MS_TRY(msi_unit_gather_in(u, msi_unit_forward_dtype(u), 1));
     MS_TRY(msi_unit_unshard(u));
     if (!tree->pre_fixed && tree->pre.n < tree->n_units) {
         tree->pre.units[tree->pre.n++] = u;
@@ -122,7 +122,7 @@ ms_status ms_fsdp_unit_set_full_precision(ms_fsdp_unit *u, bool on)
                        "unit '%s' was made without full_precision_in_eval: its slot has no room",
                        u->name);
     }
-    u->forward_dtype = on ? u->orig_dtype : u->param_dtype;
+    u->full_forward = on;
     return MS_OK;
 }
 

@@ -10,7 +10,7 @@
 typedef struct msi_pass {
     ms_fsdp_unit *unit; /* NULL: freed */
     uint64_t place;     /* tape position at start */
-    int32_t dtype;      /* of its parameters */
+    bool full_use;      /* in the parameters' own dtype: evaluation */
     bool expected;      /* the running backward will reach it */
     bool collected;     /* a garbage collector freed results of it */
     int64_t waits; /* the unit's eval_epoch when it recorded; if older, handles do not show full
