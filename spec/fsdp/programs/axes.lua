@@ -17,7 +17,7 @@
 
 local ffi = require 'ffi'
 local ms = require 'moonshard'
-local nn, fsdp, optim, init = ms.nn, ms.fsdp, ms.optim, ms.nn.init
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local Block = require('fsdp.programs.net').Block
 
 local HYBRID = { HYBRID_SHARD = true, _HYBRID_SHARD_ZERO2 = true }
@@ -47,7 +47,9 @@ row 'world' { { 2, 1, 3, 4 } }
 row 'launched' { { false, true }, chance = 0.03 } -- processes of their own in place of forks
 row 'steps' { { 2, 1, 3 } }
 row 'micro' { { 1, 2, 3, 4 } }
-row 'no_sync' { { false, 1, 2, 3 }, chance = 0.8, legal = function(from, p) return from < p.micro end }
+row 'no_sync' { -- from this micro-batch on
+  { false, 1, 2, 3 }, chance = 0.8, legal = function(from, p) return from < p.micro end,
+}
 row 'forwards' { { 1, 2 }, chance = SELDOM } -- for one backward
 row 'models' { { 1, 2 }, chance = SELDOM } -- one after the other, with one optimizer
 
@@ -88,7 +90,8 @@ row 'tied' {
 row 'frozen' {
   { 'none', 'weight', 'block' }, chance = SELDOM,
   legal = function(value, p) -- a flat parameter is frozen as a whole
-    return p.use_orig_params or value == 'block' and p.policy ~= 'none' and not p.tied
+    return p.use_orig_params
+      or value == 'block' and p.policy ~= 'none' and p.policy ~= 'size' and not p.tied
   end,
   net = function(value, _, net)
     net.b1.linear.weight:requires_grad_(false)
@@ -191,14 +194,25 @@ local POLICIES = {
   class = fsdp.ModuleWrapPolicy { Block },
   nested = fsdp.transformer_auto_wrap_policy { Block, nn.Linear },
   all = fsdp.always_wrap_policy,
-  custom = fsdp.CustomPolicy(function(module)
-    return is_block(module) and module.label == 'b1' and { backward_prefetch = 'none' }
-      or ms.is(module, nn.Linear)
-  end),
+  size = fsdp.size_based_auto_wrap_policy { min_num_params = 21 },
 }
+
+-- The first block gathers once for forward and backward.
+local KEPT = {
+  FULL_SHARD = { sharding_strategy = 'SHARD_GRAD_OP' },
+  HYBRID_SHARD = { sharding_strategy = '_HYBRID_SHARD_ZERO2' },
+}
+local function custom(strategy)
+  return fsdp.CustomPolicy(function(module)
+    return is_block(module) and module.label == 'b1' and KEPT[strategy] or ms.is(module, nn.Linear)
+  end)
+end
+
 row 'policy' { -- hand: FSDP of each child
-  { 'none', 'class', 'nested', 'all', 'custom', 'hand' }, bits = true, chance = OFTEN,
-  options = function(value, _, o) o.auto_wrap_policy = POLICIES[value] end,
+  { 'none', 'class', 'nested', 'all', 'size', 'custom', 'hand' }, bits = true, chance = OFTEN,
+  options = function(value, r, o)
+    o.auto_wrap_policy = value == 'custom' and custom(r.p.strategy) or POLICIES[value]
+  end,
 }
 row 'again' { -- wrapped and used once before
   { false, true }, bits = true, chance = OFTEN,
@@ -227,11 +241,11 @@ row 'materialized' { -- before wrapping
 local function fill(value, module)
   if value == 'listed' then
     for _, p in ipairs(module:parameters(false)) do
-      init.constant_(p, 0.1)
+      nn.init.constant_(p, 0.1)
     end
   elseif ms.is(module, nn.Linear) then
-    init.constant_(module.weight, 0.1)
-    init.constant_(module.bias, 0.2)
+    nn.init.constant_(module.weight, 0.1)
+    nn.init.constant_(module.bias, 0.2)
   end
 end
 row 'param_init_fn' {
@@ -250,7 +264,7 @@ local RULES = { 'xavier_uniform_', 'kaiming_normal_', 'orthogonal_', 'eye_' }
 row 'init' { -- by nn.init
   { 'none', 'summon', 'apply' }, chance = SELDOM,
   wrapped = function(value, r, model)
-    local rule = init[RULES[1 + r.p.seed % #RULES]]
+    local rule = nn.init[RULES[1 + r.p.seed % #RULES]]
     local function write(module)
       if ms.is(module, nn.Linear) then
         ms.no_grad(rule, module.weight)
@@ -292,7 +306,7 @@ row 'foreach' { { false, true }, bits = true, chance = SELDOM }
 local function original(_, p) return p.use_orig_params end
 row 'groups' { { false, true }, chance = SELDOM, legal = original } -- biases learn at half the rate
 row 'reversed' { { false, true }, legal = original } -- rank 1 lists the parameters from the end
-row 'zero' { { false, true }, chance = SELDOM } -- zero_grad { set_to_none = false }
+row 'grads' { { 'none', 'zero', 'kept' } } -- what zero_grad makes of them, or nothing
 row 'scaler' {
   { 'none', 'GradScaler', 'ShardedGradScaler' }, chance = SELDOM,
   ready = function(value, r)
@@ -369,6 +383,20 @@ row 'ema' {
   end,
 }
 
+row 'evaluated' { -- by a forward without gradients
+  { false, true }, chance = SELDOM,
+  stepped = function(_, r, step) r.see('loss', 'the evaluation', ms.no_grad(r.forward, step)) end,
+}
+row 'failed' { -- forwards that raise in the second block
+  { false, true }, bits = true, chance = SELDOM,
+  stepped = function(_, r, step)
+    r.at.fails = true
+    local ok = pcall(r.forward, step)
+    r.at.fails = false
+    assert(not ok, 'a forward that raises succeeds')
+  end,
+}
+
 -- Another model and optimizer go on with the state of these.
 local function by_state_dicts(kind, r)
   local model, sd, state = r.models[1], nil, nil
@@ -431,8 +459,7 @@ row 'saved' { -- with an average, at the end; loaded by rank 0 alone
         local group = r.alone()
         if r.rank == 0 then
           model = r.another(group)
-          ms.capture_warnings(ms.checkpoint.load, root .. '/x',
-            { model = model, process_group = group })
+          ms.checkpoint.load(root .. '/x', { model = model, process_group = group })
         end
       end)
     end

@@ -5,14 +5,17 @@ local nn = ms.nn
 
 local Block = nn.Module.extend 'Block'
 
-function Block:init(width, dtype, runs, name)
-  self.linear = nn.Linear(width, width, { dtype = dtype })
-  self.runs, self.label = runs, name
+function Block:init(p, at, runs, label)
+  self.linear = nn.Linear(p.width, p.width, { dtype = p.master })
+  self.at, self.runs, self.label = at, runs, label
 end
 
 -- An ignored block computes in its own dtype.
 function Block:forward(x, cache)
-  self.runs[self.label] = (self.runs[self.label] or 0) + 1
+  assert(not (self.at.fails and self.label == 'b2'), 'this forward fails')
+  if not self.at.apart then
+    self.runs[self.label] = (self.runs[self.label] or 0) + 1
+  end
   local own = self.is_ignored and x:to(self.linear.weight:dtype()) or x
   local y = self.linear(own)
   if self.shift then
@@ -27,11 +30,12 @@ end
 
 local Net = nn.Module.extend 'Net'
 
---- `at.rank`: whose inputs a forward has.
+--- `at.rank`, `at.step`: whose inputs a forward has. `at.apart`: it is no training;
+--- `at.fails`: it raises.
 function Net:init(p, at, runs)
   self.at, self.n = at, p.blocks
   for i = 1, p.blocks do
-    self:child('b' .. i, Block(p.width, p.master, runs, 'b' .. i))
+    self:child('b' .. i, Block(p, at, runs, 'b' .. i))
   end
   self.head = nn.Linear(p.width, p.width, { dtype = p.master })
 end

@@ -30,10 +30,11 @@ end
 -- The groups of hybrid sharding with so many ranks in a shard group.
 local function groups(inside)
   local rank = ms.dist.rank()
-  return group('shard' .. inside, math.floor(rank / inside)), group('copy' .. inside, rank % inside)
+  return group('shard' .. inside, math.floor(rank / inside)),
+    group('copy' .. inside, rank % inside)
 end
 
--- Inputs of one forward: numbers in (-1, 1) that differ in every argument.
+-- Inputs of one forward: numbers from -1 to 1 that differ in every argument.
 local function inputs(p, rank, step, micro, part)
   local x, at = {}, p.seed % 1000 + 17 * rank + 5 * step + 3 * micro + 29 * part
   for i = 1, 3 do
@@ -114,11 +115,7 @@ local function new(p, side)
   function r.another(other)
     local net = Net(p, r.at, {})
     each('net', r, net)
-    local model
-    ms.capture_warnings(function()
-      model = fsdp.FSDP(net, { process_group = other, use_orig_params = true })
-    end)
-    return model
+    return fsdp.FSDP(net, { process_group = other, use_orig_params = true })
   end
 
   --- The group of rank 0 alone, on rank 0. Collective.
@@ -219,6 +216,7 @@ function Run.make(r)
   r.opt = make_optimizer(r)
 end
 
+-- The loss of one micro-batch, scaled.
 local function forward(r, rank, step, micro)
   r.at.rank, r.at.step = rank, step
   local loss
@@ -288,7 +286,9 @@ local function train_step(r, step)
   else
     r.opt:step()
   end
-  r.opt:zero_grad { set_to_none = not p.zero }
+  if p.grads ~= 'kept' then
+    r.opt:zero_grad { set_to_none = p.grads == 'none' }
+  end
   each('stepped', r, step)
 end
 
@@ -322,17 +322,28 @@ local function see_all(r)
   end
 end
 
---- Train, and give what was seen. Sides: 'sharded'; 'plain', the plain model with the inputs of all
---- ranks; 'alone', a wrapped model in a group of one rank with the inputs of all.
-function run.train(p, side)
-  local r = new(p, side)
+local function train(r)
   each('before', r)
   r.make()
-  for step = 1, p.steps do
+  for step = 1, r.p.steps do
     train_step(r, step)
   end
   see_all(r)
   each('finish', r)
+end
+
+--- Train, and give what was seen. Sides: 'sharded'; 'plain', the plain model with the inputs of all
+--- ranks; 'alone', a wrapped model in a group of one rank with the inputs of all.
+function run.train(p, side)
+  local r = new(p, side)
+  --- The loss of this rank's first micro-batch of a step, beside training; may raise.
+  function r.forward(step)
+    r.at.apart = true
+    local ok, value = pcall(forward, r, r.rank, step, 1)
+    r.at.apart = false
+    return ok and value or error(value, 0)
+  end
+  ms.capture_warnings(train, r)
   return r.log
 end
 
@@ -340,13 +351,11 @@ end
 
 local UNIT = { f64 = 2 ^ -52, f32 = 2 ^ -23, f16 = 2 ^ -11, bf16 = 2 ^ -8, fp16 = 2 ^ -11 }
 
--- The coarsest rounding in a program.
+-- The coarsest rounding in a program. Kept gradients have param_dtype in evaluation, too.
 local function unit_of(p)
-  local unit = UNIT[p.master]
-  if p.mode == 'full' then
-    return math.max(unit, UNIT[p.hook] or 0)
-  end
-  for _, name in ipairs { 'master', 'param_dtype', 'reduce_dtype', 'buffer_dtype', 'hook' } do
+  local unit = math.max(UNIT[p.master], UNIT[p.hook] or 0)
+  for _, name in ipairs(p.mode ~= 'full' and { 'param_dtype', 'reduce_dtype', 'buffer_dtype' }
+    or p.keep_low and { 'param_dtype', 'reduce_dtype' } or {}) do
     unit = math.max(unit, UNIT[p[name]] or 0)
   end
   return unit
@@ -392,7 +401,8 @@ local function compare(found, expected, unit, besides)
       local bound = 12 * unit * (largest(wanted.value) + 0.1 * tops[wanted.kind]) + besides
       for i, x in ipairs(wanted.value) do
         local y = entry.value[i]
-        if not (math.abs(x - y) <= bound) then
+        local near = math.abs(x - y) <= bound
+        if not near then -- NaN too
           differ(entry, wanted, i)
         end
       end
@@ -443,8 +453,8 @@ local function labelled(label, fn, ...)
   return value
 end
 
--- Do world sizes have equal bits? Gradients are summed once, over a power of two a rank, and nothing
--- else is computed by ranks together.
+-- Do world sizes have equal bits? If gradients are summed once, over a power of two of micro-batches
+-- a rank, and ranks compute nothing else together.
 local function is_same_alone(p)
   return p.micro ~= 3 and (p.micro == 1 or p.no_sync == 1) and p.hook == 'none'
     and p.ignored == 'none' and not p.saved and p.reload ~= 'checkpoint'
