@@ -30,6 +30,17 @@ describe('buffer_dtype', function()
     assert.equal('f32', model:state_dict()['shift']:dtype())
   end)
 
+  it('leaves the buffers of ignored modules', function()
+    local inner = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for i = 1, 2 do
+      inner[i]:buffer('shift', ms.full({ 2 }, 0.1))
+    end
+    wrap(inner, { ignored_modules = { inner[2] }, mixed_precision = { buffer_dtype = 'bf16' } })(
+      ms.ones(1, 2))
+    assert.equal('bf16', inner[1].shift:dtype())
+    assert.equal('f32', inner[2].shift:dtype())
+  end)
+
   it('does not apply to a buffer that a script replaces', function()
     for _, replace in ipairs {
       function(layer, tensor) layer:set_buffer('scale', tensor) end,

@@ -1,4 +1,5 @@
 -- After a forward without gradients parameters show the same shards as before.
+local ffi = require 'ffi'
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
@@ -248,4 +249,44 @@ describe('parameters show shards and can be written after', function()
       end)
     end
   end
+end)
+
+ffi.cdef 'int setenv(const char *name, const char *value, int overwrite);'
+
+describe('with full precision in evaluation', function()
+  it('gradients are reduced, and buffers kept, in full precision until training goes on', function()
+    ms.dist.spawn(2, function(rank, world)
+      ffi.C.setenv('FSDP_USE_FULL_PREC_IN_EVAL', '1', 1)
+      for n = 1, 3 do
+        local low = { buffer_dtype = 'bf16', param_dtype = n ~= 2 and 'bf16' or nil,
+          reduce_dtype = n > 1 and 'bf16' or nil }
+        for _, micro in ipairs { 1, 2, 3 } do
+          local plain, layer = layers():materialize(), layers()
+          layer[2]:buffer('scale', ms.full({ 1 }, 1.001))
+          layer:load_state_dict(plain:state_dict(), { strict = false })
+          local model = wrap(layer, { use_orig_params = true, mixed_precision = low })
+          local function x(r, k) return ms.tensor { { 1.001 + r, 0.3, 0.77, k } } end
+          model(ms.ones(1, 4))
+          model:eval()
+          for k = 1, micro do
+            for r = 0, world - 1 do
+              (plain(x(r, k)):sum() / world):backward()
+            end
+            if k < micro then
+              model:no_sync(function() model(x(rank, k)):sum():backward() end)
+            else
+              model(x(rank, k)):sum():backward()
+            end
+          end
+          assert.equal('f32', layer[2].scale:dtype())
+          fsdp.summon_full_params(model, { with_grads = true, writeback = false }, function()
+            checks.close(plain[1].weight:grad():totable(), layer[1].weight:grad(), 1e-5)
+          end)
+          model:train()
+          model(ms.ones(1, 4))
+          assert.equal('bf16', layer[2].scale:dtype())
+        end
+      end
+    end)
+  end)
 end)

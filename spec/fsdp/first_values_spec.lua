@@ -54,6 +54,28 @@ describe('a sharded model', function()
     end)
   end)
 
+  it('passes whole parameters to param_init_fn, a tied one once', function()
+    local function init(m)
+      for _, p in ipairs(m:parameters(false)) do
+        nn.init.eye_(p)
+        p:detach():add_(p:detach())
+      end
+    end
+    ms.dist.spawn(2, function()
+      for n = 0, 3 do
+        local module = nn.Sequential(nn.Linear(3, 3, { bias = false }),
+          nn.Linear(3, 3, { bias = false }))
+        module[2].weight = module[1].weight
+        local model = wrap(module, { param_init_fn = init, use_orig_params = n > 1,
+          auto_wrap_policy = n % 2 == 1 and fsdp.ModuleWrapPolicy { nn.Linear } or nil })
+        local state = model:state_dict()
+        for _, name in ipairs(state) do
+          checks.close({ 2, 0, 0, 0, 2, 0, 0, 0, 2 }, state[name])
+        end
+      end
+    end)
+  end)
+
   it('calls param_init_fn again where it failed', function()
     ms.dist.spawn(2, function()
       local calls = 0

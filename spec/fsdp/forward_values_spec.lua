@@ -69,4 +69,17 @@ describe('what a wrapped forward is given', function()
     assert.is_true(same)
     assert.equal('f32', given[0]:dtype())
   end)
+
+  it('is the same table where it holds nothing to cast', function()
+    local Net = nn.Module.extend('my.Net')
+    function Net:init() self.linear = nn.Linear(2, 2) end
+    function Net:forward(t)
+      t.cache.calls = t.cache.calls + 1
+      return self.linear(t.x)
+    end
+    local model = fsdp.FSDP(Net(), { mixed_precision = { param_dtype = 'bf16' } })
+    local given = { x = ms.ones(1, 2), cache = { calls = 0 } }
+    model(given)
+    assert.equal(1, given.cache.calls)
+  end)
 end)

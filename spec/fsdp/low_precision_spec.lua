@@ -60,8 +60,8 @@ local function check(case, groups, want)
   for _, n_micro in ipairs { 1, 3 } do
     local norm, grads = unpack(want[n_micro])
     local function is_close(got, value, what)
-      assert(math.abs(got - value) < tolerance * value,
-        ('%s, %d micro-batches: %s is %g, expected %g'):format(case.text, n_micro, what, got, value))
+      assert(math.abs(got - value) < tolerance * value, ('%s, %d micro-batches: %s is %g, not %g')
+        :format(case.text, n_micro, what, got, value))
     end
     local opt = optim.SGD(model:parameters(), { lr = 0, momentum = 0.9 })
     for k = 1, n_micro - 1 do

@@ -122,6 +122,32 @@ describe('a checkpoint', function()
     end)
   end)
 
+  it('wraps modules of an FSDP model before and after its first use', function()
+    ms.dist.spawn(2, function(rank)
+      for n = 0, 3 do
+        local policy = n % 2 == 1 and fsdp.ModuleWrapPolicy { nn.Linear } or nil
+        local norms = {}
+        for when = 0, 2 do
+          local module, runs_of = net(), 0
+          module[1]:register_forward_hook(function() runs_of = runs_of + 1 end)
+          local model = wrap(module, { auto_wrap_policy = policy, use_orig_params = n > 1 })
+          for step = 1, 2 do
+            if step == when then
+              nn.checkpoint(model, { policy = is_linear })
+            end
+            runs_of = 0
+            model:zero_grad()
+            ms.manual_seed(3)
+            model(ms.ones(6, 4) * (rank + 1)):square():sum():backward()
+          end
+          assert.equal(when > 0 and 2 or 1, runs_of)
+          norms[when + 1] = model:clip_grad_norm_(math.huge):item()
+        end
+        assert.same({ norms[1], norms[1], norms[1] }, norms)
+      end
+    end)
+  end)
+
   it('refuses written arguments and a forward that uses other parameters', function()
     local x, n, layers = ms.ones(2, 4):requires_grad_(true), 0, { nn.Linear(4, 4), nn.Linear(4, 4) }
     local h = x * 1

@@ -53,14 +53,21 @@ describe('nn.init', function()
   end)
 
   it('writes the same values into shards, before and after the first use', function()
-    local function hash(model, used, name)
+    local function fill(model, name)
+      ms.manual_seed(5)
+      nn.init[name](model.weight)
+      nn.init.normal_(model.bias)
+    end
+    local function hash(model, used, name, summons)
       ms.manual_seed(4)
       if used then
         model(ms.ones(1, 6))
       end
-      ms.manual_seed(5)
-      nn.init[name or 'kaiming_uniform_'](model.weight)
-      nn.init.normal_(model.bias)
+      if summons then
+        fsdp.summon_full_params(model, nil, fill, model, name)
+      else
+        fill(model, name)
+      end
       return model:hash()
     end
     local names = { 'kaiming_uniform_', 'trunc_normal_', 'orthogonal_', 'eye_' }
@@ -72,13 +79,15 @@ describe('nn.init', function()
       for _, name in ipairs(names) do
         for _, strategy in ipairs { 'FULL_SHARD', 'NO_SHARD' } do
           for _, used in ipairs { false, true } do
-            assert.equal(expected[name], hash(wrap(nn.Linear(6, 5),
-              { sharding_strategy = strategy, use_orig_params = true }), used, name))
+            for _, summons in ipairs { false, true } do
+              assert.equal(expected[name], hash(wrap(nn.Linear(6, 5),
+                { sharding_strategy = strategy, use_orig_params = true }), used, name, summons))
+            end
           end
         end
       end
       local model = wrap(nn.Linear(6, 5), {})
-      fsdp.summon_full_params(model, nil, function() hash(nn.Linear(6, 5)) end)
+      fsdp.summon_full_params(model, nil, function() hash(nn.Linear(6, 5), false, 'eye_') end)
     end)
   end)
 end)

@@ -49,10 +49,10 @@ end
 function composable.register_forward_method(module, name)
   local state = composable.get_state(module)
   arguments.text('register_forward_method', 'name', name)
-  local method = state.module[name]
+  local method = state:wrapped()[name]
   if type(method) ~= 'function' then
     errors.raise('ValueError', "register_forward_method: %s has no method '%s'",
-      state.module._name, name)
+      state:wrapped()._name, name)
   end
   state:register_forward_method(name, method)
 end

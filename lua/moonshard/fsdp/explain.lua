@@ -32,7 +32,7 @@ local function frozen_in(state)
 end
 
 local function line_of(state, path)
-  local name = ('%s (%s)'):format(path == '' and 'the root' or path, state.module._name)
+  local name = ('%s (%s)'):format(path == '' and 'the root' or path, state:wrapped()._name)
   local reason = state.reason
   if not state._unit then
     return ('%s: no parameters of its own [%s]'):format(name, reason)

@@ -5,6 +5,7 @@
 --- for good, and the next use does again what comes after that, every comparison among it.
 
 local B = require 'moonshard_ffi'
+local buffers = require 'moonshard.fsdp.buffers'
 local checks = require 'moonshard.fsdp.check'
 local errors = require 'moonshard.internal.errors'
 local module_tree = require 'moonshard.nn.tree'
@@ -71,24 +72,6 @@ local function handle_of(tree, instances)
       root._unit ~= nil)
   end
   return runtime.held(tree.holder)
-end
-
--- Buffers take their dtype once and keep it.
-local function cast_buffers(instance)
-  local dtype = instance.mixed_precision.buffer_dtype
-  local function visit(module)
-    for _, b in ipairs(module_tree.own_buffers(module)) do
-      if dtype and parameter.facts(b.value.tensor).floating then
-        b:cast(dtype)
-      end
-    end
-    for _, child in ipairs(module:children()) do
-      if not module_tree.state(child) then
-        visit(child)
-      end
-    end
-  end
-  visit(instance.module)
 end
 
 -- Options that show in no unit, but must be the same on all ranks.
@@ -203,7 +186,7 @@ function first_use.ready(instance, alone)
   local root = root_of(instance, alone)
   local tree, instances = tree_of(root)
   for i = #instances, 1, -1 do
-    cast_buffers(instances[i])
+    buffers.cast(instances[i])
     instances[i]._tree = tree
     instances[i]._is_root = i == 1
   end

@@ -9,16 +9,36 @@ local function is_plain(value)
   return type(value) == 'table' and getmetatable(value) == nil
 end
 
-local function cast_tensor(value, dtype)
-  local facts = parameter.facts(value)
-  return facts.floating and facts.dtype ~= dtype and value:to(dtype) or value
+local function needs_cast(tensor, dtype)
+  local facts = parameter.facts(tensor)
+  return facts.floating and facts.dtype ~= dtype
 end
 
--- `casts`: what has become of the tables so far.
+local function cast_tensor(value, dtype)
+  return needs_cast(value, dtype) and value:to(dtype) or value
+end
+
+-- Does a value hold a tensor to cast, at any depth?
+local function holds_cast(value, dtype, seen)
+  if parameter.is_tensor(value) then
+    return needs_cast(value, dtype)
+  elseif is_plain(value) and not seen[value] then
+    seen[value] = true
+    for _, entry in next, value do
+      if holds_cast(entry, dtype, seen) then
+        return true
+      end
+    end
+  end
+  return false
+end
+
+-- A table without a tensor to cast is passed on as it is, so that forward can write into it.
+-- `casts`: the copies of tables so far.
 local function cast_entry(value, dtype, casts)
   if parameter.is_tensor(value) then
     return cast_tensor(value, dtype)
-  elseif not is_plain(value) then
+  elseif not is_plain(value) or not casts[value] and not holds_cast(value, dtype, {}) then
     return value
   elseif not casts[value] then
     local out = {}
@@ -37,7 +57,7 @@ local function cast(value, dtype)
   return is_plain(value) and cast_entry(value, dtype, {}) or value
 end
 
---- The `n` values, floating tensors in another dtype, tables copied.
+--- The `n` values, floating tensors in another dtype, tables that hold one copied.
 ---@param dtype string
 ---@param n integer
 ---@return ...

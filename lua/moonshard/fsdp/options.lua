@@ -43,8 +43,9 @@ local options = {}
 --- group }, or a mesh of two dimensions: the ranks along the second one divide parameters, those
 --- along the first have equal parts
 ---@field device_mesh? ms.dist.DeviceMesh  the same
----@field param_init_fn? fun(module: ms.nn.Module)  called, once units are made, with each module
----                        that declared parameters without values; nn.init writes them by shards
+---@field param_init_fn? fun(module: ms.nn.Module)  called, before units are made, with each module
+---                        that has parameters without values, which it sees whole: those of one
+---                        unit at a time take memory
 ---@field sync_module_states? boolean  all ranks take rank 0's parameters and buffers (default
 ---                        false)
 

@@ -16,6 +16,7 @@ local plan = {}
 ---@class ms.fsdp.Sighting
 ---@field name string  path of the first place it stands in
 ---@field tensor ms.Tensor
+---@field module ms.nn.Module  that declares it there
 ---@field chain ms.fsdp.State[]  instances around all places so far, outermost first
 ---@field places string[]
 ---@field wrapped boolean  it stands inside an instance at least once
@@ -31,11 +32,12 @@ local function common(a, b)
   return out
 end
 
-local function note(found, order, p, path, chain)
+local function note(found, order, p, module, path, chain)
   local key, name = parameter.key(p.tensor), tree.join(path, p.name)
   local sighting = found[key]
   if not sighting then
-    sighting = { name = name, tensor = p.tensor, chain = chain, places = { name }, wrapped = false }
+    sighting = { name = name, tensor = p.tensor, module = module, chain = chain,
+      places = { name }, wrapped = false }
     found[key] = sighting
     order[#order + 1] = sighting
   else
@@ -48,7 +50,7 @@ end
 -- The innermost of these instances that has a forward: what is below is looked at when it runs.
 local function with_forward(chain)
   for i = #chain, 1, -1 do
-    if chain[i].module.forward ~= Module.forward then
+    if chain[i]:wrapped().forward ~= Module.forward then
       return chain[i]
     end
   end
@@ -73,7 +75,7 @@ local function look(module, path, chain, found, order, instances)
   end
   for _, p in ipairs(tree.params(module, false)) do
     if not (around and around._ignored.params[parameter.key(p.tensor)]) then
-      note(found, order, p, path, chain)
+      note(found, order, p, module, path, chain)
     end
   end
   for name, child in module:named_children() do
@@ -127,7 +129,7 @@ end
 function plan.unit_names(instances)
   local names = tree.paths(plan.faces(instances))
   for i, instance in ipairs(instances) do
-    names[i] = names[i] == '' and instance.module._name or names[i]
+    names[i] = names[i] == '' and instance:wrapped()._name or names[i]
   end
   return names
 end
@@ -147,21 +149,22 @@ end
 ---@field name string  of its unit
 ---@field tensors ms.Tensor[]
 ---@field names string[]
+---@field holders ms.nn.Module[]  of each tensor, the first module that declares it
 ---@field shared { name: string, places: string[] }[]  tied parameters
 ---@field modules ms.nn.Module[]  that are looked at before it runs
 
 ---@return ms.fsdp.Draft
 local function draft_of(instance, name, sightings, modules)
-  local tensors, names, shared = {}, {}, {}
+  local tensors, names, holders, shared = {}, {}, {}, {}
   for i, s in ipairs(sightings) do
-    tensors[i], names[i] = s.tensor, s.name
+    tensors[i], names[i], holders[i] = s.tensor, s.name, s.module
     if #s.places > 1 then
       shared[#shared + 1] = { name = s.name, places = s.places }
     end
   end
   return {
-    instance = instance, name = name, tensors = tensors, names = names, shared = shared,
-    modules = modules,
+    instance = instance, name = name, tensors = tensors, names = names, holders = holders,
+    shared = shared, modules = modules,
   }
 end
 
@@ -179,7 +182,10 @@ local function make_units(drafts, top)
   end
 end
 
+local sealing = false
+
 local function seal_made(drafts)
+  sealing = false
   for _, draft in ipairs(drafts) do
     draft.instance:_seal(draft)
   end
@@ -188,12 +194,15 @@ end
 --- Make the units of all instances below `top` that have none yet. After an error those that were
 --- made are their instances', and the next call makes the others.
 ---@param top ms.nn.Module
+---@return boolean done  false inside param_init_fn, which may ask for the model's parameters
 function plan.seal(top)
-  local drafts = {}
-  guard.run('making units', seal_made, drafts, make_units, drafts, top)
-  for _, draft in ipairs(drafts) do
-    draft.instance:_init_params()
+  if sealing then
+    return false
   end
+  local drafts = {}
+  sealing = true
+  guard.run('making units', seal_made, drafts, make_units, drafts, top)
+  return true
 end
 
 --- What the units of a root's instances are, in numbers, or would be: none is made.

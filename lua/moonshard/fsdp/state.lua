@@ -6,6 +6,7 @@
 --- of all units below: it is the one whose forward is called first, or the outermost one, where
 --- anything else comes first.
 
+local buffers = require 'moonshard.fsdp.buffers'
 local check = require 'moonshard.fsdp.check'
 local class = require 'moonshard.internal.class'
 local dist = require 'moonshard.dist'
@@ -31,7 +32,6 @@ local wrap = require 'moonshard.fsdp.wrap'
 
 ---@class ms.fsdp.State: ms.fsdp.Methods, ms.fsdp.Values
 ---@field face ms.nn.Module  the wrapper, or the module itself
----@field module ms.nn.Module  the module whose forward runs
 ---@field in_place boolean
 ---@field reason string  why the module is sharded by itself
 ---@field sharding_strategy string
@@ -129,7 +129,7 @@ end
 ---@param inner fun(module: ms.nn.Module, opts: table): ms.nn.Module  shards what the policy chooses
 function State:init(face, module, opts, inherited, inner)
   self._ignored = once.run('wrapping', wrap_below, module, opts, inherited, inner)
-  self.face, self.module, self.in_place = face, module, face == module
+  self.face, self.in_place = face, face == module
   for _, name in ipairs(self.OPTIONS) do
     self[name] = opts[name]
   end
@@ -142,6 +142,12 @@ function State:init(face, module, opts, inherited, inner)
   self.rank, self.world_size = runtime.place(self.shard_group)
   self.replica = replicate and runtime.place(replicate) or 0
   rawset(face, '_fsdp', self)
+end
+
+--- The module whose forward runs.
+---@return ms.nn.Module
+function State:wrapped()
+  return self.in_place and self.face or self.face.module
 end
 
 --- Shard another module with the options of this one, by a wrapper or in place, as this one is.
@@ -186,20 +192,19 @@ end
 --- Make the units of the tree it is in, unless there are, with their first values.
 function State:prepare()
   if not self._planned then
-    plan.seal(module_tree.outermost(self.face))
-    if not self._planned then -- never put in the wrapped module's place: stands alone
+    local sealed = plan.seal(module_tree.outermost(self.face))
+    if sealed and not self._planned then -- never put in the wrapped module's place: stands alone
       rawset(self.face, '_owner', nil)
       plan.seal(self.face)
     end
   end
-  self:_init_params()
 end
 
 --- The path of its unit in the present model. Messages between ranks use the path at the time the
 --- unit was made, because ranks may put it into a larger model at different times.
 function State:_unit_name()
   local path = self.face:path()
-  return path == '' and self.module._name or path
+  return path == '' and self:wrapped()._name or path
 end
 
 -- A gradient of a whole parameter has no place in a unit, which holds what ranks have reduced.
@@ -236,11 +241,8 @@ function State:_make_unit(draft)
   if #draft.tensors == 0 then
     return
   end
+  self:_init_params(draft)
   warn_of_gradients(draft.tensors, draft.names, self.process_group)
-  draft.declared = {}
-  for _, tensor in ipairs(self.param_init_fn and draft.tensors or {}) do
-    draft.declared[parameter.key(tensor)] = not parameter.has_values(tensor)
-  end
   draft.shapes, draft.index_of, draft.holder = {}, {}, runtime.unit_holder()
   for i, tensor in ipairs(draft.tensors) do
     draft.shapes[i] = parameter.shape(tensor)
@@ -262,18 +264,18 @@ function State:_group(draft)
   end
 end
 
--- The modules with parameters whose first values param_init_fn gives.
-local function uninitialised(self, draft)
-  local out = {}
-  for _, module in ipairs(self.param_init_fn and draft.modules or {}) do
-    for _, p in ipairs(module._params) do
-      if p.tensor and draft.declared[parameter.key(p.tensor)] then
-        out[#out + 1] = module
-        break
-      end
+-- Let param_init_fn set the initial values of parameters that have none, while their handles show
+-- them whole. It gets each module that holds one, a tied one in its first place. After an error the
+-- next use begins with the module that failed.
+function State:_init_params(draft)
+  self._initialised = self._initialised or {}
+  for i, tensor in ipairs(self.param_init_fn and draft.tensors or {}) do
+    local module = draft.holders[i]
+    if not self._initialised[module] and not parameter.has_values(tensor) then
+      self.param_init_fn(module)
+      self._initialised[module] = true
     end
   end
-  return out
 end
 
 --- Called by the plan after that, whatever ended it: what was made is this instance's, and modules
@@ -293,7 +295,6 @@ function State:_seal(draft)
     self._shared = draft.shared
     self._unit_holder = draft.holder
     self._unit = unit
-    self._uninitialised = uninitialised(self, draft)
   end
   for _, module in ipairs(draft.modules) do
     rawset(module, '_planned', true)
@@ -301,28 +302,6 @@ function State:_seal(draft)
   rawset(self.face, '_planned', true)
   self._watched = draft.watched
   self._planned = true
-end
-
-local function keep_uninitialised(held)
-  held.state._uninitialised = held.modules[1] and held.modules or nil
-end
-
-local function init_modules(fn, modules)
-  while modules[1] do
-    fn(modules[1])
-    table.remove(modules, 1)
-  end
-end
-
---- Called when all units are made: the script's first values of what had none. After an error the
---- next use goes on with the module that failed.
-function State:_init_params()
-  local modules = self._uninitialised
-  if modules then
-    self._uninitialised = nil -- param_init_fn may use the model
-    guard.run('param_init_fn', keep_uninitialised, { state = self, modules = modules },
-      init_modules, self.param_init_fn, modules)
-  end
 end
 
 --- What parameters() shows in place of the unit's parameters: nil with use_orig_params = true,
@@ -342,6 +321,13 @@ function State:_flat_parameter(always)
     parameter.stands_for(flat, self)
   end
   return flat
+end
+
+--- The shape of an original parameter of its unit, whatever the handle shows.
+---@param tensor ms.Tensor
+---@return integer[]?
+function State:_whole_shape(tensor)
+  return self._shapes[self._index_of[parameter.key(tensor)]]
 end
 
 --- The original parameters of its unit.
@@ -396,16 +382,16 @@ local function unit_forward(self, call, ...)
   watch.check(self._watched)
   if not unit then
     if casts then
-      return call(self.module, forward_values.cast(dtype, select('#', ...), ...))
+      return call(self:wrapped(), forward_values.cast(dtype, select('#', ...), ...))
     end
-    return call(self.module, ...)
+    return call(self:wrapped(), ...)
   end
   runtime.unit_pre_forward(unit)
   if casts then
     return after_forward(unit,
-      call(self.module, forward_values.cast(dtype, select('#', ...), ...)))
+      call(self:wrapped(), forward_values.cast(dtype, select('#', ...), ...)))
   end
-  return after_forward(unit, call(self.module, ...))
+  return after_forward(unit, call(self:wrapped(), ...))
 end
 
 local DTYPES = "; the model's mixed_precision has units of several dtypes: classes of modules in "
@@ -463,6 +449,7 @@ local function outermost_forward(self, tree, call, ...)
   tree.running = true -- an error from here on is one of this forward
   for _, instance in ipairs(tree.instances) do
     watch.check(instance._watched)
+    buffers.cast(instance)
   end
   graph.before_backward(tree, check_fields)
   runtime.tree_pre_forward(tree.handle)

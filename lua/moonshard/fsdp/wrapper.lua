@@ -92,12 +92,7 @@ function FSDP:init(module, opts)
   rawset(self, '_owner', rawget(module, '_owner'))
   rawset(module, '_owner', nil)
   self:child('_fsdp_wrapped_module', module)
-  while module._shows_entries do
-    module = module.module
-  end
-  for _, entry in ipairs(module._children) do
-    module_tree.place(module, entry, entry.module)
-  end
+  module_tree.show_entries(self)
 end
 
 local function call(module, ...)

@@ -83,6 +83,13 @@ function Buffer:cast(dtype)
   end
 end
 
+--- Let the module compute with the buffer in the dtype it was declared in, until the next cast.
+function Buffer:restore()
+  if self.value.cast then
+    self:show({ tensor = scope.keep(self:uncast()) })
+  end
+end
+
 --- The buffer in another dtype from now on, for good, as if it had been declared in that.
 ---@param tensor ms.Tensor  its value in that dtype
 function Buffer:recast(tensor)

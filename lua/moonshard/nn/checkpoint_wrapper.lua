@@ -12,6 +12,7 @@ local tree = require 'moonshard.nn.tree'
 ---@overload fun(module: ms.nn.Module): ms.nn.CheckpointWrapper
 local CheckpointWrapper = Module.extend('nn.CheckpointWrapper')
 
+CheckpointWrapper._shows_entries = true
 CheckpointWrapper._transparent = true
 CheckpointWrapper._is_checkpoint = true
 
@@ -46,6 +47,7 @@ function CheckpointWrapper:init(module)
     arguments.refuse('checkpoint_wrapper', 'module', module, 'a module')
   end
   self:child('_checkpoint_wrapped_module', module)
+  tree.show_entries(self)
 end
 
 function CheckpointWrapper:forward(...)

@@ -286,20 +286,29 @@ end
 Module.add_module, Module.register_module = Module.child, Module.child
 
 --- Put another module in the place of a declared child (what wrapping does). RuntimeError once FSDP
---- has made units over this module.
+--- has made units over this module, unless the other one wraps the child.
 ---@param name string
 ---@param module ms.nn.Module
 function Module:set_child(name, module)
   local entry = declared(self._children, 'name', name)
-  if not entry then
+  if not entry and self._transparent then -- paths do not show the wrapper
+    return self.module:set_child(name, module)
+  elseif not entry then
     errors.raise('KeyError', "%s has no child '%s'", self._name, tostring(name))
   end
   check_module(self, name, module)
-  tree.check_unplanned(self, 'child', name)
+  local old = tree.child(self, entry)
+  tree.check_unplanned(self, 'child', name, old, module)
   tree.check_acyclic(self, name, module)
   entry.module = module
   tree.place(self, entry, module)
   tree.adopt(self, module)
+  if module._transparent and old == module.module then
+    tree.adopt(module, old)
+  end
+  if self._shows_entries then
+    tree.show_entries(self)
+  end
 end
 
 -- -- walking -------------------------------------------------------------------------------------

@@ -109,12 +109,10 @@ local function overwrite(what, tensor, rule)
   return tensor
 end
 
--- The shape of the whole tensor.
+-- The shape of the whole tensor, of which a handle may show a shard.
 local function shape_of(tensor)
-  if parameter.is_parameter(tensor) and parameter.has_values(tensor) then
-    return select(2, parameter.part(tensor)).shape
-  end
-  return parameter.shape(tensor)
+  local manager = parameter.manager(tensor)
+  return manager and manager:_whole_shape(tensor) or parameter.shape(tensor)
 end
 
 -- Numbers of inputs and outputs of one element of the result: of a convolution's weight

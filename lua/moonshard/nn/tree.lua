@@ -55,6 +55,14 @@ function tree.shown_by(module, entry)
   return out
 end
 
+local function numbered(module)
+  local out = {}
+  for field in next, module do
+    out[#out + 1] = type(field) == 'number' and field or nil
+  end
+  return out
+end
+
 -- What was assigned to the field of a child last, through a wrapper or not.
 local function standing(module, entry)
   local now, wrapper = rawget(module, entry.key), shown_by(module, entry)
@@ -70,6 +78,21 @@ function tree.place(module, entry, value)
   rawset(module, entry.key, value)
   for _, wrapper in ipairs(tree.shown_by(module, entry)) do
     rawset(wrapper, entry.key, value)
+  end
+end
+
+--- Let a wrapper, and those around it, show the entries of what it wraps now.
+---@param wrapper ms.nn.Module
+function tree.show_entries(wrapper)
+  local module = wrapper
+  while module._shows_entries do
+    for _, field in ipairs(numbered(module)) do
+      rawset(module, field, nil)
+    end
+    module = module.module
+  end
+  for _, entry in ipairs(module._children) do
+    tree.place(module, entry, entry.module)
   end
 end
 
@@ -111,8 +134,13 @@ end
 ---@param module ms.nn.Module
 ---@param what string
 ---@param name string
-function tree.check_unplanned(module, what, name)
-  if rawget(module, '_planned') then
+---@param old? ms.nn.Module
+---@param new? ms.nn.Module  in the place of `old`: a wrapper around it holds the same parameters
+function tree.check_unplanned(module, what, name, old, new)
+  while new and new._transparent and new ~= old do
+    new = new.module
+  end
+  if rawget(module, '_planned') and not (old and new == old) then
     errors.raise('RuntimeError', "%s '%s' of %s is new, but FSDP has made its units already: "
       .. 'change the model before it is wrapped, or at least before its first use', what,
       tostring(name), module._name)

@@ -1,0 +1,38 @@
+--- The dtype of an instance's buffers under mixed precision.
+
+local parameter = require 'moonshard_ffi.parameter'
+local tree = require 'moonshard.nn.tree'
+
+local buffers = {}
+
+--- Let the buffers of an instance have its buffer_dtype, or with full precision in evaluation the
+--- dtypes that they were declared in. Those of ignored modules and of instances below stay.
+---@param instance ms.fsdp.State
+function buffers.cast(instance)
+  local dtype = instance.mixed_precision.buffer_dtype
+  local full = instance.full_precision_in_eval and not instance.face.training
+  if not dtype or instance._full_buffers == full then
+    return
+  end
+  local function visit(module)
+    if instance._ignored.modules[module] then
+      return
+    end
+    for _, b in ipairs(tree.own_buffers(module)) do
+      if full then
+        b:restore()
+      elseif parameter.facts(b.value.tensor).floating then
+        b:cast(dtype)
+      end
+    end
+    for _, child in ipairs(module:children()) do
+      if not tree.state(child) then
+        visit(child)
+      end
+    end
+  end
+  visit(instance:wrapped())
+  instance._full_buffers = full
+end
+
+return buffers
