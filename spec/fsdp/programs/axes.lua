@@ -248,8 +248,9 @@ local function fill(value, module)
     nn.init.constant_(module.bias, 0.2)
   end
 end
-row 'param_init_fn' {
+row 'param_init_fn' { -- not called for ignored modules
   { 'none', 'fields', 'listed' }, chance = SELDOM,
+  legal = function(_, p) return p.ignored ~= 'module' end,
   options = function(value, _, o)
     o.param_init_fn = function(module) fill(value, module) end
   end,
