@@ -4,14 +4,14 @@
 local ms = require 'moonshard'
 package.path = 'spec/?.lua;' .. package.path
 local maker = require 'fsdp.programs.maker'
-local run = require 'fsdp.programs.run'
+local check = require 'fsdp.programs.check'
 local shell = require 'support.shell'
 
 local BATCH = 10 -- programs that one set of ranks runs
 
 local function body(_, _, programs)
   for i, p in ipairs(programs) do
-    local ok, err = pcall(run.check, p)
+    local ok, err = pcall(check, p)
     if not ok then
       error(('program %d: %s'):format(i, tostring(err)), 0)
     end

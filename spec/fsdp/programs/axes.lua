@@ -4,8 +4,8 @@
 --- legal(value, p)     false where the combination is refused, or says nothing; default: legal
 --- bits                true: with the default in its place the results have equal bits
 ---
---- A row acts in functions of (value, r, ...), r being a run (programs/run.lua) of the wrapped model
---- or, with r.sharded false, of the plain one. They are called where the value is not the default:
+--- A row acts in functions of (value, r, ...), r being a run (run.lua) of the wrapped model or of
+--- the plain one (not r.sharded). They are called where the value is not the default:
 --- before(value, r)            nothing is made yet
 --- net(value, r, net)          the plain module
 --- options(value, r, o, net)   options of FSDP
@@ -77,7 +77,7 @@ row 'buffers' {
       local block = net['b' .. i]
       local wanted = r.p.buffer_dtype ~= 'none' and not block.is_ignored and r.p.buffer_dtype
         or r.p.master
-      r.see('dtype', ('the dtype of b%d.shift'):format(i), r.sharded and block.shift:dtype()
+      r:see('dtype', ('the dtype of b%d.shift'):format(i), r.sharded and block.shift:dtype()
         or wanted)
     end
   end,
@@ -179,7 +179,7 @@ row 'strategy' {
   bits = true, chance = OFTEN,
   options = function(value, r, o)
     o.sharding_strategy = value
-    o.process_group = HYBRID[value] and { r.groups(r.p.inside) } or nil
+    o.process_group = HYBRID[value] and { r:hybrid_groups(r.p.inside) } or nil
   end,
 }
 row 'inside' { -- ranks of a shard group
@@ -218,6 +218,7 @@ row 'again' { -- wrapped and used once before
   { false, true }, bits = true, chance = OFTEN,
   legal = function(_, p)
     return p.policy == 'hand' and p.face == 'wrapper' and p.ignored == 'none' and p.hook == 'none'
+      and p.unused == 'none' and not p.tied -- the root has no parameters
       and p.param_init_fn == 'none' and p.mode == 'train'
   end,
 }
@@ -276,7 +277,7 @@ row 'init' { -- by nn.init
     if value == 'apply' then
       model:apply(write)
     else
-      r.full_of(model, {}, function()
+      r:full_of(model, {}, function()
         for _, module in ipairs(model:modules()) do
           write(module)
         end
@@ -295,7 +296,7 @@ row 'hook' {
       local hooks = fsdp.comm_hooks
       local hook = value ~= 'default' and hooks[value .. '_compress_hook']
         or r.p.strategy == 'NO_SHARD' and hooks.allreduce_hook or hooks.reduce_scatter_hook
-      r.state(model):register_comm_hook(hooks.DefaultState(ms.dist.world()), hook)
+      r:state(model):register_comm_hook(hooks.DefaultState(ms.dist.world()), hook)
     end
   end,
 }
@@ -322,10 +323,10 @@ row 'scaler' {
 row 'look' { -- at whole gradients
   { 'none', 'read', 'write back' },
   gradients = function(value, r)
-    r.full({ with_grads = true, writeback = value ~= 'read' }, function()
-      for _, p in ipairs(r.named()) do
+    r:full({ with_grads = true, writeback = value ~= 'read' }, function()
+      for _, p in ipairs(r:named()) do
         local grad = p.tensor:grad()
-        r.see('grad', 'the gradient of ' .. p.name, grad or 'none')
+        r:see('grad', 'the gradient of ' .. p.name, grad or 'none')
       end
     end)
   end,
@@ -337,11 +338,11 @@ row 'clip' {
       for _, max_norm in ipairs { 0.2, 1e9 } do
         local norm
         if r.sharded then
-          norm = r.state(model):clip_grad_norm_(max_norm, order)
+          norm = r:state(model):clip_grad_norm_(max_norm, order)
         else
           norm = optim.clip_grad_norm_(model:parameters(), max_norm, order)
         end
-        r.see('norm', 'the norm', norm)
+        r:see('norm', 'the norm', norm)
       end
     end
   end,
@@ -357,13 +358,13 @@ row 'summon' {
   { 'none', 'read', 'write', 'rank0', 'offload' }, chance = SELDOM,
   legal = function(value, p) return value ~= 'offload' or p.strategy ~= 'NO_SHARD' end,
   stepped = function(value, r)
-    r.full(SUMMON[value], function()
-      for _, p in ipairs(r.named()) do
+    r:full(SUMMON[value], function()
+      for _, p in ipairs(r:named()) do
         if value == 'write' then
           ms.no_grad(p.tensor.mul_, p.tensor, 0.75)
         else
           local is_whole = r.rank == 0 or not SUMMON[value].rank0_only
-          r.see('own', 'the summoned ' .. p.name, is_whole and p.tensor or 'none')
+          r:see('own', 'the summoned ' .. p.name, is_whole and p.tensor or 'none')
         end
       end
     end)
@@ -378,7 +379,7 @@ row 'ema' {
     r.ema:apply(function()
       local sd = r.models[1]:state_dict()
       for _, name in ipairs(sd) do
-        r.see('param', 'the average of ' .. name, sd[name])
+        r:see('param', 'the average of ' .. name, sd[name])
       end
     end)
   end,
@@ -386,13 +387,15 @@ row 'ema' {
 
 row 'evaluated' { -- by a forward without gradients
   { false, true }, chance = SELDOM,
-  stepped = function(_, r, step) r.see('loss', 'the evaluation', ms.no_grad(r.forward, step)) end,
+  stepped = function(_, r, step)
+    r:see('loss', 'the evaluation', ms.no_grad(r.forward, r, step))
+  end,
 }
 row 'failed' { -- forwards that raise in the second block
   { false, true }, bits = true, chance = SELDOM,
   stepped = function(_, r, step)
     r.at.fails = true
-    local ok = pcall(r.forward, step)
+    local ok = pcall(r.forward, r, step)
     r.at.fails = false
     assert(not ok, 'a forward that raises succeeds')
   end,
@@ -410,11 +413,11 @@ local function by_state_dicts(kind, r)
   end
   if r.sharded then
     fsdp.state_dict_type(model, kind, both)
-    r.make()
+    r:make()
     fsdp.state_dict_type(r.models[1], kind, load)
   else
     both()
-    r.make()
+    r:make()
     load()
   end
 end
@@ -425,11 +428,11 @@ local function parts_of(r)
 end
 
 local function by_checkpoint(r)
-  r.folder(function(root)
+  r:folder(function(root)
     local parts = parts_of(r)
     parts.step = 1
     ms.checkpoint.save(root, 'x', parts)
-    r.make()
+    r:make()
     ms.checkpoint.load(root .. '/x', parts_of(r))
   end)
 end
@@ -454,12 +457,12 @@ row 'saved' { -- with an average, at the end; loaded by rank 0 alone
   finish = function(_, r)
     local model = r.models[1]
     if r.sharded then
-      r.folder(function(root)
+      r:folder(function(root)
         ms.checkpoint.save(root, 'x', { step = 1, model = model, optimizer = r.opt, ema = r.ema,
           more = r.extra })
-        local group = r.alone()
+        local group = r.group('first', r.rank == 0 and 0 or 1)
         if r.rank == 0 then
-          model = r.another(group)
+          model = r:another(group)
           ms.checkpoint.load(root .. '/x', { model = model, process_group = group })
         end
       end)
@@ -467,7 +470,7 @@ row 'saved' { -- with an average, at the end; loaded by rank 0 alone
     local names = r.models[1]:state_dict()
     local sd = r.rank == 0 and model:state_dict() or {}
     for _, name in ipairs(names) do
-      r.see('own', 'the saved ' .. name, sd[name] or 'none')
+      r:see('own', 'the saved ' .. name, sd[name] or 'none')
     end
   end,
 }

@@ -2,4 +2,4 @@
 package.path = 'spec/?.lua;' .. package.path
 local ms = require 'moonshard'
 ms.dist.init()
-require('fsdp.programs.run').check(require('fsdp.programs.maker').parse(arg[1]))
+require 'fsdp.programs.check'(require('fsdp.programs.maker').parse(arg[1]))
