@@ -3,6 +3,8 @@ local ms = require 'moonshard'
 local checks = require 'support.checks'
 local runs = require 'support.runs'
 local scripts = require 'support.scripts'
+local wrap = require 'support.wrap'
+local merged = require('moonshard.internal.util').merged
 
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
@@ -68,22 +70,94 @@ describe('sub-groups', function()
     assert.matches('rank [13] failed: .*the ranks wrapped different models', cause)
   end)
 
-  it('must be the same for a model and nested instances', function()
+  -- Pairs of ranks train an expert each; the layers around it are those of all ranks. Two plain
+  -- models, one a pair, share the averages of the outer layers' gradients.
+  it('shard experts inside a model over all ranks', function()
+    local Expert = nn.Module.extend 'my.Expert'
+    function Expert:init()
+      self.a, self.expert, self.b = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+    end
+    function Expert:forward(x) return self.b(self.expert(self.a(x):tanh()):tanh()) end
+    local function made()
+      ms.manual_seed(1)
+      return Expert():materialize()
+    end
+    local function loss(model, rank, k)
+      return model(ms.full({ 2, 4 }, 0.3 * rank + 0.1 * k)):square():sum()
+    end
+    local function plain_step(models)
+      local squares = 0
+      for rank = 0, 3 do
+        for k = 1, 2 do loss(models[rank % 2], rank, k):backward() end
+      end
+      for name, p in models[0]:named_parameters() do
+        local q, is_expert = models[1]:get_parameter(name), name:match '^expert'
+        local both = (p:grad() + q:grad()) / 4
+        for _, each in ipairs { p, q } do
+          each:set_grad(is_expert and each:grad() / 2 or both:clone())
+          squares = squares + each:grad():square():sum():item() / (is_expert and 1 or 2)
+        end
+      end
+      return math.sqrt(squares)
+    end
     ms.dist.spawn(4, function(rank)
       local pair = ms.dist.split(rank % 2)
-      local message = "module '0' of Group(rank=%d, size=2, ranks={%d, %d}) inside one of "
-        .. 'Group(rank=%d, size=4, ranks={0, 1, 2, 3}) is not supported yet; give both the same '
-        .. 'process_group (without one, all ranks are meant)'
-      local said = message:format(math.floor(rank / 2), rank % 2, rank % 2 + 2, rank)
-      local Linear = ms.nn.Linear
-      local wrapped = ms.fsdp.FSDP(Linear(2, 2), { process_group = pair })
-      checks.raises('NotImplementedError', said, ms.fsdp.FSDP, ms.nn.Sequential(wrapped))
-      checks.raises('NotImplementedError', said, ms.fsdp.FSDP, ms.nn.Sequential(Linear(2, 2)), {
-        auto_wrap_policy = ms.fsdp.CustomPolicy(function(m)
-          return ms.is(m, Linear) and { process_group = pair }
-        end),
-      })
-      ms.fsdp.FSDP(ms.nn.Sequential(wrapped), { process_group = pair })(ms.ones(1, 2))
+      for n = 0, 11 do
+        local opts = { use_orig_params = n % 2 == 1,
+          sharding_strategy = ({ 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' })[n % 3 + 1] }
+        local inner, model = made(), nil
+        if n < 6 then
+          inner.expert = wrap(inner.expert, merged(opts, { process_group = pair }))
+          model = wrap(inner, opts)
+        else
+          model = wrap(inner, merged(opts, { auto_wrap_policy = fsdp.CustomPolicy(function(m)
+            return m == inner.expert and { process_group = pair }
+          end) }))
+        end
+        local models = { [0] = made(), made() }
+        local norm = plain_step(models)
+        model:no_sync(function() loss(model, rank, 1):backward() end)
+        loss(model, rank, 2):backward()
+        checks.close(norm, model:clip_grad_norm_(0.5):item(), 1e-5)
+        local opt = optim.SGD(model:parameters(), { lr = 1 })
+        opt:step()
+        local state, was = model:state_dict(), made():state_dict()
+        for name, p in models[rank % 2]:named_parameters() do
+          checks.close((was[name] - p:grad() * (0.5 / norm)):totable(), state[name], 1e-5)
+        end
+        fsdp.summon_full_params(model, nil, function()
+          assert.same({ 4, 4 }, inner.expert.weight:shape())
+        end)
+      end
+    end)
+  end)
+
+  it('of the same ranks are one group for a model and nested instances', function()
+    ms.dist.spawn(2, function()
+      local function layer() return nn.Linear(2, 2) end
+      local function pair() return { process_group = ms.dist.new_group { 0, 1 } } end
+      local model = wrap(nn.Sequential(wrap(layer(), pair()), layer()), pair())
+      model(ms.ones(1, 2)):sum():backward()
+      assert.is_true(model:clip_grad_norm_(1):item() > 0)
+      assert.equal(2, #model:units())
+    end)
+  end)
+
+  it('let a module around a used instance be wrapped again', function()
+    ms.dist.spawn(2, function()
+      local inner = nn.Sequential(wrap(nn.Linear(3, 3), { use_orig_params = true }))
+      local first = wrap(inner, { use_orig_params = true })
+      first(ms.ones(1, 3)):sum():backward()
+      local second = wrap(inner, { use_orig_params = true })
+      local outer = wrap(nn.Sequential(inner, nn.Linear(3, 2)), { use_orig_params = true })
+      checks.close(first(ms.ones(1, 3)):totable(), second(ms.ones(1, 3)), 0)
+      outer:zero_grad()
+      outer(ms.ones(1, 3)):sum():backward()
+      local opt = optim.SGD(outer:parameters(), { lr = 0.1 })
+      opt:step()
+      checks.close(first(ms.ones(1, 3)):totable(), second(ms.ones(1, 3)), 0)
+      checks.raises('AssertionError', 'was used before the module around it',
+        wrap(nn.Sequential(first), {}), ms.ones(1, 3))
     end)
   end)
 

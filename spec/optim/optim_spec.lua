@@ -324,25 +324,6 @@ describe('optim', function()
     checks.close(before - 0.1, layer.bias:item())
   end)
 
-  it('takes parameters of one group of ranks only', function()
-    local function over(world)
-      local group = ms.dist.fake { world = world }
-      return ms.fsdp.FSDP(ms.nn.Linear(2, 2), { process_group = group })
-    end
-    local model, another = over(3), over(2) -- keep the groups alive
-    local own, others = model:parameters(), another:parameters()
-    local said = 'optim.SGD: parameters are sharded over ranks 0, 1, 2 of a fake group and, as '
-      .. 'another group, over ranks 0, 1 of a fake group; each group wants an optimizer of its own'
-    checks.raises('ValueError', said, optim.SGD, { own[1], others[1] }, { lr = 0.1 })
-    checks.raises('ValueError', said, optim.SGD, { { params = own }, { params = others } },
-      { lr = 0.1 })
-    local opt = optim.SGD({ { params = own }, { params = { leaf(1) } } }, { lr = 0.1 })
-    checks.raises('ValueError', said, opt.add_param_group, opt, { params = others })
-    assert.equal(2, #opt.param_groups)
-    opt:step()
-    assert.truthy(model and another)
-  end)
-
   it('clips plain gradients to a total norm', function()
     local a, b = leaf(1), leaf(1)
     local loss = a * 3 + b * 4

@@ -70,7 +70,7 @@ local function sharded_over(what, list)
     if its and group and its ~= group then
       refuse_two(what, part.label, its, 'the ' .. owner, group)
     elseif another then
-      refuse_two(what, part.label, another, 'in part', its)
+      refuse_two(what, part.label, its, 'in part', another)
     end
     group, owner = its or group, its and part.label or owner
   end

@@ -46,20 +46,24 @@ function members.same(a, b)
   return table.concat(members.list(a), ' ') == table.concat(members.list(b), ' ')
 end
 
---- The group over which parameters are sharded, nil when none is; of several the first two.
+--- The group over which parameters are sharded, nil if none is; of several the largest, and
+--- another one.
 ---@param params ms.Tensor[]  other values are passed over
 ---@return ms.dist.Group? group, ms.dist.Group? another
 function members.of(params)
-  local group
+  local group, another
   for _, param in ipairs(params) do
     local manager = parameter.is_tensor(param) and parameter.manager(param)
     local its = manager and manager.process_group
     if its and group and its ~= group then
-      return group, its
+      another = its
+      if C.ms_comm_size(its) > C.ms_comm_size(group) then
+        group, another = its, group
+      end
     end
-    group = its or group
+    group = group or its
   end
-  return group
+  return group, another
 end
 
 return members

@@ -9,18 +9,6 @@ local tree = require 'moonshard.nn.tree'
 
 local check = {}
 
---- One tree has one group: its units are gathered and reduced in one order.
----@param outer ms.dist.Group
----@param inner ms.dist.Group  of an instance below, or what a policy gives it
----@param name string  path of what is below
-function check.one_group(outer, inner, name)
-  if arguments.group('FSDP', 'process_group', inner) ~= outer then
-    errors.raise('NotImplementedError', "FSDP: module '%s' of %s inside one of %s is not supported "
-      .. 'yet; give both the same process_group (without one, all ranks are meant)', name,
-      tostring(inner), tostring(outer))
-  end
-end
-
 --- Ranks that share samples are those that sum gradients: else some would count twice, and others
 --- not at all.
 ---@param group ms.dist.Group  of the model

@@ -1,4 +1,6 @@
 --- The first use of a wrapped model: its units become one tree, and ranks compare what they have.
+--- Instances over other groups of ranks (experts) have a tree for each group, nested in the root's.
+--- Those that were used below another root stay in its tree.
 ---
 --- A tree is used once it is `ready`, when the ranks have found that they have the same model. What
 --- ends the first use before that, on some ranks or all, leaves a tree that is not: units are in it
@@ -21,6 +23,8 @@ local settings = require 'moonshard.fsdp.settings'
 ---@field root ms.fsdp.State
 ---@field holder ffi.cdata*  of the runtime's tree
 ---@field handle ffi.cdata*  that tree
+---@field outer? ms.fsdp.Tree  of the root around a nested tree
+---@field nested ms.fsdp.Tree[]  those below, in module order
 ---@field ready boolean
 ---@field running boolean  in a forward
 
@@ -35,11 +39,6 @@ end
 
 local function check(instances)
   for i = 2, #instances do
-    if instances[i]._tree then
-      errors.raise('AssertionError', "Non-root FSDP instance's `_is_root` should not have been set "
-        .. "yet or should have been set to `False`: '%s' was used before the module around it; "
-        .. 'call what FSDP returned for the whole model first', instances[i].face:path())
-    end
     checks.one_division(instances[1].sharding_strategy, instances[i].sharding_strategy,
       ("'%s'"):format(instances[i].face:path()))
   end
@@ -47,11 +46,48 @@ local function check(instances)
   check_homogeneous(instances, 'limit_all_gathers')
 end
 
+local function check_not_root(instance)
+  if instance._is_root then
+    errors.raise('AssertionError', "Non-root FSDP instance's `_is_root` should not have been set "
+      .. "yet or should have been set to `False`: '%s' was used before the module around it; "
+      .. 'call what FSDP returned for the whole model first', instance.face:path())
+  end
+end
+
 -- A tree whose units are in none yet.
-local function new(root)
-  local tree = { root = root, holder = runtime.tree_holder(), ready = false, running = false }
-  root._tree = tree
-  return tree
+local function new(instance, outer)
+  return {
+    root = instance, outer = outer, nested = {}, instances = { instance },
+    holder = runtime.tree_holder(), ready = false, running = false,
+  }
+end
+
+local function tree_over(group, top)
+  for _, tree in ipairs { top, unpack(top.nested) } do
+    if tree.root.process_group == group and not tree.ready then
+      return tree
+    end
+  end
+end
+
+-- The tree of a root that was not used yet, with those that are nested in it.
+local function plan_trees(root)
+  local top, known = new(root), {}
+  for i, instance in ipairs(plan.instances(root)) do
+    local tree = instance._tree or i > 1 and tree_over(instance.process_group, top)
+    if instance._tree then
+      check_not_root(instance)
+    elseif tree then
+      table.insert(tree.instances, instance)
+    elseif i > 1 then
+      tree = new(instance, top)
+    end
+    if tree and tree ~= top and not known[tree] then
+      known[tree] = true
+      table.insert(top.nested, tree)
+    end
+  end
+  return top
 end
 
 local function tree_options(root)
@@ -62,14 +98,14 @@ local function tree_options(root)
 end
 
 -- What the tree's holder has, made unless it was.
-local function handle_of(tree, instances)
+local function handle_of(tree)
   if not runtime.held(tree.holder) then
     local root, units = tree.root, {}
-    for _, instance in ipairs(instances) do
+    for _, instance in ipairs(tree.instances) do
       units[#units + 1] = instance._unit_holder
     end
     runtime.tree(tree.holder, root.process_group, tree_options(root), units,
-      root._unit ~= nil)
+      root._unit ~= nil and not tree.outer)
   end
   return runtime.held(tree.holder)
 end
@@ -104,7 +140,7 @@ local function root_around(instance)
   local root, holds = outermost(instance), false
   for _, other in ipairs(plan.instances(root)) do
     local tree = other._tree
-    if tree and tree.root ~= root then
+    if tree and tree.root ~= root and tree.outer ~= root._tree then
       return instance
     end
     holds = holds or other == instance
@@ -133,7 +169,7 @@ end
 -- The root of the tree that an instance is part of, or is to be.
 local function root_of(instance, alone)
   local begun = instance._tree
-  return begun and begun.root or alone and instance or root_around(instance)
+  return begun and (begun.outer or begun).root or alone and instance or root_around(instance)
 end
 
 local function check_open(instances)
@@ -149,13 +185,15 @@ end
 local function tree_of(root)
   check_open(plan.instances(root))
   root.face:_prepare()
-  local instances, tree = plan.instances(root), root._tree
-  if not tree then
-    check(instances)
-    tree = new(root)
+  local top = root._tree
+  if not top then
+    top = plan_trees(root)
+    for _, tree in ipairs { top, unpack(top.nested) } do
+      check(tree.instances)
+    end
+    root._tree = top
   end
-  tree.handle = handle_of(tree, instances)
-  return tree, instances
+  return top
 end
 
 --- What the tree that an instance is part of will hold, or holds, from numbers alone. Leaves no
@@ -165,17 +203,28 @@ end
 ---@return ms.Plan
 function first_use.dry_run(instance, micro_batches)
   local root = root_of(instance, false)
-  local tree, instances = root._tree, plan.instances(root)
-  check_open(instances)
-  local handle = tree and runtime.held(tree.holder)
+  check_open(plan.instances(root))
+  local tree = root._tree or plan_trees(root)
+  local handle = runtime.held(tree.holder)
   if handle then
     return runtime.plan(handle, micro_batches, true)
-  elseif not tree then
-    check(instances)
   end
-  local groups, root_has_unit = plan.groups(instances)
+  check(tree.instances)
+  local groups, root_has_unit = plan.groups(tree.instances)
   return runtime.dry_run(root.process_group, tree_options(root), groups, root_has_unit,
     micro_batches)
+end
+
+local function initialise(tree)
+  tree.handle = handle_of(tree)
+  for i = #tree.instances, 1, -1 do
+    local instance = tree.instances[i]
+    buffers.cast(instance)
+    instance._tree = tree
+    instance._is_root = i == 1 and not tree.outer
+  end
+  runtime.init(tree.handle)
+  note_options(tree.instances)
 end
 
 --- Make the tree that an instance is part of, and initialise it. Collective.
@@ -184,24 +233,23 @@ end
 ---@return ms.fsdp.Tree  ready
 function first_use.ready(instance, alone)
   local root = root_of(instance, alone)
-  local tree, instances = tree_of(root)
-  for i = #instances, 1, -1 do
-    buffers.cast(instances[i])
-    instances[i]._tree = tree
-    instances[i]._is_root = i == 1
+  local top = tree_of(root)
+  for _, tree in ipairs { top, unpack(top.nested) } do
+    if not tree.ready then
+      initialise(tree)
+    end
   end
-  runtime.init(tree.handle)
-  note_options(instances)
   settings.compare(root.process_group, root.face, root._ignored.modules)
   for _, p in ipairs(module_tree.unmanaged(root.face)) do
     parameter.materialize(p.tensor)
   end
   if root._comm_hook then -- of a copy: the original's
-    first_use.set_comm_hook(tree.handle, root._comm_hook)
+    first_use.set_comm_hook(top.handle, root._comm_hook)
   end
-  tree.instances = instances
-  tree.ready = true
-  return tree
+  for _, tree in ipairs { top, unpack(top.nested) } do
+    tree.ready = true
+  end
+  return instance._tree
 end
 
 return first_use

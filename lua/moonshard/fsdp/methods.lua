@@ -20,17 +20,20 @@ local as_plan = figures 'plan()'
 local methods = {}
 
 local function restore_sync(before, ok, err)
-  local tree = before.tree
   if not ok then
-    runtime.failed(tree.root.process_group, err)
+    runtime.failed(before[1].tree.root.process_group, err)
   end
-  if runtime.sync(tree.handle) ~= before.sync then
-    runtime.set_sync(tree.handle, before.sync)
+  for _, its in ipairs(before) do
+    if runtime.sync(its.tree.handle) ~= its.sync then
+      runtime.set_sync(its.tree.handle, its.sync)
+    end
   end
 end
 
-local function unsynchronised(tree, fn, ...)
-  runtime.set_sync(tree.handle, false)
+local function unsynchronised(before, fn, ...)
+  for _, its in ipairs(before) do
+    runtime.set_sync(its.tree.handle, false)
+  end
   return fn(...)
 end
 
@@ -47,8 +50,11 @@ function methods:no_sync(fn, ...)
   elseif tree.running then
     errors.raise('AssertionError', 'no_sync() cannot begin during forward')
   end
-  local before = { tree = tree, sync = runtime.sync(tree.handle) }
-  return guard.run('no_sync', restore_sync, before, unsynchronised, tree, fn, ...)
+  local before = {}
+  for i, its in ipairs { tree, unpack(tree.nested) } do
+    before[i] = { tree = its, sync = runtime.sync(its.handle) }
+  end
+  return guard.run('no_sync', restore_sync, before, unsynchronised, before, fn, ...)
 end
 
 -- In order of registration, plain ones among them, whatever the units.
@@ -89,7 +95,7 @@ function methods:clip_grad_norm_(max_norm, norm_type, opts)
       '`clip_grad_norm_()` should only be called on the root FSDP instance')
   end
   local params = all_params(tree)
-  local total = runtime.clip(tree.handle, params, max_norm, norm_type, strict)
+  local total = clip.sharded(tree, params, max_norm, norm_type, strict)
   if not has_grad(params) and total:item() == 0 then
     errors.warn('UserWarning', ('Called FSDP.clip_grad_norm_() on rank %d with no gradients -- '
       .. 'returning the total norm in the default dtype f32'):format(self.rank), self.process_group)

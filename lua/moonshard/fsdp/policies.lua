@@ -162,12 +162,10 @@ Policy._is_policy = true
 -- overrides of the root's options.
 local function choose_all(root, ignored, root_options, choose)
   local chosen = {}
-  for name, module in root:named_modules() do
+  for _, module in ipairs(root:modules()) do
     local overrides = not ignored[module] and choose(module) or nil
     if overrides then
-      local own = util.merged(root_options, overrides)
-      check.one_group(root_options.process_group, own.process_group, name)
-      chosen[#chosen + 1] = { module = module, options = own }
+      chosen[#chosen + 1] = { module = module, options = util.merged(root_options, overrides) }
     end
   end
   return chosen

@@ -16,6 +16,7 @@ local forward_values = require 'moonshard.fsdp.forward_values'
 local graph = require 'moonshard.internal.graph'
 local guard = require 'moonshard.internal.guard'
 local ignored = require 'moonshard.fsdp.ignored'
+local members = require 'moonshard.dist.members'
 local methods = require 'moonshard.fsdp.methods'
 local module_tree = require 'moonshard.nn.tree'
 local once = require 'moonshard.internal.once'
@@ -79,16 +80,25 @@ local function policy_text(policy)
   return type(policy) == 'function' and 'a function' or tostring(policy)
 end
 
+-- Groups that two calls made of the same ranks are one: units over one group are in one tree.
+local function share_groups(state, opts)
+  local hybrid, its = opts.hybrid_groups, state.hybrid_groups
+  if members.same(state.process_group, opts.process_group) and (not hybrid) == (not its)
+    and (not hybrid or members.same(its[1], hybrid[1])) then
+    state._hold = runtime.hold(opts.process_group)
+    state.process_group, state.hybrid_groups = opts.process_group, hybrid
+    state.shard_group = hybrid and hybrid[1] or opts.process_group
+  end
+end
+
 -- Options that came from the root through a policy are complete but for what the policy overrode.
 -- Gives what is ignored.
 local function wrap_below(module, opts, inherited, inner)
   local ignored_set = inherited or ignored.of(module, opts)
-  if not inherited then
-    for name, below in module:named_modules() do
-      local state = module_tree.state(below)
-      if state then
-        check.one_group(opts.process_group, state.process_group, name)
-      end
+  for _, below in ipairs(inherited and {} or module:modules()) do
+    local state = module_tree.state(below)
+    if state and not state._planned then
+      share_groups(state, opts)
     end
   end
   if opts.sync_module_states and not inherited then
@@ -445,7 +455,9 @@ local function check_fields(tree)
 end
 
 local function outermost_forward(self, tree, call, ...)
-  check.batch(self.process_group, samples.group_of((...)))
+  if not tree.outer then
+    check.batch(self.process_group, samples.group_of((...)))
+  end
   tree.running = true -- an error from here on is one of this forward
   for _, instance in ipairs(tree.instances) do
     watch.check(instance._watched)

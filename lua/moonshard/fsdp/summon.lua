@@ -75,23 +75,31 @@ local function close(held, ok, err)
   end
 end
 
--- The units of an instance and, with `recurse`, of those below it.
+-- The units of an instance and, with `recurse`, of those below it, by tree in module order.
 local function units_of(root, recurse)
-  local units = {}
+  local trees, units = { root._tree }, { [root._tree] = {} }
   for _, instance in ipairs(recurse and plan.instances(root) or { root }) do
-    units[#units + 1] = instance._unit
+    local its = instance._tree
+    if not units[its] then
+      units[its] = {}
+      trees[#trees + 1] = its
+    end
+    table.insert(units[its], instance._unit)
   end
-  return units
+  return trees, units
 end
 
 local function summoned(held, roots, opts, fn, ...)
   for _, root in ipairs(roots) do
-    local state = root:_lazy_init()
+    root:_lazy_init()
     tree.params(root.face) -- what stands in the fields must be what is summoned
-    if not runtime.summoned(state.handle) then
-      held[#held + 1] = state -- first: what is held is let go whatever comes now
+    local trees, units = units_of(root, opts.recurse ~= false)
+    for _, its in ipairs(trees) do
+      if not runtime.summoned(its.handle) then
+        held[#held + 1] = its -- first: what is held is let go whatever comes now
+      end
+      runtime.summon(its.handle, units[its], opts.with_grads or false)
     end
-    runtime.summon(state.handle, units_of(root, opts.recurse ~= false), opts.with_grads or false)
   end
   return fn(...)
 end

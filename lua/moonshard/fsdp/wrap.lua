@@ -206,9 +206,7 @@ function wrap.auto(root, opts, ignored, wrapper)
     }
   end
   recurse(root, policy, function(module, overrides)
-    local own = util.merged(inherited, overrides)
-    check.one_group(inherited.process_group, own.process_group, module._name)
-    return wrapped(module, own)
+    return wrapped(module, util.merged(inherited, overrides))
   end, ignored, true, {})
   if not found and not policy(root, false, numel_of(root, ignored.params)) then
     warn_unmatched(root, opts.process_group)

@@ -111,7 +111,7 @@ end
 
 local function copy_wrapper(c, from, state)
   c.modules[from] = from -- parameters below may be its own
-  local into = shard(c, state, copy(c, state.module))
+  local into = shard(c, state, copy(c, state:wrapped()))
   c.modules[from] = into
   for _, field in ipairs(hooks.FIELDS) do
     rawset(into, field, copy_value(c, rawget(from, field)))

@@ -297,7 +297,7 @@ function Module:set_child(name, module)
     errors.raise('KeyError', "%s has no child '%s'", self._name, tostring(name))
   end
   check_module(self, name, module)
-  local old = tree.child(self, entry)
+  local old = entry.module
   tree.check_unplanned(self, 'child', name, old, module)
   tree.check_acyclic(self, name, module)
   entry.module = module

@@ -1,6 +1,9 @@
 --- Clipping of gradients, of plain parameters and of sharded ones together.
 
 local arguments = require 'moonshard_ffi.arguments'
+local autograd = require 'moonshard.autograd'
+local create = require 'moonshard.internal.create'
+local dist = require 'moonshard.dist'
 local errors = require 'moonshard.internal.errors'
 local members = require 'moonshard.dist.members'
 local parameter = require 'moonshard_ffi.parameter'
@@ -16,30 +19,93 @@ local function list_of(what, params)
   return parameter.originals(params)
 end
 
--- The trees of sharded parameters, ready, and their group.
-local function tree_of(what, params)
-  local group, another = members.of(params)
-  if another then
-    errors.raise('ValueError', '%s: parameters are sharded over ranks %s and, as another group, '
-      .. 'over ranks %s, which have no common norm', what, members.text(group),
-      members.text(another))
-  end
+-- The tree of the sharded parameters over the largest group; all trees are made ready.
+local function tree_of(params)
+  local group = members.of(params)
   local tree, done = nil, {}
   for _, param in ipairs(params) do
     local manager = parameter.manager(param)
     if manager and not done[manager] then
       done[manager] = true
       local its = manager:_lazy_init()
-      tree = tree or its
+      tree = tree or manager.process_group == group and its or nil
     end
   end
   return tree
 end
 
+local function part_over(parts, group)
+  for _, part in ipairs(parts) do
+    if part.group == group then
+      return part
+    end
+  end
+end
+
+-- Parameters by the group of ranks over which they are sharded; plain ones go with the tree's.
+local function by_group(tree, params)
+  local group = tree.root.process_group
+  local parts = { { group = group, tree = tree, params = {} } }
+  for _, param in ipairs(params) do
+    local manager = parameter.manager(param)
+    local part = part_over(parts, manager and manager.process_group or group)
+    if not part then
+      part = { group = manager.process_group, tree = manager:_lazy_init(), params = {} }
+      parts[#parts + 1] = part
+    end
+    table.insert(part.params, param)
+  end
+  return parts
+end
+
+-- The norm over all groups. Each rank knows those of its own groups, so every member of a group
+-- adds an equal part of that group's.
+local function norm_of_parts(parts, norm_type)
+  local is_max, sum = norm_type == math.huge, 0
+  for _, part in ipairs(parts) do
+    local norm = part.norm:item()
+    if is_max then
+      sum = norm ~= norm and norm or math.max(sum, norm)
+    else
+      sum = sum + (norm_type == 0 and norm or norm ^ norm_type) / #members.list(part.group)
+    end
+  end
+  local total = dist.all_reduce(create.full({ 1 }, sum, { dtype = 'f64' }),
+    is_max and 'max' or 'sum', parts[1].group):item()
+  return (is_max or norm_type == 0) and total or total ^ (1 / norm_type)
+end
+
+--- As grad_norm_() of parameters of `tree` and of others, which may be sharded over other groups of
+--- ranks, all parts of the tree's.
+---@param tree ms.fsdp.Tree
+---@return ms.Tensor
+function clip.sharded(tree, params, max_norm, norm_type, strict)
+  local runtime = require 'moonshard_ffi.fsdp'
+  local parts = by_group(tree, params)
+  if #parts == 1 then
+    return runtime.clip(tree.handle, params, max_norm, norm_type, strict)
+  end
+  for _, part in ipairs(parts) do
+    part.norm = runtime.clip(part.tree.handle, part.params, math.huge, norm_type, strict)
+  end
+  local total = norm_of_parts(parts, norm_type)
+  local factor = math.min(1, max_norm / (total + 1e-6))
+  autograd.no_grad(function()
+    for _, param in ipairs(params) do
+      local grad = param:grad()
+      if grad then
+        grad:mul_(factor)
+      end
+    end
+  end)
+  return create.full({}, total, { dtype = parts[1].norm:dtype() })
+end
+
 --- Scale gradients together by min(1, max_norm / (total + 1e-6)). Sharded parameters of any models
---- over one group of ranks and plain ones count together; collective then, with the same parameters
---- in the same order on all ranks. RuntimeError with `error_if_nonfinite` when the total is not
---- finite: nothing is scaled. Where a device fails some may be scaled and others not: drop them.
+--- and plain ones count together; collective then, with the same parameters in the same order on
+--- all ranks of a group. Of several groups all are parts of the largest. RuntimeError with
+--- `error_if_nonfinite` when the total is not finite: nothing is scaled. Where a device fails some
+--- may be scaled and others not: drop them.
 ---@param params ms.Tensor[]|ms.Tensor
 ---@param max_norm number
 ---@param norm_type? number  0 or more, or math.huge (default 2)
@@ -51,9 +117,9 @@ function clip.grad_norm_(params, max_norm, norm_type, opts)
   arguments.number(what, 'max_norm', max_norm)
   norm_type = arguments.number(what, 'norm_type', norm_type, 2)
   local strict = clip.is_strict(opts)
-  local tree = tree_of(what, params)
+  local tree = tree_of(params)
   if tree then
-    return require('moonshard_ffi.fsdp').clip(tree.handle, params, max_norm, norm_type, strict)
+    return clip.sharded(tree, params, max_norm, norm_type, strict)
   end
   return require('moonshard_ffi.optim').clip(params, max_norm, norm_type, strict)
 end

@@ -102,21 +102,7 @@ function Optimizer:_params()
   return params
 end
 
--- Ranks step alike what they share, and save it together: one optimizer is of one group of them.
-local function check_one_group(self, list)
-  local params = self:_params()
-  for _, param in ipairs(list) do
-    params[#params + 1] = param
-  end
-  local group, another = members.of(params)
-  if another then
-    errors.raise('ValueError', '%s: parameters are sharded over ranks %s and, as another group, '
-      .. 'over ranks %s; each group wants an optimizer of its own', self._name,
-      members.text(group), members.text(another))
-  end
-end
-
---- Append a parameter group. ValueError for parameters of models over two groups of ranks.
+--- Append a parameter group.
 ---@param given { params: ms.Tensor[]|ms.Tensor, [string]: any }  options override the defaults
 function Optimizer:add_param_group(given)
   given = without_loops('add_param_group', arguments.list('add_param_group', 'group', given))
@@ -127,7 +113,6 @@ function Optimizer:add_param_group(given)
     list = { list }
   end
   list = parameter.originals(arguments.list('add_param_group', 'params', list))
-  check_one_group(self, list)
   local index = runtime.add_group(self._handle, self.kind, list, util.merged(self.defaults, given))
   param_group.add(self, util.slice(list, 1), index)
 end
