@@ -145,7 +145,9 @@ local function shard(r, net)
   end
   local model = face(net, o)
   if r.p.again then
+    r.at.apart = true
     model(inputs(r.p, r.rank, 0, 1, 0)):sum():backward()
+    r.at.apart = false
     model:zero_grad()
     model = face(net, o)
   end
@@ -313,7 +315,7 @@ local function see_all(r)
       r:see('state ' .. key, ('%s of %s'):format(key, name), all[name][key])
     end
   end
-  for _, name in ipairs(r.p.again and {} or sorted(r.runs)) do
+  for _, name in ipairs(sorted(r.runs)) do
     r:see('runs', ('runs of block %s'):format(name),
       r.runs[name] / (r.side == 'sharded' and 1 or r.world))
   end
