@@ -136,7 +136,9 @@ row 'ignored' {
 }
 row 'cache' { -- a table that forward fills
   { false, true }, chance = SELDOM,
-  legal = function(_, p) return p.recompute == 'none' end,
+  legal = function(_, p) -- one with tensors of another dtype is copied
+    return p.recompute == 'none' and p.ignored == 'none'
+  end,
 }
 row 'recompute' { { 'none', 'before', 'after' }, bits = true } -- wrapping, by nn.checkpoint
 
@@ -263,8 +265,9 @@ row 'param_init_fn' { -- not called for ignored modules
 }
 
 local RULES = { 'xavier_uniform_', 'kaiming_normal_', 'orthogonal_', 'eye_' }
-row 'init' { -- by nn.init
+row 'init' { -- by nn.init; two such models amplify what is rounded
   { 'none', 'summon', 'apply' }, chance = SELDOM,
+  legal = function(_, p) return p.models == 1 end,
   wrapped = function(value, r, model)
     local rule = nn.init[RULES[1 + r.p.seed % #RULES]]
     local function write(module)
