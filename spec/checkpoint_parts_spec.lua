@@ -12,15 +12,18 @@ describe('a checkpoint', function()
   before_each(function() root = runs.folder() end)
   after_each(function() shell.remove_folder(root) end)
 
-  it('holds two models, their optimizers and a scheduler', function()
+  it('holds two models, their optimizers, a scheduler and several tensors #pair', function()
     local function make()
       ms.manual_seed(1)
       local t = { gen = wrap(nn.Linear(4, 4), {}), disc = wrap(nn.Linear(4, 1), {}) }
       t.og = optim.AdamW(t.gen:parameters(), { lr = 1e-3 })
       t.od = optim.SGD(t.disc:parameters(), { lr = 1e-2, momentum = 0.9 })
+      t.tensors = { a = ms.ones(2), b = ms.ones(3), c = { d = ms.ones(1), e = ms.ones(1) } }
       t.scheduler = optim.lr_scheduler.OneCycleLR(t.og, { max_lr = 0.1, total_steps = 10 })
       t.all = { modules = { gen = t.gen, disc = t.disc },
-        optimizers = { gen = t.og, disc = t.od }, scheduler = t.scheduler }
+        optimizers = { gen = t.og, disc = t.od }, scheduler = t.scheduler,
+        tracker = { state_dict = function() return t.tensors end,
+          load_state_dict = function(_, sd) t.tensors = sd end } }
       return t
     end
     local function train(t, n)
@@ -34,16 +37,64 @@ describe('a checkpoint', function()
       end
       return t.gen:hash() .. t.disc:hash() .. t.og.param_groups[1].lr
     end
-    ms.dist.spawn(2, function()
+    runs.pair(function()
       local t = make()
       train(t, 3)
+      t.tensors.c.e:fill_(7)
       t.all.step, t.all.config = 3, { best = math.huge, worst = -math.huge, list = { 1, 2 } }
       checkpoint.save(root, 'a', t.all)
       local expected, again = train(t, 2), make()
       local meta = checkpoint.load(root .. '/a', again.all)
       assert.same({ best = math.huge, worst = -math.huge, list = { 1, 2 } }, meta.config)
       assert.equal(expected, train(again, 2))
+      assert.same({ 7 }, again.tensors.c.e:totable())
     end)
+  end)
+
+  it('holds one optimizer over two models by the names of both', function()
+    local function make(is_plain)
+      ms.manual_seed(1)
+      local function net(n)
+        local module = nn.Sequential(nn.Linear(4, n), nn.Linear(n, 4)):materialize()
+        return is_plain and module or wrap(module, {})
+      end
+      local g, d = net(3), net(5)
+      local opt = optim.AdamW({ { params = g:parameters() },
+        { params = d:parameters(), lr = 0.01 } }, { lr = 0.1 })
+      return { modules = { g = g, d = d }, optimizer = opt }
+    end
+    local function step(t)
+      t.modules.d(t.modules.g(ms.ones(2, 4))):square():sum():backward()
+      t.optimizer:step()
+      t.optimizer:zero_grad()
+      return runs.hash_of(t.modules.g) .. runs.hash_of(t.modules.d)
+    end
+    for from, is_plain in ipairs { false, true } do -- of one rank, of two
+      local hash = runs.reports(from, function()
+        local t = make(is_plain)
+        step(t)
+        t.step = 1
+        checkpoint.save(root, 'a', t)
+        checks.raises('ValueError', "two parameters of the optimizer are called '0.weight'",
+          checkpoint.save, root, 'b', { step = 1, optimizer = t.optimizer })
+        return step(t)
+      end)[0]
+      for to = 1, 2 do
+        assert.equal(hash, runs.reports(to, function()
+          local t = make(to == 2)
+          step(t)
+          step(t)
+          checkpoint.load(root .. '/a', t)
+          return step(t)
+        end)[0])
+      end
+    end
+  end)
+
+  it('works in launched processes', function()
+    for _, spec in ipairs { 'checkpoint_parts', 'checkpoint', 'ema', 'fsdp/optim_state' } do
+      runs.launched(('spec/%s_spec.lua'):format(spec))
+    end
   end)
 
   it('has states that are the same on all ranks, and fails on all', function()

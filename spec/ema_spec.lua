@@ -2,6 +2,7 @@
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 local runs = require 'support.runs'
+local shell = require 'support.shell'
 
 local function net()
   ms.manual_seed(2)
@@ -84,6 +85,19 @@ describe('averages of a sharded model', function()
 end)
 
 describe('averages of a model of a group', function()
+  it('are saved and loaded #pair', function()
+    local root = runs.folder()
+    runs.pair(function()
+      local model = ms.fsdp.FSDP(net())
+      local ema, fresh = ms.ema(model, 0.5):update(), ms.ema(model)
+      ms.checkpoint.save(root, 'a', { step = 0, ema = ema })
+      ms.checkpoint.load(root .. '/a', { ema = fresh })
+      assert.equal(hash_of_averages(model, ema), hash_of_averages(model, fresh))
+      assert.equal(1, fresh.n_averaged)
+    end)
+    shell.remove_folder(root)
+  end)
+
   it('are saved by the ranks of the group', function()
     local root = runs.folder()
     local _, cause = runs.reports(4, function()

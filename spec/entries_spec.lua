@@ -56,6 +56,24 @@ describe('entries of a tensor', function()
     assert.same({ { 0, 7 }, { 3, 2 } }, w:grad():totable())
   end)
 
+  it('are read and assigned where a mask is true', function()
+    assert.same({ 3, 4, 5, 6 }, x[x:gt(2)]:totable())
+    assert.same({ { 4, 5, 6 } }, x[ms.tensor { false, true }]:totable())
+    x[x:gt(4)] = 0
+    assert.same({ { 1, 2, 3 }, { 4, 0, 0 } }, x:totable())
+    x[x:eq(0)] = ms.tensor { 7, 8 }
+    assert.same({ { 1, 2, 3 }, { 4, 7, 8 } }, x:totable())
+    x:t()[ms.tensor { true, false, true }] = ms.tensor { 9, 5 }
+    assert.same({ { 9, 2, 9 }, { 5, 7, 5 } }, x:totable())
+    x[x:lt(0)] = 1
+    checks.raises('IndexError', 'the mask has shape (3), expected the first sizes of the tensor, '
+      .. '(2, 3)', set, x, ms.ones(3):gt(0), 1)
+    checks.raises('TypeError', 't[mask]: the mask is f32, expected bool', set, x, x, 1)
+    checks.raises('ValueError', 'x has shape (3), expected one that broadcasts to (2)', set, x,
+      x:gt(8), ms.ones(3))
+    checks.raises('RuntimeError', 'requires grad', set, x:clone():requires_grad_(true), x:gt(0), 1)
+  end)
+
   it('can be assigned', function()
     x[1] = 7
     assert.same({ { 7, 7, 7 }, { 4, 5, 6 } }, x:totable())
@@ -132,7 +150,7 @@ describe('entries of a tensor', function()
     assert.equal(21, x:sum():item())
     checks.raises('KeyError', "a tensor has no 'shpae', did you mean 'shape'?", get, x,
       'shpae')
-    local expected = "t[i]: 'i' is a %s, expected an integer (of one entry) or the name of a method"
+    local expected = "t[i]: 'i' is a %s, expected an integer (of one entry), a bool tensor or the"
     checks.raises('TypeError', expected:format('boolean'), get, x, true)
     checks.raises('TypeError', expected:format('table'), get, x, { 1, 2 })
   end)

@@ -121,7 +121,7 @@ describe('operators', function()
   end)
 
   it('have each unary function, also as a method', function()
-    local x = ms.tensor({ -0.5, 1, 2.5 }, { dtype = 'f64' })
+    local x = ms.tensor({ -0.7, 1, 2.6 }, { dtype = 'f64' })
     local named = {}
     for _, name in ipairs(unary.functions) do
       local y = ops[name](x)
@@ -144,10 +144,47 @@ describe('operators', function()
     local leaf = ms.tensor({ 0, 3 }, { requires_grad = true })
     ;(leaf ^ 2):sum():backward()
     assert.same({ 0, 6 }, leaf:grad():totable())
-    checks.raises('NotImplementedError', 'the exponent is a tensor', ops.pow, x, x)
-    checks.raises('NotImplementedError', 'the exponent is a tensor', function() return 2 ^ x end)
+    assert.same({ 2, 4, 16 }, (2 ^ x):totable())
+    local base = ms.tensor({ { 0, 3 }, { -2, 2 } }, { requires_grad = true })
+    local power = ms.tensor({ 0, 2 }, { requires_grad = true })
+    local y = base ^ power
+    assert.same({ { 1, 9 }, { 1, 4 } }, y:totable())
+    y:sum():backward()
+    assert.same({ { 0, 6 }, { 0, 4 } }, base:grad():totable())
+    assert.is_true(power:grad():narrow(1, 1, 1):isnan():all()) -- the logarithm of -2
+    checks.close(9 * math.log(3) + 4 * math.log(2), power:grad()[2]:item())
     checks.raises('TypeError', 'the exponent is a string', x.pow, x, 'two')
     checks.raises('ValueError', 'the exponent is inf', x.pow, x, math.huge)
+  end)
+
+  it('round, halves to the even number', function()
+    local x = ms.tensor({ -2.5, -0.5, 0.5, 1.5, 2.5, 2.6 }, { requires_grad = true })
+    assert.same({ -2, 0, 0, 2, 2, 3 }, x:round():totable())
+    assert.same({ -3, -1, 0, 1, 2, 2 }, x:floor():totable())
+    assert.same({ -2, 0, 1, 2, 3, 3 }, x:ceil():totable())
+    assert.same({ -2, 0, 0, 1, 2, 2 }, x:trunc():totable())
+    x:round():sum():backward()
+    assert.is_true(x:grad():eq(0):all())
+    assert.same({ 3 }, ms.tensor({ 3 }, { dtype = 'i64' }):floor():totable())
+  end)
+
+  it('have remainders with the sign of the divisor', function()
+    local a = ms.tensor({ -5, 5, 5.5 }, { requires_grad = true })
+    local b = ms.tensor({ 3, -3, 2 }, { requires_grad = true })
+    local y = a % b
+    assert.same({ 1, -1, 1.5 }, y:totable())
+    y:sum():backward()
+    assert.same({ 1, 1, 1 }, a:grad():totable())
+    assert.same({ 2, 2, -2 }, b:grad():totable())
+    assert.same({ 1, 2, 2.5 }, a:remainder(3):totable())
+    assert.same({ 2, -1, 1 }, (5 % b):totable())
+    assert.same({ 2.5 }, (ms.tensor({ 2.5 }):bf16() % 3):f32():totable())
+    local n = ms.tensor({ -7, 7 }, { dtype = 'i64' })
+    assert.same({ 2, 1 }, (n % 3):totable())
+    assert.same({ -1, -2 }, (n % -3):totable())
+    checks.raises('RuntimeError', 'division of integers by zero', function() return n % 0 end)
+    checks.raises('RuntimeError', 'division of integers by zero', function() return n % (n * 0) end)
+    checks.raises('ValueError', 'remainder: 1.5 does not fit in i64', ops.remainder, n, 1.5)
   end)
 
   it('keep summed dimensions with keepdim', function()
@@ -213,6 +250,24 @@ describe('operators', function()
       { reduction = 'max' })
     checks.raises('ValueError', "did you mean 'reduction'?", ops.cross_entropy, logits, targets,
       { reductoin = 'sum' })
+  end)
+
+  it('have the divergence of distributions', function()
+    local x = ms.tensor { { 0.5, 0.5 }, { 0.25, 0.75 } }:log()
+    local target = ms.tensor { { 1, 0 }, { 0.25, 0.75 } }
+    local log2 = math.log(2)
+    checks.close({ { log2, 0 }, { 0, 0 } }, ops.kl_div(x, target, { reduction = 'none' }))
+    checks.close(log2 / 4, ops.kl_div(x, target):item())
+    checks.close(log2 / 2, ops.kl_div(x, target, { reduction = 'batchmean' }):item())
+    checks.close(log2, ops.kl_div(x:narrow(1, 1, 1), ms.tensor { { 0.5, 1 } }:log(),
+      { log_target = true, reduction = 'sum' }):item())
+    local p = ms.tensor({ { 0.5, 0.5 } }, { requires_grad = true })
+    local logq = ms.tensor({ { -1, -2 } }, { requires_grad = true })
+    ops.kl_div(logq, p, { reduction = 'sum' }):backward()
+    checks.close({ { -0.5, -0.5 } }, logq:grad())
+    checks.close({ { 2 - log2, 3 - log2 } }, p:grad()) -- log(p) + 1 - x
+    checks.raises('ValueError', 'expected one of mean, batchmean, sum, none', ops.kl_div, x, x,
+      { reduction = 'max' })
   end)
 
   it('have attention over all positions or the past', function()

@@ -86,6 +86,71 @@ describe('positions', function()
     checks.raises('IndexError', 'one_hot: class 3 is outside [0, 2]', ops.one_hot, ids { 0, 3 }, 3)
   end)
 
+  it('index_add and index_copy write slices', function()
+    local x, src = ms.ones(3, 2), ms.tensor({ { 1, 2 }, { 3, 4 } }, { requires_grad = true })
+    assert.same({ { 5, 7 }, { 1, 1 }, { 1, 1 } }, x:index_add(1, ids { 1, 1 }, src):totable())
+    assert.same({ { 1, 1 }, { 7, 9 }, { 3, 5 } },
+      x:index_add(1, ids { 3, 2 }, src, { alpha = 2 }):totable())
+    x:index_add(1, ids { 3, 2 }, src, { alpha = 2 }):sum():backward()
+    assert.same({ { 2, 2 }, { 2, 2 } }, src:grad():totable())
+    assert.same({ { 2, 1 }, { 4, 3 } },
+      ms.zeros(2, 2):index_copy(2, ids { 2, 1 }, src:detach()):totable())
+    x:index_add_(2, ids { 2 }, ms.ones(3, 1))
+    assert.same({ { 1, 2 }, { 1, 2 }, { 1, 2 } }, x:totable())
+    checks.raises('ValueError', 'index_add: src has shape (2, 2), expected (1, 2)', x.index_add, x,
+      1, ids { 1 }, src)
+  end)
+
+  it('diag makes a matrix of a row and back', function()
+    local row = ms.tensor({ 1, 2 }, { requires_grad = true })
+    assert.same({ { 1, 0 }, { 0, 2 } }, row:diag():totable())
+    assert.same({ { 0, 0, 0 }, { 1, 0, 0 }, { 0, 2, 0 } }, row:diag(-1):totable())
+    local matrix = ms.tensor({ { 1, 2, 3 }, { 4, 5, 6 } }, { requires_grad = true })
+    assert.same({ 1, 5 }, matrix:diag():totable())
+    assert.same({ 3 }, matrix:diag(2):totable())
+    assert.same({ 4 }, matrix:diag(-1):totable())
+    assert.same({ 0 }, matrix:diag(7):shape())
+    local weighted = row:diag(1) * ms.arange(9):f32():reshape(3, 3)
+    weighted:sum():backward()
+    matrix:diag(1):sum():backward()
+    assert.same({ 1, 5 }, row:grad():totable())
+    assert.same({ { 0, 1, 0 }, { 0, 0, 1 } }, matrix:grad():totable())
+  end)
+
+  it('masked_select, repeat_interleave and their gradients', function()
+    local x = ms.tensor({ { 1, 2, 3 }, { 4, 5, 6 } }, { requires_grad = true })
+    assert.same({ 1, 3, 4, 6 }, x:masked_select(ms.tensor { true, false, true }):totable())
+    assert.same({ 1, 2, 3, 1, 2, 3 }, x[1]:masked_select(ms.ones(2, 1):gt(0)):totable())
+    assert.same({ 0 }, x:masked_select(x:lt(0)):shape())
+    assert.same({ { 1, 1, 2, 2, 3, 3 }, { 4, 4, 5, 5, 6, 6 } }, x:repeat_interleave(2, 2):totable())
+    assert.same({ 1, 1, 2, 2 }, x[1]:narrow(1, 1, 2):repeat_interleave(2):totable())
+    assert.same({ { 4, 5, 6 }, { 4, 5, 6 } }, x:repeat_interleave(ids { 0, 2 }, 1):totable())
+    ;(x:masked_select(x:gt(4)):sum() + x:repeat_interleave({ 1, 3 }, 1):sum()):backward()
+    assert.same({ { 1, 1, 1 }, { 3, 4, 4 } }, x:grad():totable())
+    checks.raises('ValueError', 'shapes (2, 3) and (2) do not broadcast', x.masked_select, x,
+      ms.ones(2):gt(0))
+    checks.raises('ValueError', 'repeat_interleave: 3 numbers, expected one for each of 2 entries',
+      x.repeat_interleave, x, { 1, 2, 3 }, 1)
+  end)
+
+  it('unique and bincount count equal elements', function()
+    local x = ms.tensor { { 3, 1 }, { 2, 3 }, { 3, -1 } }
+    local values, inverse, counts = x:unique { return_inverse = true, return_counts = true }
+    assert.same({ -1, 1, 2, 3 }, values:totable())
+    assert.same({ { 4, 2 }, { 3, 4 }, { 4, 1 } }, inverse:totable())
+    assert.same({ 1, 1, 1, 3 }, counts:totable())
+    assert.same({ false, true }, x:gt(2):unique():totable())
+    local none, no_counts = ms.zeros(0):unique { return_counts = true }
+    assert.same({ { 0 }, { 0 } }, { none:shape(), no_counts:shape() })
+    assert.same({ 1, 0, 2 }, ids({ 2, 0, 2 }):bincount():totable())
+    assert.same({ 1, 0, 2, 0 }, ids({ 2, 0, 2 }):bincount({ minlength = 4 }):totable())
+    assert.same({ 0.5, 0, 3 },
+      ids({ 2, 0, 2 }):bincount({ weights = ms.tensor { 1, 0.5, 2 } }):totable())
+    assert.same({ 0 }, ids({}):bincount():shape())
+    checks.raises('ValueError', 'bincount: x contains -1', ops.bincount, ids { 1, -1 })
+    checks.raises('ValueError', 'bincount: x is f32 (3, 2), expected integers', ops.bincount, x)
+  end)
+
   it('pad takes pairs from the last dimension on', function()
     local x = ms.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
     assert.same({ { 9, 1, 2 }, { 9, 4, 5 }, { 9, 9, 9 } },

@@ -28,7 +28,90 @@ LANES_INLINE V LOCAL(below_zero)(V a)
 
 EW(abs, 1, (a ^ LOCAL(below_zero)(a)) - LOCAL(below_zero)(a))
 EW(sign, 1, LOCAL(below_zero)(a) | ((V)(a != 0) & 1))
+EW(floor, 1, a)
+EW(ceil, 1, a)
+EW(trunc, 1, a)
+EW(round, 1, a)
+
+/* A divisor of -1 is left out: the quotient of the least number does not exist. */
+LANES_INLINE V LOCAL(rest)(V a, V b)
+{
+    V rest = SPLAT(0);
+
+    for (int64_t i = 0; i < (int64_t)(sizeof(V) / sizeof(T)); i++) {
+        const T divisor = (T)b[i], r = divisor == 0 || divisor == -1 ? 0 : (T)a[i] % divisor;
+
+        rest[i] = (REAL)r + (r != 0 && (r < 0) != (divisor < 0) ? (REAL)divisor : 0);
+    }
+    return rest;
+}
+
+EW(remainder, 2, LOCAL(rest)(a, b))
 #else
+/* FUNCTION of the double in each lane of x. */
+#define EACH_LANE(FUNCTION, x)                                                                     \
+    for (int64_t i = 0; i < (int64_t)(sizeof(V) / sizeof(REAL)); i++) {                            \
+        (x)[i] = (REAL)FUNCTION((double)(x)[i]);                                                   \
+    }                                                                                              \
+    return (x)
+
+LANES_INLINE V LOCAL(floor_lanes)(V x)
+{
+    EACH_LANE(__builtin_floor, x);
+}
+
+LANES_INLINE V LOCAL(ceil_lanes)(V x)
+{
+    EACH_LANE(__builtin_ceil, x);
+}
+
+LANES_INLINE V LOCAL(trunc_lanes)(V x)
+{
+    EACH_LANE(__builtin_trunc, x);
+}
+
+/* Halves to the even number. */
+LANES_INLINE V LOCAL(round_lanes)(V x)
+{
+    EACH_LANE(__builtin_rint, x);
+}
+#undef EACH_LANE
+
+EW(floor, 1, LOCAL(floor_lanes)(a))
+EW(ceil, 1, LOCAL(ceil_lanes)(a))
+EW(trunc, 1, LOCAL(trunc_lanes)(a))
+EW(round, 1, LOCAL(round_lanes)(a))
+
+/* The rest of a division cut towards 0, which has a's sign and is exact. */
+LANES_INLINE V LOCAL(cut_rest)(V a, V b)
+{
+    for (int64_t i = 0; i < (int64_t)(sizeof(V) / sizeof(REAL)); i++) {
+        a[i] = (REAL)__builtin_fmod((double)a[i], (double)b[i]);
+    }
+    return a;
+}
+
+/* Does the quotient that was cut towards 0 exceed its floor? */
+#define IS_ABOVE(rest, b) (OF(ne)(rest, SPLAT(0)) & (OF(lt)(rest, SPLAT(0)) ^ OF(lt)(b, SPLAT(0))))
+
+LANES_INLINE V LOCAL(remainder_lanes)(V a, V b)
+{
+    V rest = LOCAL(cut_rest)(a, b);
+
+    return OF(select)(IS_ABOVE(rest, b), rest + b, rest);
+}
+
+LANES_INLINE V LOCAL(floor_quotient)(V a, V b)
+{
+    V rest = LOCAL(cut_rest)(a, b), cut = LOCAL(round_lanes)((a - rest) / b);
+
+    return OF(select)(IS_ABOVE(rest, b), cut - (REAL)1, cut);
+}
+#undef IS_ABOVE
+
+EW(remainder, 2, LOCAL(remainder_lanes)(a, b))
+EW(remainder_grad, 3, -(a *LOCAL(floor_quotient)(b, c)))
+
 /* NaN where either is. */
 LANES_INLINE V LOCAL(largest)(V a, V b)
 {
@@ -56,7 +139,10 @@ LANES_INLINE V LOCAL(held)(REAL bound)
     return OF(splat)(LOAD_N(&held, 1)[0]);
 }
 
-EW(clamp_grad, 2, OF(select)(OF(le)(LOCAL(held)(s0), b) & OF(le)(b, LOCAL(held)(s1)), a, SPLAT(0)))
+/* Are a and b in ascending order, and apart? Infinity is no bound that a number reaches. */
+#define WITHIN(a, b) (OF(lt)((a), (b)) | (OF(eq)((a), (b)) & OF(eq)(OF(abs)(a), SPLAT(INFINITY))))
+EW(clamp_grad, 2, OF(select)(WITHIN(LOCAL(held)(s0), b) & WITHIN(b, LOCAL(held)(s1)), a, SPLAT(0)))
+#undef WITHIN
 
 /* 0 of NaN, too. */
 LANES_INLINE V LOCAL(sign_lanes)(V a)

@@ -1,4 +1,4 @@
-/* x^p for one number p, and its gradient.
+/* x^p for one number p, or for an exponent of each element, and their gradients.
  *
  * Integers of at most 32 in magnitude: repeated squaring of x (of 1/x for negative p), always in
  * the same order, so 2 |p| roundings at most and none for p = 0 and 1. A half: a square root.

@@ -97,3 +97,19 @@ void MSI_NAME(LOCAL(pow_grad))(const void *args)
 {
     ew_run(args, LOCAL(pow_grad_row), 2, sizeof(T), sizeof(T));
 }
+
+/* -- an exponent for each element -------------------------------------------------------------- */
+
+LANES_INLINE V LOCAL(power_each)(V x, V p)
+{
+    for (int64_t i = 0; i < WIDTH; i++) {
+        x[i] = (REAL)pow((double)x[i], (double)p[i]);
+    }
+    return x;
+}
+
+EW(power, 2, LOCAL(power_each)(a, b))
+EW(power_grad, 3,
+   OF(select)(OF(eq)(c, SPLAT(0)), SPLAT(0), LOCAL(power_each)(b, c - (REAL)1) * c * a))
+EW(power_grad_exponent, 3,
+   OF(select)(OF(eq)(c, SPLAT(0)) & OF(lt)(b, SPLAT(INFINITY)), SPLAT(0), a *b *OF(log)(c)))

@@ -39,6 +39,60 @@ template <class T, class R> static __device__ inline R held(R bound)
     return get(element<T>::put(bound));
 }
 
+/* The rest of a division cut towards 0; of integers 0 where b is 0. A divisor of -1 is left out:
+ * the quotient of the least number does not exist. */
+template <class R> static __device__ inline R cut_rest(R a, R b)
+{
+    return b == 0 || b == -1 ? 0 : a % b;
+}
+template <> __device__ inline float cut_rest<float>(float a, float b)
+{
+    return fmodf(a, b);
+}
+template <> __device__ inline double cut_rest<double>(double a, double b)
+{
+    return fmod(a, b);
+}
+
+/* Does the quotient that was cut towards 0 exceed its floor? */
+template <class R> static __device__ inline bool is_above(R rest, R b)
+{
+    return rest != 0 && (rest < 0) != (b < 0);
+}
+
+template <class R> static __device__ inline R remainder_of(R a, R b)
+{
+    const R rest = cut_rest(a, b);
+
+    return is_above(rest, b) ? rest + b : rest;
+}
+
+template <class R> static __device__ inline R floor_quotient(R a, R b)
+{
+    const R rest = cut_rest(a, b), cut = (R)rint((a - rest) / b);
+
+    return is_above(rest, b) ? cut - 1 : cut;
+}
+
+enum { DOWN, UP, TO_ZERO, TO_NEAREST };
+
+/* Integers are whole. */
+template <class R> static __device__ inline R whole(R a, int where)
+{
+    const double x = (double)a;
+
+    return (R)0.5 == 0        ? a
+           : where == DOWN    ? (R)floor(x)
+           : where == UP      ? (R)ceil(x)
+           : where == TO_ZERO ? (R)trunc(x)
+                              : (R)rint(x);
+}
+
+EW_NUMBERS(floor, 1, whole(a, DOWN))
+EW_NUMBERS(ceil, 1, whole(a, UP))
+EW_NUMBERS(trunc, 1, whole(a, TO_ZERO))
+EW_NUMBERS(round, 1, whole(a, TO_NEAREST))
+EW_NUMBERS(remainder, 2, remainder_of(a, b))
 EW_NUMBERS(add, 2, U(a) + U(b))
 EW_NUMBERS(sub, 2, U(a) - U(b))
 EW_NUMBERS(mul, 2, U(a) * U(b))
@@ -55,7 +109,14 @@ EW_NUMBERS(clamp, 1, smallest(largest(a, s0), s1))
 EW(maximum_grad, 3, SHARE(a, b, c, b < c))
 EW(minimum_grad, 3, SHARE(a, b, c, c < b))
 
-EW(clamp_grad, 2, (held<T, R>(s0) <= b && b <= held<T, R>(s1) ? a : (R)0))
+/* Are a and b in ascending order, and apart? Infinity is no bound that a number reaches. */
+template <class R> static __device__ inline bool within(R a, R b)
+{
+    return a < b || (a == b && isinf(a));
+}
+
+EW(clamp_grad, 2, (within(held<T, R>(s0), b) && within(b, held<T, R>(s1)) ? a : (R)0))
+EW(remainder_grad, 3, -(a *floor_quotient(b, c)))
 EW(abs_grad, 2, a *signum(b))
 EW(sign_grad, 2, 0)
 EW(square_grad, 2, a *(b + b))

@@ -1,5 +1,6 @@
-/* x^p for one number p, and its gradient. Integers of at most 32 in magnitude by repeated squaring,
- * a half by a square root, everything else by pow() in f64. */
+/* x^p for one number p, or for an exponent of each element, and their gradients. Integers of at
+ * most 32 in magnitude by repeated squaring, a half by a square root, everything else by pow() in
+ * f64. */
 #include "ew.h"
 
 enum { MOST_MULTIPLIED = 32 };
@@ -58,3 +59,13 @@ template <class T> static __global__ void pow_grad_kernel(const msi_ew_args a, i
     }
 MS_FLOATS(ENTER, pow)
 MS_FLOATS(ENTER, pow_grad)
+
+/* An exponent for each element. */
+template <class R> static __device__ inline R power_each(R x, R p)
+{
+    return (R)pow((double)x, (double)p);
+}
+
+EW(power, 2, power_each(a, b))
+EW(power_grad, 3, (c == 0 ? (R)0 : power_each(b, (R)(c - 1)) * c * a))
+EW(power_grad_exponent, 3, (c == 0 && b < (R)INFINITY ? (R)0 : a * b * (R)log(c)))

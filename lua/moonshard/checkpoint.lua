@@ -49,10 +49,12 @@ local checkpoint = {}
 --- One of them at least. A checkpoint holds what was given to save() and nothing else: loading
 --- what is not in it is a KeyError; a load of more than models that leaves out what is in it warns.
 --- State of an optimizer goes by the names of its parameters, whether they are frozen or not; that
---- is the model's business.
+--- is the model's business. Of one over several models that have equal names, it goes by those that
+--- `modules` gives the models, too: save and load it with them.
 --- Beside models it trains parameters of those models, a ValueError if not, though perhaps not all.
---- Its groups take the options in the checkpoint, its parameters the state that there is: one
---- without momentum gets it from a checkpoint that has it.
+--- Each of its groups takes the options of the group with the same parameters in the checkpoint,
+--- its parameters the state that is there: one without momentum gets it from a checkpoint that has
+--- it.
 
 ---@class ms.checkpoint.SaveOptions: ms.checkpoint.State
 ---@field step integer
@@ -94,26 +96,27 @@ local function add_model(writer, part_of, comm)
   return { dropout = runs.of(model) }
 end
 
-local function add_optimizer(writer, part_of, comm, models)
+local function add_optimizer(writer, part_of, comm, list)
   local rank, optimizer = sharding.place(comm), part_of.value
   runtime.same(writer, 'the ' .. part_of.label, optimizer.kind)
-  fits.names(optimizer)
-  fits.models(optimizer, models)
+  local names, order = fits.names(optimizer, list)
+  fits.models(optimizer, parts.values(list, 'model'))
   local steps = {}
   local entries, states = optimizer:_entries()
-  for _, entry in ipairs(entries) do
+  for _, i in ipairs(order) do
+    local entry, name = entries[i], names[i]
     local _, extent = parameter.part(entry.param)
     local mine = writes(entry.param, rank)
-    steps[entry.name] = entry.steps
+    steps[name] = entry.steps
     for _, state_name in ipairs(states) do
       local value = entry.state[state_name]
       if value then
-        local key = state_key(part_of, state_name, entry.name)
+        local key = state_key(part_of, state_name, name)
         runtime.add(writer, key, extent, mine and value or nil)
       end
     end
   end
-  local groups = optimizer:_group_options(function(i) return entries[i].name end)
+  local groups = optimizer:_group_options(function(i) return names[i] end)
   return { kind = optimizer.kind, steps = steps, groups = groups }
 end
 
@@ -180,7 +183,7 @@ function checkpoint.save(root, name, opts)
     runtime.same(writer, 'what is saved', table.concat(all.parts, ', '))
     runtime.same(writer, 'the config', json.encode(config or {}))
     for _, part in ipairs(list) do
-      meta_data.set(all, part, ADD[part.kind](writer, part, comm, parts.values(list, 'model')))
+      meta_data.set(all, part, ADD[part.kind](writer, part, comm, list))
     end
     return json.encode(all)
   end)
@@ -201,7 +204,7 @@ end
 ---@field after fun()[]  to be done when all is read
 ---@field undo fun()[]  ... or when that fails
 ---@field states fun()[]  after that, load_state_dict() of states with tensors
----@field models ms.nn.Module[]  what is loaded into
+---@field parts ms.checkpoint.Part[]  what is loaded into
 ---@field strict boolean
 
 -- Is all that the checkpoint has below `prefix` expected by the model or optimizer?
@@ -241,7 +244,8 @@ end
 
 local function add_load_of_optimizer(load, part_of, meta)
   local keys, after, optimizer = load.keys, load.after, part_of.value
-  fits.models(optimizer, load.models)
+  local names = fits.names(optimizer, load.parts)
+  fits.models(optimizer, parts.values(load.parts, 'model'))
   if meta.kind ~= optimizer.kind then
     errors.raise('ValueError', 'the checkpoint holds the state of %s, expected %s',
       tostring(meta.kind), optimizer.kind)
@@ -251,28 +255,27 @@ local function add_load_of_optimizer(load, part_of, meta)
   end
   optimizer:_check_group_options(meta.groups)
   fits.options(meta.groups, optimizer.options)
-  local present = optimizer:_entries()
-  fits.groups(meta.groups, optimizer:_group_options(function(i) return present[i].name end))
-  after[#after + 1] = function() optimizer:_set_group_options(meta.groups) end
+  local groups = fits.groups(meta.groups, optimizer, names, not load.strict)
+  after[#after + 1] = function() optimizer:_set_group_options(groups) end
   local steps = type(meta.steps) == 'table' and meta.steps
-  optimizer:_await_later_states(function(state_name, name) -- old ones have zeros before step 1
-    return keys[state_key(part_of, state_name, name)] and (steps and steps[name]) ~= 0
+  optimizer:_await_later_states(function(state_name, i) -- old ones have zeros before step 1
+    return keys[state_key(part_of, state_name, names[i])] and (steps and steps[names[i]]) ~= 0
   end, after, load.undo)
   local entries, states = optimizer:_entries()
   local expected = {}
   for i, entry in ipairs(entries) do
     local _, extent = parameter.part(entry.param)
     for _, state_name in ipairs(states) do
-      local key = state_key(part_of, state_name, entry.name)
+      local key = state_key(part_of, state_name, names[i])
       expected[key] = true
       if keys[key] or not optimizer:_is_later(state_name) then
         runtime.load_add(load.loader, key, extent, entry.state[state_name])
       end
     end
-    local n = steps and steps[entry.name]
+    local n = steps and steps[names[i]]
     if type(n) ~= 'number' or n % 1 ~= 0 or n < 0 or n > 2 ^ 53 then
       errors.raise('FormatError', "the optimizer in the checkpoint has taken %s steps for '%s', "
-        .. 'expected a whole number', tostring(n), entry.name)
+        .. 'expected a whole number', tostring(n), names[i])
     end
     after[#after + 1] = function() optimizer:_set_steps(i, n) end
   end
@@ -350,7 +353,7 @@ end
 local function load_into(comm, loader, opts, list)
   local meta
   local load = {
-    loader = loader, after = {}, undo = {}, states = {}, models = parts.values(list, 'model'),
+    loader = loader, after = {}, undo = {}, states = {}, parts = list,
     strict = opts.strict ~= false,
   }
   notes.text(comm, 'what is loaded', table.concat(parts.labels(list), ', '))

@@ -17,6 +17,7 @@ local positions = require 'moonshard.internal.positions'
 local products = require 'moonshard.internal.products'
 local reduced = require 'moonshard.internal.reductions'
 local samples = require 'moonshard.internal.samples'
+local selected = require 'moonshard.internal.selected'
 local shapes = require 'moonshard.internal.shapes'
 local sites = require 'moonshard.internal.sites'
 local spatial = require 'moonshard.internal.spatial'
@@ -48,18 +49,28 @@ local ADD, SUB, SUB_FROM, MUL = C.MS_NUMBER_ADD, C.MS_NUMBER_SUB, C.MS_NUMBER_SU
 local NARROW = { [C.MS_DTYPE_BF16] = true, [C.MS_DTYPE_F16] = true }
 
 --- `op` of the tensor and of the number, which is a tensor without dimensions then, freed in the
---- end. Narrow tensors divide in f32, where the number is what it is, and are rounded once.
-local function with_scalar(like, number, op)
+--- end. Narrow tensors compute in f32, where the number is what it is, and are rounded once.
+local function with_scalar(what, like, number, op)
   calls.tensor_describe(like, info)
-  if not C.ms_dtype_is_floating(info.dtype) then
-    errors.raise('TypeError', "div: the tensor is %s, expected a floating dtype; t:to('f32') can "
-      .. 'be divided', dtype.name(info.dtype))
-  end
+  B.check(C.ms_dtype_check(what, info.dtype, number))
   local narrow = NARROW[info.dtype] and info.dtype
   local scalar = calls.tensor_full(narrow and C.MS_DTYPE_F32 or info.dtype, 0, nil, number)
   local result = op(narrow and calls.cast(like, C.MS_DTYPE_F32) or like, scalar)
   C.ms_ref_release(scalar)
   return narrow and calls.cast(result, narrow) or result
+end
+
+local function check_fractions(t)
+  calls.tensor_describe(t, info)
+  if not C.ms_dtype_is_floating(info.dtype) then
+    errors.raise('TypeError', "div: the tensor is %s, expected a floating dtype; t:to('f32') can "
+      .. 'be divided', dtype.name(info.dtype))
+  end
+  return t
+end
+
+local function exchanged(op)
+  return function(a, b) return op(b, a) end
 end
 
 ---@param a ms.Tensor|number
@@ -104,25 +115,61 @@ end
 ---@return ms.Tensor
 function ops.div(a, b)
   if type(b) == 'number' and type(a) == 'cdata' then
-    return with_scalar(a, b, calls.div)
+    return with_scalar('div', check_fractions(a), b, calls.div)
   elseif type(a) == 'number' and type(b) == 'cdata' then
-    return with_scalar(b, a, function(t, scalar) return calls.div(scalar, t) end)
+    return with_scalar('div', check_fractions(b), a, exchanged(calls.div))
   end
   return calls.div(a, b)
 end
 
---- x^p for a number p; shorter: x ^ p. A negative x has a power when p is an integer, else NaN.
----@param x ms.Tensor
----@param p number
+local function check_divisor(b)
+  local zero = b == 0
+  if type(b) ~= 'number' then
+    calls.tensor_describe(b, info)
+    zero = not C.ms_dtype_is_floating(info.dtype) and info.data ~= nil
+      and compare.any(calls.compare_number(b, 0, C.MS_COMPARE_EQ))
+  end
+  if zero then
+    errors.raise('RuntimeError', 'remainder: division of integers by zero')
+  end
+end
+
+--- a - b floor(a / b), which has the sign of b; shorter: a % b. Integers too: RuntimeError where b
+--- is 0, so a divisor that is a tensor of integers waits for the device.
+---@param a ms.Tensor|number
+---@param b ms.Tensor|number
+---@return ms.Tensor
+function ops.remainder(a, b)
+  if type(b) == 'number' and type(a) == 'cdata' then
+    calls.tensor_describe(a, info)
+    if not C.ms_dtype_is_floating(info.dtype) then
+      check_divisor(b)
+    end
+    return with_scalar('remainder', a, b, calls.remainder)
+  elseif type(b) == 'cdata' then
+    check_divisor(b)
+    if type(a) == 'number' then
+      return with_scalar('remainder', b, a, exchanged(calls.remainder))
+    end
+  end
+  return calls.remainder(a, b)
+end
+
+--- x^p, one of them perhaps a number; shorter: x ^ p. A negative x has a power where p is an
+--- integer, else NaN.
+---@param x ms.Tensor|number
+---@param p ms.Tensor|number
 ---@return ms.Tensor
 function ops.pow(x, p)
-  if type(p) ~= 'number' then
-    errors.raise(B.is_ref(p) and 'NotImplementedError' or 'TypeError',
-      'pow: the exponent is %s, expected a number', arguments.noun(p))
+  if type(p) == 'number' then
+    return calls.pow(x, p)
+  elseif not B.is_ref(p) then
+    errors.raise('TypeError', 'pow: the exponent is %s, expected a number or a tensor',
+      arguments.noun(p))
   elseif type(x) == 'number' then
-    errors.raise('NotImplementedError', 'pow: the base is a number, expected a tensor')
+    return with_scalar('pow', p, x, exchanged(calls.power))
   end
-  return calls.pow(x, p)
+  return calls.power(x, p)
 end
 
 --- scale * x + shift
@@ -503,7 +550,8 @@ for name, fn in next, compare do
   ops[name] = fn
 end
 for _, functions in ipairs {
-  shapes.functions, products, masks, reduced, positions, padding, einsum, spatial.functions, losses,
+  shapes.functions, products, masks, reduced, positions, selected.functions, padding, einsum,
+  spatial.functions, losses,
 } do
   for name, fn in next, functions do
     ops[name] = fn

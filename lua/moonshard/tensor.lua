@@ -3,8 +3,9 @@
 --- A tensor is a ref, a handle of the runtime and its generation. Methods are stateless; dimensions
 --- and positions count from 1, negative ones from the end.
 ---
---- `t[i]` is a view of entry i without the first dimension, `t[i] = x` writes into it. `a == b`
---- asks whether both are the same object; elementwise comparisons are methods: `a:eq(b)`, ...
+--- `t[i]` is a view of entry i without the first dimension, `t[i] = x` writes into it. `t[mask]`
+--- copies the entries where a bool tensor is true, `t[mask] = x` writes them. `a == b` asks whether
+--- both are the same object; elementwise comparisons are methods: `a:eq(b)`, ...
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -28,13 +29,15 @@ local C, calls, core = B.C, B.calls, B.core
 ---@operator sub(ms.Tensor|number): ms.Tensor
 ---@operator mul(ms.Tensor|number): ms.Tensor
 ---@operator div(ms.Tensor|number): ms.Tensor
----@operator pow(number): ms.Tensor
+---@operator mod(ms.Tensor|number): ms.Tensor
+---@operator pow(ms.Tensor|number): ms.Tensor
 ---@operator unm: ms.Tensor
 ---@field [integer] ms.Tensor  a view without the first dimension
 ---@field gelu fun(self: ms.Tensor, approximate?: 'none'|'tanh'): ms.Tensor
 ---@field leaky_relu fun(self: ms.Tensor, negative_slope?: number): ms.Tensor
 ---@field softplus fun(self: ms.Tensor, beta?: number, threshold?: number): ms.Tensor
----@field pow fun(self: ms.Tensor, p: number): ms.Tensor
+---@field pow fun(self: ms.Tensor, p: ms.Tensor|number): ms.Tensor
+---@field remainder fun(self: ms.Tensor, b: ms.Tensor|number): ms.Tensor
 ---@field eq fun(self: ms.Tensor, other: ms.Tensor|number|boolean): ms.Tensor  bool
 ---@field ne fun(self: ms.Tensor, other: ms.Tensor|number|boolean): ms.Tensor  bool
 ---@field lt fun(self: ms.Tensor, other: ms.Tensor|number|boolean): ms.Tensor  bool
@@ -60,6 +63,15 @@ local C, calls, core = B.C, B.calls, B.core
 ---  ms.Tensor
 ---@field gather fun(self: ms.Tensor, dim: integer, index: ms.Tensor): ms.Tensor
 ---@field index_select fun(self: ms.Tensor, dim: integer, index: ms.Tensor): ms.Tensor
+---@field index_copy fun(self: ms.Tensor, dim: integer, index: ms.Tensor, src: ms.Tensor): ms.Tensor
+---@field index_add fun(self: ms.Tensor, dim: integer, index: ms.Tensor, src: ms.Tensor,
+---  opts?: { alpha?: number }): ms.Tensor
+---@field diag fun(self: ms.Tensor, diagonal?: integer): ms.Tensor
+---@field masked_select fun(self: ms.Tensor, mask: ms.Tensor): ms.Tensor
+---@field unique fun(self: ms.Tensor, opts?: table): ms.Tensor, ms.Tensor?, ms.Tensor?
+---@field bincount fun(self: ms.Tensor, opts?: table): ms.Tensor
+---@field repeat_interleave fun(self: ms.Tensor, repeats: integer|integer[]|ms.Tensor,
+---  dim?: integer): ms.Tensor
 ---@field scatter fun(self: ms.Tensor, dim: integer, index: ms.Tensor, src: ms.Tensor|number):
 ---  ms.Tensor
 ---@field scatter_add fun(self: ms.Tensor, dim: integer, index: ms.Tensor, src: ms.Tensor):
@@ -253,6 +265,10 @@ function Tensor:totable()
   return (nest(values, sizes, 1, 0, boolean and as_boolean or as_number))
 end
 
+--- The same.
+---@type fun(self: ms.Tensor): table|number|boolean
+Tensor.tolist = Tensor.totable
+
 --- 16 hexadecimal digits over shape-ordered elements; equal bits hash equal.
 ---@return string
 function Tensor:hash()
@@ -344,10 +360,11 @@ local functions_only = {
   adaptive_avg_pool1d = true, adaptive_avg_pool2d = true, adaptive_avg_pool3d = true,
   affine = true, attention = true, attention_packed = true, avg_pool1d = true, avg_pool2d = true,
   avg_pool3d = true, binary_cross_entropy_with_logits = true, cast = true, cat = true,
-  conv1d = true, conv2d = true, conv3d = true, cross_entropy = true, dropout = true, einsum = true,
-  embedding = true, huber_loss = true, l1_loss = true, layer_norm = true, linear = true,
+  conv1d = true, conv2d = true, conv3d = true, cosine_similarity = true, cross_entropy = true,
+  dropout = true, einsum = true, embedding = true, huber_loss = true, kl_div = true,
+  l1_loss = true, layer_norm = true, linear = true,
   linear_gelu = true, max_pool1d = true, max_pool2d = true, max_pool3d = true, mse_loss = true,
-  nll_loss = true, one_hot = true, pad = true,
+  nll_loss = true, normalize = true, one_hot = true, pad = true,
   scaled_dot_product_attention = true, site = true, smooth_l1_loss = true, stack = true,
 }
 for name, operator in next, ops do
@@ -452,8 +469,8 @@ local function in_place(name, op)
 end
 
 --- self = self * x, self - x, self / x, for a tensor that broadcasts to self or a number; clamp,
---- masked_fill and scatter_add of self. Values that require grad are refused as by copy_. Takes
---- memory for the result.
+--- masked_fill, scatter_add and index_add of self. Values that require grad are refused as by
+--- copy_. Takes memory for the result.
 ---@class ms.Tensor
 ---@field mul_ fun(self: ms.Tensor, x: ms.Tensor|number): ms.Tensor
 ---@field sub_ fun(self: ms.Tensor, x: ms.Tensor|number): ms.Tensor
@@ -462,7 +479,11 @@ end
 ---@field masked_fill_ fun(self: ms.Tensor, mask: ms.Tensor, value: number|ms.Tensor): ms.Tensor
 ---@field scatter_add_ fun(self: ms.Tensor, dim: integer, index: ms.Tensor, src: ms.Tensor):
 ---  ms.Tensor
-for _, name in ipairs { 'mul', 'sub', 'div', 'clamp', 'masked_fill', 'scatter_add' } do
+---@field index_add_ fun(self: ms.Tensor, dim: integer, index: ms.Tensor, src: ms.Tensor,
+---  opts?: { alpha?: number }): ms.Tensor
+for _, name in ipairs {
+  'mul', 'sub', 'div', 'clamp', 'masked_fill', 'scatter_add', 'index_add',
+} do
   in_place(name .. '_', ops[name])
 end
 
@@ -556,6 +577,7 @@ metatable.__sub = ops.sub
 metatable.__mul = ops.mul
 metatable.__div = ops.div
 metatable.__pow = ops.pow
+metatable.__mod = ops.remainder
 
 -- Lua makes one boolean of what these return, so they cannot compare elements.
 local function no_order(operators, methods)
@@ -573,7 +595,6 @@ end
 
 metatable.__len = no_operator('#t', 't:size(1) or t:numel()')
 metatable.__concat = no_operator('..', 'tostring(t) for its text, ms.cat for joining')
-metatable.__mod = no_operator('%', 't:item() % n for one element')
 metatable.__call = no_operator('t(...)', 't[i] for an entry, t:method() for a method')
 
 metatable.__lt = no_order('a < b and b > a', 'a:lt(b) or b:gt(a)')

@@ -17,33 +17,39 @@
     X(mul, msi_ew_args)     /* in[0] * in[1] */                                                    \
     X(maximum, msi_ew_args) /* the larger of in[0] and in[1]; NaN if either is */                  \
     X(minimum, msi_ew_args)                                                                        \
-    X(clamp, msi_ew_args)      /* in[0], at least scalar[0], then at most scalar[1] */             \
-    X(div, msi_ew_args)        /* in[0] / in[1] */                                                 \
-    X(affine, msi_ew_args)     /* scalar[0] * in[0] + scalar[1] */                                 \
-    X(scale, msi_ew_args)      /* in[0] * in[1], in[1] one number */                               \
+    X(clamp, msi_ew_args)     /* in[0], at least scalar[0], then at most scalar[1] */              \
+    X(div, msi_ew_args)       /* in[0] / in[1] */                                                  \
+    X(remainder, msi_ew_args) /* in[0] - in[1] floor(in[0] / in[1]); integers: 0 where in[1] is */ \
+    X(power, msi_ew_args)     /* in[0]^in[1] */                                                    \
+    X(affine, msi_ew_args)    /* scalar[0] * in[0] + scalar[1] */                                  \
+    X(scale, msi_ew_args)     /* in[0] * in[1], in[1] one number */                                \
     X(reciprocal, msi_ew_args) /* scalar[0] / in[0] */                                             \
     X(pow, msi_ew_args)        /* in[0]^scalar[0] */                                               \
     MSI_UNARY(MSI_KERNELS_UNARY, X)                                                                \
     MSI_UNARY_BY_ITSELF(MSI_KERNELS_UNARY_GRADIENT, X)                                             \
     X(gelu, msi_ew_args)                                                                           \
     X(gelu_tanh, msi_ew_args)                                                                      \
-    X(leaky_relu, msi_ew_args)      /* in[0] where it is above 0, else scalar[0] in[0] */          \
-    X(softplus, msi_ew_args)        /* with b = scalar[0]: log(1 + exp(b x)) / b, x where b x >    \
-                                       scalar[1] */                                                \
-    X(maximum_grad, msi_ew_args)    /* in[0] where in[1] > in[2], half of it where they are equal, \
-                                       0 where in[1] < in[2] */                                    \
-    X(minimum_grad, msi_ew_args)    /* likewise, < and > exchanged */                              \
-    X(clamp_grad, msi_ew_args)      /* in[0] where scalar[0] <= in[1] <= scalar[1], else 0 */      \
-    X(mul_neg, msi_ew_args)         /* -(in[0] * in[1] * in[2]): for the gradient of 1/x */        \
-    X(div_neg, msi_ew_args)         /* -(in[0] * in[1] / in[2]): for the gradient of x/y */        \
-    X(gelu_grad, msi_ew_args)       /* in[0] gelu'(in[1]), in[1] = x */                            \
-    X(gelu_tanh_grad, msi_ew_args)  /* likewise, tanh form */                                      \
-    X(leaky_relu_grad, msi_ew_args) /* in[0] where in[1] > 0, else scalar[0] in[0] */              \
-    X(softplus_grad, msi_ew_args)   /* in[0] softplus'(in[1]), in[1] = x, scalars as there */      \
-    X(mse, msi_ew_args)             /* (in[0] - in[1])^2 */                                        \
-    X(mse_grad, msi_ew_args)        /* scalar[0] in[2] (in[0] - in[1]), in[2] one number */        \
-    X(pow_grad, msi_ew_args)        /* in[0] scalar[0] in[1]^(scalar[0] - 1), in[1] = x */         \
-    X(eq, msi_ew_args)              /* bool of in[0] == in[1], of in_dtype; also: */               \
+    X(leaky_relu, msi_ew_args)     /* in[0] where it is above 0, else scalar[0] in[0] */           \
+    X(softplus, msi_ew_args)       /* with b = scalar[0]: log(1 + exp(b x)) / b, x where b x >     \
+                                      scalar[1] */                                                 \
+    X(maximum_grad, msi_ew_args)   /* in[0] where in[1] > in[2], half of it where they are equal,  \
+                                      0 where in[1] < in[2] */                                     \
+    X(minimum_grad, msi_ew_args)   /* likewise, < and > exchanged */                               \
+    X(clamp_grad, msi_ew_args)     /* in[0] where scalar[0] < in[1] < scalar[1], else 0 */         \
+    X(mul_neg, msi_ew_args)        /* -(in[0] * in[1] * in[2]): for the gradient of 1/x */         \
+    X(div_neg, msi_ew_args)        /* -(in[0] * in[1] / in[2]): for the gradient of x/y */         \
+    X(remainder_grad, msi_ew_args) /* -in[0] floor(in[1] / in[2]) */                               \
+    X(power_grad, msi_ew_args)     /* in[0] in[2] in[1]^(in[2] - 1), 0 where in[2] is 0 */         \
+    X(power_grad_exponent, msi_ew_args) /* in[0] in[1] log(in[2]), in[1] = y; 0 where in[2] is 0   \
+                                           and y finite */                                         \
+    X(gelu_grad, msi_ew_args)           /* in[0] gelu'(in[1]), in[1] = x */                        \
+    X(gelu_tanh_grad, msi_ew_args)      /* likewise, tanh form */                                  \
+    X(leaky_relu_grad, msi_ew_args)     /* in[0] where in[1] > 0, else scalar[0] in[0] */          \
+    X(softplus_grad, msi_ew_args)       /* in[0] softplus'(in[1]), in[1] = x, scalars as there */  \
+    X(mse, msi_ew_args)                 /* (in[0] - in[1])^2 */                                    \
+    X(mse_grad, msi_ew_args)            /* scalar[0] in[2] (in[0] - in[1]), in[2] one number */    \
+    X(pow_grad, msi_ew_args)            /* in[0] scalar[0] in[1]^(scalar[0] - 1), in[1] = x */     \
+    X(eq, msi_ew_args)                  /* bool of in[0] == in[1], of in_dtype; also: */           \
     X(ne, msi_ew_args)                                                                             \
     X(lt, msi_ew_args)                                                                             \
     X(le, msi_ew_args)                                                                             \

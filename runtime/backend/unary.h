@@ -11,7 +11,11 @@
 /* Gradients that are other operators' kernels. */
 #define MSI_UNARY_BY_OTHERS(M, A)                                                                  \
     M(A, exp, mul, Y) /* g y */                                                                    \
-    M(A, log, div, X) /* g / x */
+    M(A, log, div, X) /* g / x */                                                                  \
+    M(A, floor, sign_grad, X)                                                                      \
+    M(A, ceil, sign_grad, X)                                                                       \
+    M(A, trunc, sign_grad, X)                                                                      \
+    M(A, round, sign_grad, X)
 
 /* Gradients with their own kernels: floating dtypes only, */
 #define MSI_UNARY_OF_FLOATS(M, A)                                                                  \

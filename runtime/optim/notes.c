@@ -2,6 +2,8 @@
  */
 #include "optim.h"
 
+#include <stdlib.h>
+
 static const msi_note GROUP = {.text = {.text = "group number names#"}, .n_numbers = 3};
 
 #define SETTINGS(names)                                                                            \
@@ -50,34 +52,49 @@ static const msi_param *shared_param(const ms_optim *optim)
     return NULL;
 }
 
-/* Names of the units' parameters in a group, in any order. Parameters outside units are local to a
- * rank. */
-static void note_group(const ms_optim *optim, const msi_param *through, int32_t group)
+/* Parameters outside units are local to a rank and not compared. */
+static msi_named_group name_group(const ms_optim *optim, int32_t group)
 {
-    msi_note note = GROUP;
-    uint64_t names = 0;
-    int32_t n = 0;
+    msi_named_group named = {.group = group};
 
     for (int32_t i = 0; i < optim->n_params; i++) {
         if (optim->params[i].group == group && is_shared(optim->params[i].tensor->param)) {
-            names += msi_mix64(ms_name_key(msi_tensor_label(optim->params[i].tensor)));
-            n++;
+            named.names += msi_mix64(ms_name_key(msi_tensor_label(optim->params[i].tensor)));
+            named.n_params++;
         }
     }
+    return named;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    const msi_named_group *x = a, *y = b;
+
+    if (x->names != y->names) {
+        return x->names < y->names ? -1 : 1;
+    }
+    return x->group < y->group ? -1 : 1;
+}
+
+static void note_group(const ms_optim *optim, const msi_param *through, int32_t at)
+{
+    const msi_named_group *named = &optim->named[at];
+    msi_note note = GROUP;
+
     note.label = TEXTS[optim->kind].group;
-    note.number[0] = group + 1;
-    note.number[1] = n;
-    note.number[2] = msi_note_hash(names);
+    note.number[0] = at + 1;
+    note.number[1] = named->n_params;
+    note.number[2] = msi_note_hash(named->names);
     through->ops->note(through->unit, &note);
 }
 
-static void note_settings(const ms_optim *optim, const msi_param *through, int32_t group)
+static void note_settings(const ms_optim *optim, const msi_param *through, int32_t at)
 {
-    const ms_optim_options *o = &optim->groups[group];
+    const ms_optim_options *o = &optim->groups[optim->named[at].group];
     msi_note note = {.label = TEXTS[optim->kind].step, .text = TEXTS[optim->kind].names};
     double *number = note.number;
 
-    *number++ = group + 1;
+    *number++ = at + 1;
     *number++ = o->lr;
     *number++ = o->weight_decay;
     *number++ = o->maximize;
@@ -114,9 +131,17 @@ void msi_optim_note_first_step(ms_optim *optim)
 {
     const msi_param *through = optim->n_noted < optim->n_params ? shared_param(optim) : NULL;
 
-    for (int32_t g = 0; through != NULL && g < optim->n_groups; g++) {
-        note_group(optim, through, g);
-        note_settings(optim, through, g);
-    }
     optim->n_noted = optim->n_params;
+    if (through == NULL) {
+        return;
+    }
+    for (int32_t g = 0; g < optim->n_groups; g++) {
+        optim->named[g] = name_group(optim, g);
+    }
+    /* by names: ranks may list groups in different orders */
+    qsort(optim->named, (size_t)optim->n_groups, sizeof(*optim->named), compare_names);
+    for (int32_t at = 0; at < optim->n_groups; at++) {
+        note_group(optim, through, at);
+        note_settings(optim, through, at);
+    }
 }

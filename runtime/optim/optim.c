@@ -60,6 +60,7 @@ void ms_optim_free(ms_optim *optim)
         ms_tensor_free(optim->witness);
     }
     free(optim->groups);
+    free(optim->named);
     free(optim->params);
     free(optim);
 }
@@ -144,7 +145,11 @@ ms_status ms_optim_add_group(ms_optim *optim, ms_tensor *const *params, int32_t 
     if (all != NULL) {
         optim->params = all;
     }
-    if (groups == NULL || all == NULL) {
+    msi_named_group *named = realloc(optim->named, ((size_t)optim->n_groups + 1) * sizeof(*named));
+    if (named != NULL) {
+        optim->named = named;
+    }
+    if (groups == NULL || all == NULL || named == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a group of %d parameters", n_params);
     }
     for (int32_t i = 0; i < n_params; i++) {

@@ -19,6 +19,13 @@ typedef struct msi_optim_param {
     msi_view state[MSI_OPTIM_MAX_STATES]; /* 1-D over the local shard; storage NULL: none */
 } msi_optim_param;
 
+/* A group as other ranks know it. */
+typedef struct msi_named_group {
+    uint64_t names; /* of its shared parameters, in any order */
+    int32_t n_params;
+    int32_t group;
+} msi_named_group;
+
 struct ms_optim {
     uint32_t magic;
     int32_t kind;
@@ -28,6 +35,7 @@ struct ms_optim {
     ms_tensor *witness;
     uint64_t witness_generation;
     ms_optim_options *groups;
+    msi_named_group *named; /* room to sort the groups */
     int32_t n_groups;
     msi_optim_param *params;
     int32_t n_params;

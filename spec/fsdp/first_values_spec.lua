@@ -62,11 +62,12 @@ describe('a sharded model', function()
       end
     end
     ms.dist.spawn(2, function()
-      for n = 0, 3 do
+      for n = 0, 7 do
         local module = nn.Sequential(nn.Linear(3, 3, { bias = false }),
           nn.Linear(3, 3, { bias = false }))
         module[2].weight = module[1].weight
-        local model = wrap(module, { param_init_fn = init, use_orig_params = n > 1,
+        local model = wrap(module, { param_init_fn = init, use_orig_params = n % 4 > 1,
+          sync_module_states = n > 3,
           auto_wrap_policy = n % 2 == 1 and fsdp.ModuleWrapPolicy { nn.Linear } or nil })
         local state = model:state_dict()
         for _, name in ipairs(state) do

@@ -1,7 +1,9 @@
 -- State of optimizers of sharded models, by names of parameters.
 local ms = require 'moonshard'
-local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+local nn, fsdp, optim, checkpoint = ms.nn, ms.fsdp, ms.optim, ms.checkpoint
 local checks = require 'support.checks'
+local runs = require 'support.runs'
+local shell = require 'support.shell'
 local wrap = require 'support.wrap'
 
 local function steps(model, opt, n)
@@ -73,6 +75,54 @@ describe('the state of an optimizer', function()
     end)
   end)
 
+  it('goes by names where ranks order parameters and groups differently #pair', function()
+    local root = runs.folder()
+    runs.pair(function(rank)
+      for w = 1, 2 do
+        local function make(is_reversed, lr)
+          ms.manual_seed(1)
+          local model = wrap(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)):materialize(),
+            WRAPPINGS[w])
+          local groups, params = { { params = {}, lr = lr }, { params = {} } }, model:parameters()
+          for i, p in ipairs(params) do
+            local list = groups[i <= #params / 2 and 1 or 2].params
+            table.insert(list, is_reversed and 1 or #list + 1, p)
+          end
+          groups = is_reversed and { groups[2], groups[1] } or groups
+          return model, optim.AdamW(groups, { lr = 0.01 })
+        end
+        local model, opt = make(false, 0.1)
+        local other, its = make(rank == 1, 0.1)
+        steps(model, opt, 2)
+        steps(other, its, 2)
+        local full, found = fsdp.optim_state_dict(model, opt), fsdp.optim_state_dict(other, its)
+        for name, state in pairs(full.state) do
+          assert.is_true(ms.equal(state.exp_avg_sq, found.state[name].exp_avg_sq))
+        end
+        checkpoint.save(root, 'a', { step = 2, model = other, optimizer = its })
+        local parts = fsdp.sharded_optim_state_dict(other, its)
+        steps(model, opt, 1)
+        for _, sd in ipairs { found, parts, 'checkpoint', 'scatter' } do
+          local fresh, of_fresh = make(rank == 0)
+          fresh:load_state_dict(other:state_dict())
+          if sd == 'checkpoint' then
+            checkpoint.load(root .. '/a', { optimizer = of_fresh })
+          else
+            of_fresh:load_state_dict(sd == 'scatter'
+              and fsdp.scatter_full_optim_state_dict(rank == 0 and found or nil, fresh, of_fresh)
+              or fsdp.optim_state_dict_to_load(fresh, of_fresh, sd))
+          end
+          steps(fresh, of_fresh, 1)
+          assert.equal(model:hash(), fresh:hash())
+        end
+        table.insert(found.param_groups[2].params, table.remove(found.param_groups[1].params))
+        checks.raises('ValueError', 'options go to the group with the same parameters',
+          fsdp.optim_state_dict_to_load, other, its, found)
+      end
+    end)
+    shell.remove_folder(root)
+  end)
+
   it('is keyed by names or numbers, and leaves out what took no step', function()
     ms.dist.spawn(2, function(rank)
       local module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -90,6 +140,18 @@ describe('the state of an optimizer', function()
       assert.same({ 0, 1, 2, 3 }, by_id.param_groups[1].params)
       assert.equal(sd.state['1.bias'], by_id.state[3])
       assert.same(sd, fsdp.rekey_optim_state_dict(by_id, 'PARAM_NAME', model))
+      local plain = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+      local its = optim.SGD(plain:parameters(), { lr = 1 })
+      its:load_state_dict(by_id)
+      assert.equal(0.1, its.param_groups[1].lr)
+      for i, state in ipairs(its:state_dict().state) do
+        assert.equal(1, state.steps)
+        assert.same(by_id.state[i - 1].momentum_buffer:reshape(-1):totable(),
+          state.momentum_buffer:totable())
+      end
+      by_id.state[3].momentum_buffer = ms.ones(3)
+      checks.raises('ValueError', 'does not have same shape as its parameter: momentum_buffer of '
+        .. "'3'", its.load_state_dict, its, by_id)
       local full = fsdp.full_optim_state_dict(model, opt)
       assert.equal(rank == 0, full.state ~= nil)
       sd.state['0.weight'].momentum_buffer = ms.ones(3)

@@ -60,9 +60,25 @@ describe('a state dict of type', function()
   it('FULL_STATE_DICT may be on rank 0 alone', function()
     ms.dist.spawn(2, function(rank)
       local m = model 'FULL_SHARD'
+      m.module:buffer('scale', ms.ones(1))
+      local part = nn.Sequential(m, nn.BatchNorm1d(5))
       local sd = fsdp.state_dict_type(m, 'FULL_STATE_DICT',
         { state_dict_config = { rank0_only = true } }, m.state_dict, m)
-      assert.equal(rank == 0 and 4 or 0, #sd)
+      assert.equal(rank == 0 and 5 or 0, #sd)
+      assert.equal(#sd, #m:state_dict { rank0_only = true })
+      assert.equal(rank == 0 and 10 or 5, #part:state_dict { rank0_only = true })
+    end)
+  end)
+
+  it('LOCAL_STATE_DICT does not go with a device mesh', function()
+    ms.dist.spawn(2, function()
+      local mesh = ms.dist.init_device_mesh('cpu', { 2 })
+      local m = wrap(nn.Sequential(nn.Linear(2, 2)), { device_mesh = mesh,
+        auto_wrap_policy = fsdp.always_wrap_policy })
+      checks.raises('RuntimeError', 'DeviceMesh is not compatible with LOCAL_STATE_DICT',
+        fsdp.set_state_dict_type, m.module[1], 'LOCAL_STATE_DICT')
+      assert.equal('FULL_STATE_DICT', fsdp.get_state_dict_type(m).state_dict_type)
+      m:state_dict()
     end)
   end)
 

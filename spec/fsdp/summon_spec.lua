@@ -108,11 +108,17 @@ describe('inside summon_full_params', function()
       local model, weight = wrapped 'FULL_SHARD'
       model(ms.ones(1, 4)):sum():backward()
       if rank == 0 then weight:set_grad(nil) end
-      fsdp.summon_full_params(model, { with_grads = true, writeback = false }, function()
-        checks.close({ { 0, 0, 0, 0 }, { 0, 0, 0, 0 }, { 1, 1, 1, 1 }, { 1, 1, 1, 1 } },
-          weight:grad())
+      for _, writeback in ipairs { false, true } do
+        fsdp.summon_full_params(model, { with_grads = true, writeback = writeback }, function()
+          checks.close({ { 0, 0, 0, 0 }, { 0, 0, 0, 0 }, { 1, 1, 1, 1 }, { 1, 1, 1, 1 } },
+            weight:grad())
+        end)
+        assert.equal(rank == 0, weight:grad() == nil)
+      end
+      fsdp.summon_full_params(model, { with_grads = true }, function()
+        weight:set_grad(ms.full({ 4, 4 }, 2))
       end)
-      assert.equal(rank == 0, weight:grad() == nil)
+      checks.close({ 2, 2, 2, 2, 2, 2, 2, 2 }, weight:grad():reshape(-1))
     end)
   end)
 

@@ -3,27 +3,40 @@ local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local checks = require 'support.checks'
 
-it('SyncBatchNorm on two ranks is BatchNorm1d on the rows of both', function()
-  ms.dist.spawn(2, function(rank)
-    local x = ms.randn({ 5, 3 }, { seed = 2 }) * 3 + 100
-    local slope = ms.randn({ 5, 3 }, { seed = 4 })
-    local plain, sync = nn.BatchNorm1d(3), nn.SyncBatchNorm(3)
-    local whole, part = x:clone(), x:narrow(1, 1 + 2 * rank, 2 + rank):clone() -- 2 and 3 rows
-    whole:requires_grad_(true)
-    part:requires_grad_(true)
-    local y = plain(whole)
-    local mine = sync(part)
-    local function own(t) return t:narrow(1, 1 + 2 * rank, 2 + rank) end
-    checks.close(own(y):totable(), mine, 1e-4)
-    checks.close(plain.running_mean:totable(), sync.running_mean, 1e-4)
-    checks.close(plain.running_var:totable(), sync.running_var, 1e-4)
-    ;(y * slope):sum():backward()
-    ;(mine * own(slope)):sum():backward()
-    checks.close(own(whole:grad()):totable(), part:grad(), 1e-4)
-    for i, p in ipairs(sync:parameters()) do
-      ms.dist.all_reduce(p:grad())
-      checks.close(plain:parameters()[i]:grad():totable(), p:grad(), 1e-4)
-    end
+for first = 0, 2, 2 do -- rows of rank 0
+  it('SyncBatchNorm on two ranks is BatchNorm1d on the rows of both: 5, rank 0 has ' .. first,
+    function()
+    ms.dist.spawn(2, function(rank)
+      local x = ms.randn({ 5, 3 }, { seed = 2 }) * 3 + 100
+      local slope = ms.randn({ 5, 3 }, { seed = 4 })
+      local function own(t)
+        return rank == 0 and t:narrow(1, 1, first) or t:narrow(1, 1 + first, 5 - first)
+      end
+      local plain, sync = nn.BatchNorm1d(3), nn.SyncBatchNorm(3)
+      local whole, part = x:clone(), own(x):clone()
+      whole:requires_grad_(true)
+      part:requires_grad_(true)
+      local y = plain(whole)
+      local mine = sync(part)
+      checks.close(own(y):totable(), mine, 1e-4)
+      checks.close(plain.running_mean:totable(), sync.running_mean, 1e-4)
+      checks.close(plain.running_var:totable(), sync.running_var, 1e-4)
+      ;(y * slope):sum():backward()
+      ;(mine * own(slope)):sum():backward()
+      checks.close(own(whole:grad()):totable(), part:grad(), 1e-4)
+      for i, p in ipairs(sync:parameters()) do
+        ms.dist.all_reduce(p:grad())
+        checks.close(plain:parameters()[i]:grad():totable(), p:grad(), 1e-4)
+      end
+    end)
+  end)
+end
+
+it('SyncBatchNorm takes a batch that is empty on all ranks', function()
+  ms.dist.spawn(2, function()
+    local sync = nn.SyncBatchNorm(3)
+    sync(ms.zeros(0, 3)):sum():backward()
+    assert(sync.weight:grad():eq(0):all() and sync.running_var:eq(1):all())
   end)
 end)
 
@@ -78,6 +91,15 @@ describe('BatchNorm', function()
   it('normalises by the biased variance of the batch', function()
     checks.close({ { -1 / math.sqrt(1 + 1e-5), 0 }, { 1 / math.sqrt(1 + 1e-5), 0 } },
       nn.BatchNorm1d(2)(ms.tensor(BATCHES[1])))
+  end)
+
+  it('keeps its running values after an empty batch', function()
+    local norm = tracked(0.5)
+    local before = { norm.running_mean:hash(), norm.running_var:hash() }
+    norm(ms.zeros(0, 2))
+    norm(ms.zeros(0, 2, 9))
+    assert.same(before, { norm.running_mean:hash(), norm.running_var:hash() })
+    assert.equal(4, norm.num_batches_tracked:item())
   end)
 
   it('leaves its buffers alone in evaluation', function()

@@ -10,6 +10,8 @@
 --- | state | names and shapes of the state dict, in order; default: none |
 --- | random | true when forward draws random numbers while training |
 --- | batch | true when training normalises by the batch: it differs from evaluation |
+--- | sequences | true when dimension 2 of the inputs is that of positions |
+--- | sums | true for a loss that adds: 0 for an empty batch, where a mean is NaN |
 --- | alone | true when forward is collective: a test of its own runs it on two ranks |
 --- | result | dtype of the result with inputs in bf16 or f16; default: theirs |
 --- | class, refuses | a class and calls of it that raise: { kind, message, arguments ... } |
@@ -722,6 +724,7 @@ return {
   },
   {
     name = 'FeedForward',
+    sequences = true,
     make = function() return nn.FeedForward(3) end,
     input = function() return floats(2, 2, 3) end,
     state = { { 'fc.weight', 12, 3 }, { 'fc.bias', 12 }, { 'out.weight', 3, 12 },
@@ -740,6 +743,7 @@ return {
   },
   {
     name = 'CausalSelfAttention',
+    sequences = true,
     make = function() return nn.CausalSelfAttention(4, 2) end,
     input = function() return floats(2, 5, 4) end,
     state = { { 'qkv.weight', 12, 4 }, { 'qkv.bias', 12 }, { 'proj.weight', 4, 4 },
@@ -790,6 +794,7 @@ return {
   },
   {
     name = 'MultiheadAttention of a sequence with itself, causal',
+    sequences = true,
     make = function()
       return SelfAttention({ batch_first = true }, { is_causal = true, need_weights = false })
     end,
@@ -813,6 +818,7 @@ return {
   },
   {
     name = 'TransformerEncoderLayer',
+    sequences = true,
     make = function()
       return nn.TransformerEncoderLayer(4, 2, {
         dim_feedforward = 3, batch_first = true, norm_first = true, activation = 'gelu',
@@ -835,6 +841,7 @@ return {
   },
   {
     name = 'TransformerDecoderLayer',
+    sequences = true,
     make = function()
       return nn.TransformerDecoderLayer(4, 2,
         { dim_feedforward = 3, dropout = 0, batch_first = true, activation = ms.ops.tanh })
@@ -872,6 +879,7 @@ return {
   },
   {
     name = 'TransformerBlock',
+    sequences = true,
     make = function() return nn.TransformerBlock(4, 2, { dropout = 0.1 }) end,
     input = function() return floats(2, 3, 4) end,
     state = {
@@ -956,6 +964,7 @@ return {
   },
   {
     name = 'CrossEntropyLoss with a sum',
+    sums = true,
     make = function() return nn.CrossEntropyLoss { reduction = 'sum' } end,
     input = function() return floats(4, 3), ids { 2, -100, 0, 1 } end,
     result = 'f32',
@@ -1019,6 +1028,7 @@ return {
   },
   {
     name = 'L1Loss',
+    sums = true,
     make = function() return nn.L1Loss { reduction = 'sum' } end,
     input = function() return floats(4, 3), ms.rand({ 4, 3 }, { seed = 8 }) end,
     result = 'f32',
@@ -1059,6 +1069,7 @@ return {
   },
   {
     name = 'MSELoss with a sum',
+    sums = true,
     make = function() return nn.MSELoss { reduction = 'sum' } end,
     input = function() return floats(4, 3), ms.rand({ 4, 3 }, { seed = 8 }) end,
     result = 'f32',

@@ -189,6 +189,26 @@ for _, row in ipairs(rows) do
       end)
     end
 
+    for dim = 1, row.sequences and 2 or 1 do
+      it('takes inputs with none in dimension ' .. dim, function()
+        local module, given = made(row, 'f32'), inputs(row, 'f32')
+        for i, t in ipairs(given) do
+          given[i] = t:narrow(dim, 1, 0)
+          given[i] = is_floating(t) and given[i]:requires_grad_(true) or given[i]
+        end
+        local y = module(unpack(given))
+        if y:dim() == 0 then -- a loss: a sum of nothing, or a mean
+          assert.equal(row.sums and '0' or 'nan', tostring(y:item()):match('[^-]+'))
+        else
+          assert.equal(0, y:numel())
+        end
+        y:sum():backward()
+        for p in module:parameters() do
+          assert.is_true(p:grad():eq(0):all())
+        end
+      end)
+    end
+
     if row.refuses then
       it('refuses arguments that it does not take', function()
         for _, case in ipairs(row.refuses) do

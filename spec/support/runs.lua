@@ -2,6 +2,7 @@
 
 local ms = require 'moonshard'
 local buffer = require 'string.buffer'
+local shell = require 'support.shell'
 
 local runs = {}
 
@@ -19,11 +20,36 @@ function runs.hash_of(model)
   return table.concat(parts)
 end
 
---- A path that does not exist.
+local LAUNCHED = os.getenv 'MOONSHARD_SPEC_LAUNCHED'
+
+--- A path that does not exist; in launched ranks that of rank 0.
 function runs.folder()
   local path = os.tmpname()
   os.remove(path)
+  if LAUNCHED then
+    ms.dist.init()
+    path = ms.dist.broadcast_object(path)
+  end
   return path
+end
+
+--- Run `fn(rank)` as two ranks: forked ones, or those in which launched() repeats the test.
+function runs.pair(fn)
+  if not LAUNCHED then
+    ms.dist.spawn(2, fn)
+    return
+  end
+  fn(ms.dist.init().rank)
+  ms.dist.barrier()
+end
+
+--- Repeat the tests of a file that are tagged #pair in two processes of the launcher: they walk
+--- tables in different orders, which forked ranks do not.
+---@param spec string
+function runs.launched(spec)
+  local code, output = shell.run('.', ('env MOONSHARD_SPEC_LAUNCHED=1 bindings/moonshard run -n 2 '
+    .. 'luajit $(command -v busted) --tags=pair %s'):format(spec))
+  assert(code == 0 and output:find '[1-9]%d* success', output)
 end
 
 --- Append a line to a file, from any rank.

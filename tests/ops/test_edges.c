@@ -47,7 +47,9 @@ EDGE(run_sign, ms_op_sign(out, x))
 EDGE(run_relu, ms_op_relu(out, x))
 EDGE(run_silu, ms_op_silu(out, x))
 EDGE(run_gelu, ms_op_gelu(out, x, p != 0))
-EDGE(run_clamp, ms_op_clamp(out, x, 0, 0))
+EDGE(run_clamp, ms_op_clamp(out, x, 0, p))
+EDGE(run_clamp_max, ms_op_clamp(out, x, -INFINITY, p))
+EDGE(run_leaky_relu, ms_op_leaky_relu(out, x, p))
 EDGE(run_pow, ms_op_pow(out, x, p))
 EDGE(run_scale, ms_op_affine(out, x, p, -0.0))
 
@@ -68,7 +70,13 @@ static const edge edges[] = {
     {"gelu_tanh of NaN", run_gelu, 1, NAN, NAN, 1, NAN},
     {"gelu_tanh of infinity", run_gelu, 1, INFINITY, INFINITY, 1, ANY},
     {"gelu_tanh far above 0", run_gelu, 1, 9984, 9984, 1, 1}, /* whose cube is no f16 */
-    {"clamp on both bounds", run_clamp, 0, 0, 0, 3, 3},
+    {"clamp on both bounds", run_clamp, 0, 0, 0, 3, 0},
+    {"clamp on its lower bound", run_clamp, 1, -0.0, ANY, 3, 0},
+    {"clamp between its bounds", run_clamp, 1, 0.5, 0.5, 3, 3},
+    {"clamp on its upper bound", run_clamp, 1, 1, 1, 3, 0},
+    {"clamp without a lower bound", run_clamp_max, 1, -INFINITY, -INFINITY, 3, 3},
+    {"clamp without bounds", run_clamp_max, INFINITY, INFINITY, INFINITY, 3, 3},
+    {"leaky_relu of 0", run_leaky_relu, 0.5, 0, 0, 3, 1.5},
     {"clamp of NaN", run_clamp, 0, NAN, NAN, 3, 0},
     {"clamp beyond", run_clamp, 0, 1, 0, 3, 0},
     {"power 0 at 0", run_pow, 0, 0, 1, 3, 0},

@@ -6,17 +6,59 @@ local tree = require 'moonshard.nn.tree'
 
 local fits = {}
 
---- Has every parameter of it a name of its own?
-function fits.names(optimizer)
+-- The first name that two parameters have, or nil.
+local function repeated(names)
   local seen = {}
-  for _, entry in ipairs((optimizer:_entries())) do
-    if entry.name == '' or seen[entry.name] then
-      errors.raise('ValueError', entry.name == ''
-        and 'a parameter of the optimizer has no name: it belongs to no module'
-        or "two parameters of the optimizer are called '%s'", entry.name)
+  for _, name in ipairs(names) do
+    if seen[name] then
+      return name
     end
-    seen[entry.name] = true
+    seen[name] = true
   end
+end
+
+-- "<module>/" by parameter.key(), of modules that were given by name.
+local function prefixes(list)
+  local prefix_of = {}
+  for _, part in ipairs(list) do
+    for _, p in ipairs(part.kind == 'model' and part.name and tree.prepared_params(part.value)
+      or {}) do
+      local key = parameter.key(p.tensor)
+      prefix_of[key] = prefix_of[key] or part.name .. '/'
+    end
+  end
+  return prefix_of
+end
+
+--- Names of an optimizer's parameters in a checkpoint, in order of addition: as in their models, or
+--- if two are equal there, all after the names that `modules` gives the models. ValueError unless
+--- each has a name of its own.
+---@param optimizer ms.optim.Optimizer
+---@param list ms.checkpoint.Part[]
+---@return string[] names
+---@return integer[] order  of the parameters by name: the same on all ranks
+function fits.names(optimizer, list)
+  local entries, names, order = optimizer:_entries(), {}, {}
+  for i, entry in ipairs(entries) do
+    if entry.name == '' then
+      errors.raise('ValueError', 'a parameter of the optimizer has no name: it belongs to no '
+        .. 'module')
+    end
+    names[i], order[i] = entry.name, i
+  end
+  if repeated(names) then
+    local prefix_of = prefixes(list)
+    for i, entry in ipairs(entries) do
+      names[i] = (prefix_of[parameter.key(entry.param)] or '') .. entry.name
+    end
+  end
+  local twice = repeated(names)
+  if twice then
+    errors.raise('ValueError', "two parameters of the optimizer are called '%s'; give their models "
+      .. 'by names: modules = { name = model, ... }', twice)
+  end
+  table.sort(order, function(a, b) return names[a] < names[b] end)
+  return names, order
 end
 
 --- Does it train parameters of these models alone? It may leave some out.
@@ -58,31 +100,22 @@ function fits.options(groups, names)
   end
 end
 
---- Options go to groups by their places: is every parameter in the group it was in?
----@param groups table[]  in the checkpoint
----@param own table[]  the same of the optimizer
-function fits.groups(groups, own)
-  local group_of = {}
+--- The groups of the checkpoint in the order of the optimizer's.
+---@param groups table[]
+---@param optimizer ms.optim.Optimizer
+---@param names string[]  of its parameters
+---@param partial boolean  the checkpoint may have more of them
+---@return table[]
+function fits.groups(groups, optimizer, names, partial)
   for g, group in ipairs(groups) do
-    if group.params == nil then -- an older checkpoint
-      return
+    if group.params == nil then -- an older checkpoint: groups correspond by their order
+      return groups
     elseif type(group.params) ~= 'table' then
       errors.raise('FormatError', 'the optimizer in the checkpoint has a %s for the parameters of '
         .. 'group %d, expected a list', type(group.params), g)
     end
-    for _, name in ipairs(group.params) do
-      group_of[name] = g
-    end
   end
-  for g, group in ipairs(own) do
-    for _, name in ipairs(group.params) do
-      if group_of[name] ~= g then
-        errors.raise('ValueError', "'%s' is in parameter group %d of the optimizer, but in %s of "
-          .. 'the one in the checkpoint', name, g, group_of[name] and 'group ' .. group_of[name]
-          or 'none')
-      end
-    end
-  end
+  return optimizer:_match_groups('checkpoint.load', groups, names, partial)
 end
 
 return fits

@@ -64,10 +64,10 @@ end
 
 -- TypeError for entries of a plain list: every part needs a name in the checkpoint.
 local function check_names(what, plural, given)
-  for key, value in next, given do
+  for _, key in ipairs(util.ordered_keys(given)) do
     if type(key) ~= 'string' then
       errors.raise('TypeError', '%s: %s[%s] is %s without a name, expected names: %s = { name = '
-        .. '... }', what, plural, tostring(key), arguments.noun(value), plural)
+        .. '... }', what, plural, tostring(key), arguments.noun(given[key]), plural)
     end
   end
   return given
@@ -100,9 +100,9 @@ function parts.options(what, opts, known)
   for _, name in ipairs { 'model', 'modules', 'optimizer', 'optimizers', 'loader' } do
     names[#names + 1] = name
   end
-  for name, value in next, opts do
-    if OPTIONS[name] or not has_state(what, name, value, names) then
-      plain[name] = value
+  for _, name in ipairs(util.sorted_keys(opts)) do
+    if OPTIONS[name] or not has_state(what, name, opts[name], names) then
+      plain[name] = opts[name]
     end
   end
   errors.options(what, plain, names)

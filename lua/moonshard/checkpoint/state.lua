@@ -57,8 +57,8 @@ function state.encode(value, tensor, path, slash)
     return value
   end
   local out = setmetatable({}, getmetatable(value) == json.array and json.array or nil)
-  for key, entry in next, value do
-    local divided = type(key) == 'string' and key:find('/', 1, true) and key
+  for _, key in ipairs(util.ordered_keys(value)) do -- all ranks store tensors in this order
+    local entry, divided = value[key], type(key) == 'string' and key:find('/', 1, true) and key
     out[key] = state.encode(entry, tensor, path == '' and tostring(key) or path .. '/' .. key,
       slash or divided or nil)
   end
@@ -78,8 +78,8 @@ function state.decode(value, tensor)
     return tensor(value[TENSOR])
   end
   local out = setmetatable({}, getmetatable(value))
-  for key, entry in next, value do
-    out[key] = state.decode(entry, tensor)
+  for _, key in ipairs(util.ordered_keys(value)) do
+    out[key] = state.decode(value[key], tensor)
   end
   return out
 end

@@ -6,6 +6,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
 local errors = require 'moonshard.internal.errors'
 local members = require 'moonshard.dist.members'
+local util = require 'moonshard.internal.util'
 local validate = require 'moonshard.dist.validate'
 
 local C, calls = B.C, B.calls
@@ -17,23 +18,6 @@ local DEEPEST = 100 -- tables in tables; a table that holds itself is deeper
 -- -- encoding ------------------------------------------------------------------------------------
 
 local encode
-
--- Numbers in order, then strings: equal tables have equal texts.
-local function sorted_keys(value)
-  local keys = {}
-  for key in next, value do
-    keys[#keys + 1] = key
-  end
-  table.sort(keys, function(a, b)
-    if type(a) ~= type(b) then
-      return type(a) < type(b)
-    elseif type(a) == 'boolean' then
-      return not a and b
-    end
-    return a < b
-  end)
-  return keys
-end
 
 local function encode_number(value)
   return value ~= value and 'nnan;' or value == math.huge and 'ninf;'
@@ -58,7 +42,7 @@ local function encode_table(what, place, value, out, depth)
       refuse(what, 'a key of ' .. place, key)
     end
   end
-  for _, key in ipairs(sorted_keys(value)) do
+  for _, key in ipairs(util.ordered_keys(value)) do
     encode(what, 'a key of ' .. place, key, out, depth)
     encode(what, ('%s[%s]'):format(place, tostring(key):sub(1, 40)), value[key], out, depth + 1)
   end

@@ -19,6 +19,7 @@ local runtime = require 'moonshard_ffi.fsdp'
 local state_dict_type = require 'moonshard.fsdp.state_dict_type'
 local tree = require 'moonshard.nn.tree'
 local util = require 'moonshard.internal.util'
+local whole_state = require 'moonshard.optim.whole_state'
 
 local optim_state = {}
 
@@ -30,19 +31,33 @@ local function check(what, model, optimizer)
   end
 end
 
--- Names of the model's parameters, by parameter.key.
-local function names_of(model)
-  local names = {}
-  for _, p in ipairs(tree.prepared_params(model)) do
-    names[parameter.key(p.tensor)] = p.name
-  end
-  return names
-end
+---@class ms.fsdp.OptimEntries  parameters of an optimizer over a model
+---@field list table[]  of Optimizer:_entries()
+---@field names string[]  in the model, of the same
+---@field states string[]
+---@field order integer[]  of the same in the model. Collectives go by it: ranks may give the
+---  parameters to the optimizer in different orders
 
-local function name_in(names, entry)
-  return names[parameter.key(entry.param)]
-    or errors.raise('ValueError', "the optimizer holds a parameter that is not the model's: '%s'",
-      entry.name)
+---@return ms.fsdp.OptimEntries
+local function entries_of(model, optimizer)
+  local list, states = optimizer:_entries()
+  local index_of, names, order = {}, {}, {}
+  for i, entry in ipairs(list) do
+    index_of[parameter.key(entry.param)] = i
+  end
+  for _, p in ipairs(tree.prepared_params(model)) do
+    local i = index_of[parameter.key(p.tensor)]
+    if i then
+      names[i], order[#order + 1] = p.name, i
+    end
+  end
+  for i, entry in ipairs(list) do
+    if not names[i] then
+      errors.raise('ValueError', "the optimizer holds a parameter that is not the model's: '%s'",
+        entry.name)
+    end
+  end
+  return { list = list, names = names, states = states, order = order }
 end
 
 -- One state of one parameter, of which this rank has `value` (1-D, nil for no elements).
@@ -103,14 +118,15 @@ local function group_of(model)
 end
 
 local function of(model, optimizer, is_full, rank0_only)
-  local names, entries, states = names_of(model), optimizer:_entries()
+  local entries = entries_of(model, optimizer)
   local out = { state = {} }
-  for _, entry in ipairs(entries) do
+  for _, i in ipairs(entries.order) do
+    local entry = entries.list[i]
     if entry.steps > 0 then
-      out.state[name_in(names, entry)] = entry_state(entry, states, is_full)
+      out.state[entries.names[i]] = entry_state(entry, entries.states, is_full)
     end
   end
-  out.param_groups = optimizer:_group_options(function(i) return name_in(names, entries[i]) end)
+  out.param_groups = optimizer:_group_options(function(i) return entries.names[i] end)
   return rank0_only and dist.get_rank(group_of(model)) ~= 0 and {} or out
 end
 
@@ -139,13 +155,7 @@ local function elements(name, state, value, extent)
     end
     value = value:full_tensor()
   end
-  arguments.tensor('optim_state_dict_to_load', ("%s of '%s'"):format(state, name), value)
-  if table.concat(value:shape(), ' ') ~= table.concat(extent.shape, ' ') then
-    errors.raise('ValueError', "Tensor optimizer state does not have same shape as its parameter: "
-      .. "%s of '%s' has shape (%s), the parameter (%s)", state, name,
-      table.concat(value:shape(), ', '), table.concat(extent.shape, ', '))
-  end
-  return value:reshape(-1):narrow(1, extent.start + 1, extent.numel):clone()
+  return whole_state.elements('optim_state_dict_to_load', name, state, value, extent)
 end
 
 local function check_state(what, sd)
@@ -156,10 +166,10 @@ local function check_state(what, sd)
 end
 
 -- A name that is not the model's is one of another model or wrapping, and its state would be lost.
-local function check_names(what, state, names)
+local function check_names(what, state, model)
   local known, unknown = {}, {}
-  for _, name in next, names do
-    known[name] = true
+  for _, p in ipairs(tree.prepared_params(model)) do
+    known[p.name] = true
   end
   for name in next, state do
     unknown[#unknown + 1] = not known[name] and tostring(name) or nil
@@ -171,20 +181,17 @@ local function check_names(what, state, names)
   end
 end
 
--- The value with which a state of each parameter begins, by order of addition.
-local function first_values(optim)
-  local out = {}
-  for _, group in ipairs(optim.param_groups) do
-    for _ = 1, #group.params do
-      out[#out + 1] = optim._first_value(group)
-    end
+local function check_groups(what, groups)
+  for g, group in ipairs(groups) do
+    local name = ('sd.param_groups[%d]'):format(g)
+    arguments.array(what, name .. '.params', arguments.list(what, name, group).params)
   end
-  return out
 end
 
 --- What optim:load_state_dict() takes, from what optim_state_dict() gave on any number of ranks and
 --- for any wrapping. Parameters without state there begin anew; KeyError for a name there that the
---- model does not have. Collective for ShardedTensors.
+--- model does not have. Groups take the options of the group with the same parameters there, in any
+--- order. Collective for ShardedTensors.
 ---@param model ms.nn.Module
 ---@param optim ms.optim.Optimizer
 ---@param sd table
@@ -193,25 +200,17 @@ function optim_state.to_load(model, optim, sd)
   local what = 'optim_state_dict_to_load'
   check(what, model, optim)
   check_state(what, sd)
-  local names, entries, states = names_of(model), optim:_entries()
-  local first = first_values(optim)
-  check_names(what, sd.state, names)
+  local entries = entries_of(model, optim)
+  check_names(what, sd.state, model)
+  check_groups(what, sd.param_groups)
+  optim:_check_group_options(sd.param_groups)
   local out = { state = {}, param_groups = {} }
-  for i, entry in ipairs(entries) do
-    local name, _, extent = name_in(names, entry), parameter.part(entry.param)
-    local given = sd.state[name]
-    out.state[i] = { name = entry.name, steps = given and given.step or 0 }
-    for _, state in ipairs(states) do
-      local value = given and given[state]
-      if value ~= nil then
-        out.state[i][state] = elements(name, state, value, extent)
-      elseif entry.state[state] and not optim:_is_later(state) then
-        out.state[i][state] = create.full({ extent.numel }, first[i],
-          { dtype = entry.state[state]:dtype() })
-      end
-    end
+  for _, i in ipairs(entries.order) do
+    local name = entries.names[i]
+    out.state[i] = whole_state.entry(optim, entries.list[i], entries.states, sd.state[name],
+      function(state, value, extent) return elements(name, state, value, extent) end)
   end
-  for g, group in ipairs(sd.param_groups) do
+  for g, group in ipairs(optim:_match_groups(what, sd.param_groups, entries.names)) do
     out.param_groups[g] = util.merged(group, { params = util.slice(group.params, 1) })
   end
   return out
@@ -269,7 +268,7 @@ end
 -- The state dict as plain values, its tensors as { shape, dtype }, for ranks without it.
 local function described(sd)
   local out = { state = {}, param_groups = sd.param_groups }
-  for name, given in next, sd.state do
+  for name, given in next, sd.state do -- any order: broadcast_object() sorts
     out.state[name] = {}
     for key, value in next, given do
       out.state[name][key] = B.is_ref(value) and { shape = value:shape(), dtype = value:dtype() }

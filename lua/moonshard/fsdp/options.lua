@@ -223,6 +223,7 @@ function options.normalised(given)
     ignored_states = given.ignored_states,
     limit_all_gathers = arguments.flag('FSDP', 'limit_all_gathers', given.limit_all_gathers, true),
     process_group = group_of(given),
+    device_mesh = given.device_mesh,
     hybrid_groups = given.hybrid_groups or HYBRID[given.sharding_strategy]
       and hybrid_groups(given.sharding_strategy, given) or nil,
     cpu_offload = offload(given.cpu_offload),

@@ -58,21 +58,52 @@ end
 --- Options that scripts read as fields of a wrapped module.
 State.OPTIONS = {
   'sharding_strategy', 'backward_prefetch', 'forward_prefetch', 'mixed_precision',
-  'use_orig_params', 'limit_all_gathers', 'process_group', 'cpu_offload', 'device_id',
+  'use_orig_params', 'limit_all_gathers', 'process_group', 'device_mesh', 'cpu_offload',
+  'device_id',
 }
 
--- Let all ranks have rank 0's values.
-local function sync(module, group, ignored_set)
-  module:materialize()
-  for _, p in ipairs(module_tree.params(module)) do
-    local key = parameter.key(p.tensor)
-    if not parameter.manager(p.tensor) and not ignored_set.params[key] then
-      dist.broadcast(p.tensor:detach(), 0, group)
-      parameter.touch(p.tensor)
+-- Let param_init_fn set the initial values of parameters that have none, while their handles show
+-- them whole. It gets each module that holds one, a tied one in its first place. After an error the
+-- next use begins with the module that failed.
+local function init_params(fn, tensors, holders, done)
+  for i, tensor in ipairs(fn and tensors or {}) do
+    local module = holders[i]
+    if not done[module] and not parameter.has_values(tensor) then
+      fn(module)
+      done[module] = true
+    end
+  end
+end
+
+-- Parameters outside nested instances and what is ignored, with the modules that declare them.
+local function own_params(module, ignored_set, tensors, holders)
+  for _, p in ipairs(module_tree.params(module, false)) do
+    if not ignored_set.params[parameter.key(p.tensor)] then
+      tensors[#tensors + 1], holders[#holders + 1] = p.tensor, module
+    end
+  end
+  for _, child in ipairs(module:children()) do
+    if not module_tree.state(child) then
+      own_params(child, ignored_set, tensors, holders)
+    end
+  end
+  return tensors, holders
+end
+
+-- Let all ranks have rank 0's values. Nested instances have synchronised theirs.
+local function sync(module, opts, ignored_set, done)
+  local tensors, holders = own_params(module, ignored_set, {}, {})
+  module_tree.assign_names(module_tree.outermost(module))
+  init_params(opts.param_init_fn, tensors, holders, done)
+  for _, tensor in ipairs(tensors) do
+    if not parameter.manager(tensor) then
+      parameter.materialize(tensor)
+      dist.broadcast(tensor:detach(), 0, opts.process_group)
+      parameter.touch(tensor)
     end
   end
   for _, b in ipairs(module_tree.buffers(module)) do
-    dist.broadcast(b.tensor:detach(), 0, group)
+    dist.broadcast(b.tensor:detach(), 0, opts.process_group)
   end
 end
 
@@ -93,7 +124,7 @@ end
 
 -- Options that came from the root through a policy are complete but for what the policy overrode.
 -- Gives what is ignored.
-local function wrap_below(module, opts, inherited, inner)
+local function wrap_below(module, opts, inherited, inner, done)
   local ignored_set = inherited or ignored.of(module, opts)
   for _, below in ipairs(inherited and {} or module:modules()) do
     local state = module_tree.state(below)
@@ -102,7 +133,7 @@ local function wrap_below(module, opts, inherited, inner)
     end
   end
   if opts.sync_module_states and not inherited then
-    sync(module, opts.process_group, ignored_set)
+    sync(module, opts, ignored_set, done)
   end
   if opts.auto_wrap_policy then
     local reason = 'chosen by ' .. policy_text(opts.auto_wrap_policy)
@@ -123,6 +154,7 @@ function State.options_of(given)
   if inherited then
     given = util.merged(given)
     given._ignored, given._reason = nil, nil
+    given.process_group = not given.device_mesh and given.process_group or nil -- the mesh's own
   end
   local opts = options.normalised(given)
   opts.reason = reason
@@ -138,7 +170,9 @@ end
 ---@param inherited? ms.fsdp.Ignored
 ---@param inner fun(module: ms.nn.Module, opts: table): ms.nn.Module  shards what the policy chooses
 function State:init(face, module, opts, inherited, inner)
-  self._ignored = once.run('wrapping', wrap_below, module, opts, inherited, inner)
+  self._initialised = {} -- modules, by param_init_fn
+  self._ignored = once.run('wrapping', wrap_below, module, opts, inherited, inner,
+    self._initialised)
   self.face, self.in_place = face, face == module
   for _, name in ipairs(self.OPTIONS) do
     self[name] = opts[name]
@@ -251,7 +285,7 @@ function State:_make_unit(draft)
   if #draft.tensors == 0 then
     return
   end
-  self:_init_params(draft)
+  init_params(self.param_init_fn, draft.tensors, draft.holders, self._initialised)
   warn_of_gradients(draft.tensors, draft.names, self.process_group)
   draft.shapes, draft.index_of, draft.holder = {}, {}, runtime.unit_holder()
   for i, tensor in ipairs(draft.tensors) do
@@ -271,20 +305,6 @@ function State:_group(draft)
   elseif #draft.tensors > 0 then
     return runtime.group(self.process_group, draft.name, unit_options(self), draft.tensors,
       draft.names)
-  end
-end
-
--- Let param_init_fn set the initial values of parameters that have none, while their handles show
--- them whole. It gets each module that holds one, a tied one in its first place. After an error the
--- next use begins with the module that failed.
-function State:_init_params(draft)
-  self._initialised = self._initialised or {}
-  for i, tensor in ipairs(self.param_init_fn and draft.tensors or {}) do
-    local module = draft.holders[i]
-    if not self._initialised[module] and not parameter.has_values(tensor) then
-      self.param_init_fn(module)
-      self._initialised[module] = true
-    end
   end
 end
 

@@ -36,12 +36,12 @@ local OPTIM_CONFIGS = {
 }
 
 local function config(name, type_name, defaults, given)
-  for key, value in next, given or {} do
+  for _, key in ipairs(util.ordered_keys(given or {})) do
     if defaults[key] == nil then
       errors.raise('RuntimeError', "Expected %s of type %s, got the option '%s'", name, type_name,
         tostring(key))
     end
-    arguments.flag(name, key, value)
+    arguments.flag(name, key, given[key])
   end
   return util.merged(defaults, given)
 end

@@ -14,7 +14,8 @@ local tree = require 'moonshard.nn.tree'
 ---@field rank0_only? boolean  only rank 0 needs the values; needs writeback = false
 ---@field offload_to_cpu? boolean
 ---@field with_grads? boolean  grad() gives full gradients, too: zeros for the elements of ranks
----  without one, nil where no rank has one; not with offload_to_cpu
+---  without one, nil where no rank has one. A rank without one has none afterwards, unless the
+---  function writes other values there; not with offload_to_cpu
 
 local KNOWN = {
   recurse = 'flag', writeback = 'flag', rank0_only = 'flag', offload_to_cpu = 'flag',

@@ -13,16 +13,16 @@ local values = {}
 
 --- Full copies of all parameters this instance manages, by parameter.key: views of one gathered
 --- tensor. Collective. (state dicts ask)
----@param rank0_only? boolean  none on other ranks
+---@param is_left_out? boolean  this rank gets none
 ---@return table<integer, ms.Tensor>
-function values:_full_values(rank0_only)
+function values:_full_values(is_left_out)
   if runtime.is_fake(self.process_group) then
     errors.raise('RuntimeError', 'state_dict: the model is sharded over a fake group, whose other '
       .. 'ranks are not there to give their parts')
   end
   local flat, starts = runtime.gather_all(self._unit, #self._shapes)
   local full = {}
-  if not rank0_only or self.rank == 0 and self.replica == 0 then
+  if not is_left_out then
     for key, i in next, self._index_of do
       local shape = self._shapes[i]
       full[key] = flat:narrow(1, starts[i], util.product(shape)):reshape(shape)
@@ -30,6 +30,14 @@ function values:_full_values(rank0_only)
   end
   flat:release()
   return full
+end
+
+--- Does a state dict leave out the module's parameters and buffers on this rank?
+---@param rank0_only? boolean  of the state dict; else the settings decide
+---@return boolean
+function values:_is_left_out(rank0_only)
+  return (rank0_only or state_dict_type.of(self).state_dict_config.rank0_only or false)
+    and not (self.rank == 0 and self.replica == 0)
 end
 
 --- What a state dict has of a parameter of its unit. Collective for a full one.
@@ -47,7 +55,7 @@ function values:_state_value(tensor, gathered, rank0_only)
       .. 'will be returned.', self.process_group)
   end
   if not gathered[self] then
-    gathered[self] = self:_full_values(rank0_only or settings.state_dict_config.rank0_only)
+    gathered[self] = self:_full_values(self:_is_left_out(rank0_only))
   end
   return gathered[self][key]
 end

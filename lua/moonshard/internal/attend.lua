@@ -41,7 +41,7 @@ local function four(x, n, is_shared)
   elseif n == 2 then
     return x:unsqueeze(1):unsqueeze(1)
   end
-  return x:reshape(-1, x:size(-3), x:size(-2), x:size(-1))
+  return x:flatten(1, n - 3)
 end
 
 -- The mask for operands that four() changed; `shape` is that of the scores.

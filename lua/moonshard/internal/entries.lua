@@ -7,6 +7,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local dims = require 'moonshard.internal.dims'
 local errors = require 'moonshard.internal.errors'
 local naming = require 'moonshard.internal.naming'
+local selected = require 'moonshard.internal.selected'
 local util = require 'moonshard.internal.util'
 local writable = require 'moonshard.internal.writable'
 
@@ -26,7 +27,8 @@ end
 
 local function no_method(methods, key)
   if type(key) ~= 'string' then
-    arguments.refuse('t[i]', 'i', key, 'an integer (of one entry) or the name of a method')
+    arguments.refuse('t[i]', 'i', key, 'an integer (of one entry), a bool tensor or the name of a '
+      .. 'method')
   end
   naming.missing('a tensor', key, util.sorted_keys(methods))
 end
@@ -40,14 +42,17 @@ local function check_assignable(t, i)
   if type(i) == 'string' then
     errors.raise('KeyError', "a tensor has no field '%s'; %s", i:sub(1, 80),
       SETTERS[i] and 'write ' .. SETTERS[i] or 't[i] = x writes entry i')
+  elseif B.is_ref(i) then
+    return
   elseif type(i) ~= 'number' then
-    arguments.refuse('t[i] = x', 'i', i, 'an integer')
+    arguments.refuse('t[i] = x', 'i', i, 'an integer or a bool tensor')
   end
   writable(t, 't[%s] = x', i)
   calls.tensor_describe(t, info)
 end
 
 --- A number fills entry i, true as 1 and false as 0; a tensor is copied there, broadcast and cast.
+--- With a bool tensor for i, the entries where it is true.
 --- Never differentiated: values that require grad are refused as by copy_.
 local function assign(t, i, value)
   check_assignable(t, i)
@@ -56,6 +61,9 @@ local function assign(t, i, value)
   elseif type(value) ~= 'number' and not B.is_ref(value) then
     errors.raise('TypeError', 't[%s] = x: x is %s, expected a number or a tensor', tostring(i),
       arguments.noun(value))
+  end
+  if B.is_ref(i) then
+    return selected.write(t, i, value)
   end
   if type(value) == 'number' and C.ms_dtype_check('', info.dtype, value) ~= 0 then
     errors.check(C.ms_dtype_check(('t[%s] = x'):format(tostring(i)), info.dtype, value))
@@ -88,6 +96,8 @@ function entries.define(metatable, methods)
       return method
     elseif type(key) == 'number' then
       return entry(t, key)
+    elseif B.is_ref(key) then
+      return selected.read(t, key)
     end
     return no_method(methods, key)
   end

@@ -3,6 +3,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
+local compare = require 'moonshard.internal.compare'
 local dims = require 'moonshard.internal.dims'
 local errors = require 'moonshard.internal.errors'
 
@@ -14,9 +15,9 @@ local losses = {}
 local REDUCTIONS = { 'mean', 'sum', 'none' }
 local codes = { mean = C.MS_REDUCTION_MEAN, sum = C.MS_REDUCTION_SUM }
 
-local function reduction_of(what, opts)
+local function reduction_of(what, opts, choices)
   local name = opts.reduction
-  return name == nil and 'mean' or errors.choice(what, 'reduction', name, REDUCTIONS)
+  return name == nil and 'mean' or errors.choice(what, 'reduction', name, choices or REDUCTIONS)
 end
 
 local function widened(x)
@@ -298,6 +299,32 @@ function losses.binary_cross_entropy_with_logits(x, y, opts)
     elements = elements * arguments.tensor(what, 'weight', opts.weight)
   end
   return reduced(elements, reduction_of(what, opts))
+end
+
+local KL_REDUCTIONS = { 'mean', 'batchmean', 'sum', 'none' }
+local kl_options = { 'log_target', 'reduction' }
+
+--- target (log(target) - x), 0 where the target is 0: the divergence of distributions.
+---@param x ms.Tensor  log probabilities
+---@param target ms.Tensor  probabilities, same shape
+---@param opts? { log_target?: boolean, reduction?: 'mean'|'batchmean'|'sum'|'none' }  log_target:
+---  the target is log probabilities, too (default false); batchmean: the sum over the size of
+---  dimension 1
+---@return ms.Tensor  (), with 'none' the shape of x
+function losses.kl_div(x, target, opts)
+  opts = errors.options('kl_div', opts, kl_options)
+  check_pair('kl_div', x, target)
+  local log, reduction = target, reduction_of('kl_div', opts, KL_REDUCTIONS)
+  if arguments.flag('kl_div', 'log_target', opts.log_target, false) then
+    target = target:exp()
+  else
+    log = compare.where(target:eq(0), 1, target):log()
+  end
+  local elements = target * log - target * x
+  if reduction == 'batchmean' then
+    return reduced(elements, 'sum') / x:size(1)
+  end
+  return reduced(elements, reduction)
 end
 
 return losses

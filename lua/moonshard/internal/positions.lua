@@ -3,6 +3,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
+local create = require 'moonshard.internal.create'
 local dims = require 'moonshard.internal.dims'
 local errors = require 'moonshard.internal.errors'
 
@@ -34,6 +35,33 @@ function positions.gather(x, dim, index)
   return calls.gather(x, along('gather', x, dim), index)
 end
 
+-- Sizes of x, which `info` describes.
+local function sizes_in_info()
+  local sizes = {}
+  for i = 1, info.ndim do
+    sizes[i] = tonumber(info.shape[i - 1])
+  end
+  return sizes
+end
+
+-- An index (n) of whole slices along d as one of elements: a view of these sizes, with n along d.
+local function widened(what, index, d, sizes)
+  arguments.tensor(what, 'index', index)
+  calls.tensor_describe(index, info)
+  if info.ndim > 1 then
+    errors.raise('ValueError', '%s: the index has %d dimensions, expected 1', what, info.ndim)
+  end
+  local ones = {}
+  for i = 1, #sizes do
+    ones[i] = 1
+  end
+  sizes[d + 1], ones[d + 1] = tonumber(info.numel), tonumber(info.numel)
+  local line = calls.reshape(index, dims.shape(ones, what, 0))
+  local wide = calls.expand(line, dims.shape(sizes, what, 0))
+  C.ms_ref_release(line)
+  return wide
+end
+
 --- Whole slices of x at positions along a dimension. IndexError as for gather.
 ---@param x ms.Tensor
 ---@param dim integer
@@ -41,22 +69,27 @@ end
 ---@return ms.Tensor  x's shape with n in this dimension
 function positions.index_select(x, dim, index)
   local d = along('index_select', x, dim)
-  local sizes, ones = {}, {}
-  for i = 1, info.ndim do
-    sizes[i], ones[i] = tonumber(info.shape[i - 1]), 1
-  end
-  arguments.tensor('index_select', 'index', index)
-  calls.tensor_describe(index, info)
-  if info.ndim > 1 then
-    errors.raise('ValueError', 'index_select: the index has %d dimensions, expected 1', info.ndim)
-  end
-  sizes[d + 1], ones[d + 1] = tonumber(info.numel), tonumber(info.numel)
-  local line = calls.reshape(index, dims.shape(ones, 'index_select', 0))
-  local wide = calls.expand(line, dims.shape(sizes, 'index_select', 0))
+  local wide = widened('index_select', index, d, sizes_in_info())
   local out = calls.gather(x, d, wide)
-  C.ms_ref_release(line)
   C.ms_ref_release(wide)
   return out
+end
+
+-- `call` of x, positions of whole slices, and src, whose shape is x's with as many slices.
+local function with_slices(what, call)
+  return function(x, dim, index, src)
+    local d = along(what, x, dim)
+    local sizes = sizes_in_info()
+    local wide = widened(what, index, d, sizes)
+    local expected = dims.text(sizes)
+    if dims.text(arguments.tensor(what, 'src', src):shape()) ~= expected then
+      errors.raise('ValueError', '%s: src has shape %s, expected %s', what, dims.text(src:shape()),
+        expected)
+    end
+    local out = call(x, d, wide, src)
+    C.ms_ref_release(wide)
+    return out
+  end
 end
 
 --- A copy of x with `src` stored at positions along a dimension. Sizes of `index` are at most those
@@ -91,6 +124,54 @@ end
 ---@return ms.Tensor
 function positions.scatter_add(x, dim, index, src)
   return calls.scatter_add(x, along('scatter_add', x, dim), index, src)
+end
+
+--- A copy of x with slices of `src` stored at positions along a dimension. Of equal positions the
+--- last one counts.
+---@type fun(x: ms.Tensor, dim: integer, index: ms.Tensor, src: ms.Tensor): ms.Tensor
+positions.index_copy = with_slices('index_copy', calls.scatter)
+
+local add_slices = with_slices('index_add', calls.scatter_add)
+local index_add_options = { alpha = 'number' }
+
+--- A copy of x with alpha times the slices of `src` added at positions along a dimension. Equal
+--- positions add in ascending order.
+---@param x ms.Tensor
+---@param dim integer
+---@param index ms.Tensor  i64 (n), from 1
+---@param src ms.Tensor  x's shape with n in this dimension
+---@param opts? { alpha?: number }  default 1
+---@return ms.Tensor
+function positions.index_add(x, dim, index, src, opts)
+  local alpha = errors.options('index_add', opts, index_add_options).alpha
+  if alpha ~= nil and alpha ~= 1 then
+    src = arguments.tensor('index_add', 'src', src) * alpha
+  end
+  return add_slices(x, dim, index, src)
+end
+
+--- A matrix with a row on its diagonal and zeros elsewhere; of a matrix a copy of its diagonal.
+---@param x ms.Tensor  of one or two dimensions
+---@param diagonal? integer  0: the main one; 1: the one above it, -1: the one below (default 0)
+---@return ms.Tensor
+function positions.diag(x, diagonal)
+  local k = arguments.whole('diag', 'diagonal', diagonal, 0)
+  local sizes = arguments.tensor('diag', 'x', x):shape()
+  local rows, columns = unpack(sizes)
+  if #sizes == 1 then
+    rows = sizes[1] + math.abs(k)
+    columns = rows
+  elseif #sizes ~= 2 then
+    errors.raise('ValueError', 'diag: x has %d dimensions, expected 1 or 2', #sizes)
+  end
+  local row, column = math.max(-k, 0), math.max(k, 0)
+  local n = math.max(math.min(rows - row, columns - column), 0)
+  local index = calls.tensor_arange(C.MS_DTYPE_I64, row * columns + column + 1, columns + 1, n)
+  if #sizes == 2 then
+    return positions.index_select(x:flatten(), 1, index)
+  end
+  local zeros = create.zeros(rows * columns, { dtype = x:dtype() })
+  return positions.scatter(zeros, 1, index, x):reshape(rows, columns)
 end
 
 -- -- sorting -------------------------------------------------------------------------------------

@@ -236,4 +236,42 @@ function reductions.norm(x, p, over, keepdim)
   return unless_zero(powers, function(sum) return calls.pow(sum, 1 / p) end, 0)
 end
 
+local function along(what, x, dim)
+  return dims.index(dim == nil and 2 or dim, arguments.tensor(what, 'x', x):dim(), what) + 1
+end
+
+local normalize_options = { p = 'number', dim = 'whole', eps = 'number' }
+
+--- x / max(norm, eps), the norm along one dimension.
+---@param x ms.Tensor  floating
+---@param opts? { p?: number, dim?: integer, eps?: number }  p: of the norm, default 2; dim: default
+---  2; eps: default 1e-12
+---@return ms.Tensor
+function reductions.normalize(x, opts)
+  opts = errors.options('normalize', opts, normalize_options)
+  local dim = along('normalize', x, opts.dim)
+  local wide, code = widened('normalize', x)
+  local size = reductions.norm(wide, opts.p, dim, true)
+  return narrowed(wide / size:clamp(opts.eps or 1e-12), code)
+end
+
+local cosine_options = { dim = 'whole', eps = 'number' }
+
+--- a . b / (max(|a|, eps) max(|b|, eps)) along one dimension. Shapes broadcast.
+---@param a ms.Tensor  floating
+---@param b ms.Tensor
+---@param opts? { dim?: integer, eps?: number }  dim: default 2; eps: default 1e-8
+---@return ms.Tensor  without the dimension
+function reductions.cosine_similarity(a, b, opts)
+  local what = 'cosine_similarity'
+  opts = errors.options(what, opts, cosine_options)
+  local eps = { dim = opts.dim, eps = opts.eps or 1e-8 }
+  arguments.tensor(what, 'b', b)
+  local longer = arguments.tensor(what, 'a', a):dim() >= b:dim() and a or b
+  eps.dim = along(what, longer, opts.dim) - longer:dim() - 1 -- from the end, in both
+  local wide, code = widened(what, a)
+  local product = reductions.normalize(wide, eps) * reductions.normalize(widened(what, b), eps)
+  return narrowed(product:sum(eps.dim), code)
+end
+
 return reductions

@@ -6,15 +6,18 @@ local unary = {}
 --- A function of every element of x.
 ---@class ms.Unary
 ---@field abs fun(x: ms.Tensor): ms.Tensor
+---@field ceil fun(x: ms.Tensor): ms.Tensor
 ---@field cos fun(x: ms.Tensor): ms.Tensor
 ---@field erf fun(x: ms.Tensor): ms.Tensor
 ---@field exp fun(x: ms.Tensor): ms.Tensor
 ---@field expm1 fun(x: ms.Tensor): ms.Tensor
+---@field floor fun(x: ms.Tensor): ms.Tensor
 ---@field log fun(x: ms.Tensor): ms.Tensor
 ---@field log1p fun(x: ms.Tensor): ms.Tensor
 ---@field neg fun(x: ms.Tensor): ms.Tensor
 ---@field reciprocal fun(x: ms.Tensor): ms.Tensor
 ---@field relu fun(x: ms.Tensor): ms.Tensor
+---@field round fun(x: ms.Tensor): ms.Tensor  halves to the even number
 ---@field rsqrt fun(x: ms.Tensor): ms.Tensor
 ---@field sigmoid fun(x: ms.Tensor): ms.Tensor
 ---@field sign fun(x: ms.Tensor): ms.Tensor
@@ -23,10 +26,11 @@ local unary = {}
 ---@field sqrt fun(x: ms.Tensor): ms.Tensor
 ---@field square fun(x: ms.Tensor): ms.Tensor
 ---@field tanh fun(x: ms.Tensor): ms.Tensor
+---@field trunc fun(x: ms.Tensor): ms.Tensor
 
 unary.functions = {
-  'abs', 'cos', 'erf', 'exp', 'expm1', 'log', 'log1p', 'neg', 'reciprocal', 'relu', 'rsqrt',
-  'sigmoid', 'sign', 'silu', 'sin', 'sqrt', 'square', 'tanh',
+  'abs', 'ceil', 'cos', 'erf', 'exp', 'expm1', 'floor', 'log', 'log1p', 'neg', 'reciprocal',
+  'relu', 'round', 'rsqrt', 'sigmoid', 'sign', 'silu', 'sin', 'sqrt', 'square', 'tanh', 'trunc',
 }
 
 return unary

@@ -16,6 +16,29 @@ function util.sorted_keys(t)
   return keys
 end
 
+-- Types by their names: booleans, numbers, strings.
+local function is_before(a, b)
+  if type(a) ~= type(b) then
+    return type(a) < type(b)
+  elseif type(a) == 'number' then
+    return a < b
+  end
+  return tostring(a) < tostring(b)
+end
+
+--- Keys of a table in one order: tables with equal booleans, numbers and strings for keys have
+--- equal lists, on all ranks.
+---@param t table
+---@return any[]
+function util.ordered_keys(t)
+  local keys = {}
+  for key in pairs(t) do
+    keys[#keys + 1] = key
+  end
+  table.sort(keys, is_before)
+  return keys
+end
+
 --- How many elements a shape has: the product of the sizes, 1 of none.
 ---@param sizes integer[]
 ---@return integer

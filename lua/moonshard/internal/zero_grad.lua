@@ -9,7 +9,11 @@ local errors = require 'moonshard.internal.errors'
 return function(params, opts)
   local none = errors.options('zero_grad', opts, { set_to_none = 'flag' }).set_to_none ~= false
   for _, param in ipairs(params) do
-    local grad = not none and param:grad() or nil
-    param:set_grad(grad and create.zeros(grad:shape(), { dtype = grad:dtype() }))
+    local grad = not none and param:grad()
+    if none then
+      param:set_grad(nil)
+    elseif grad then -- a rank without elements of it shows none of a gradient that it counts
+      param:set_grad(create.zeros(grad:shape(), { dtype = grad:dtype() }))
+    end
   end
 end

@@ -95,9 +95,12 @@ local function all_but_channels(x)
   return over
 end
 
--- Update the running values in place, as PyTorch does.
+-- Update the running values in place, as PyTorch does. An empty batch counts, and moves none.
 local function track(self, mean, variance, n)
   self.num_batches_tracked:add_(1)
+  if n == 0 then
+    return
+  end
   local momentum = self.momentum or 1 / self.num_batches_tracked:item()
   local function move(buffer, value)
     buffer:copy_(buffer:to(value:dtype()) * (1 - momentum) + value:reshape(-1) * momentum)
@@ -109,11 +112,16 @@ end
 -- How many values a channel has.
 local function check_count(self, x)
   local n = x:numel() / math.max(self.num_features, 1)
-  if self.training and n <= 1 then
+  if self.training and n == 1 then
     errors.raise('ValueError', 'Expected more than 1 value per channel when training, got input '
       .. 'size (%s)', table.concat(x:shape(), ', '))
   end
   return n
+end
+
+-- Of an empty batch 0: NaN would reach the gradients of the parameters.
+local function mean_of(x, over)
+  return x:numel() > 0 and x:mean(over, true) or x:sum(over, true)
 end
 
 --- Mean and biased variance of each channel in a batch, the batch less its mean, and over how many
@@ -123,9 +131,9 @@ end
 function BatchNorm:_statistics(x)
   local n = check_count(self, x)
   local over = all_but_channels(x)
-  local mean = x:mean(over, true)
+  local mean = mean_of(x, over)
   local centred = x - mean
-  return mean, centred:square():mean(over, true), centred, n
+  return mean, mean_of(centred:square(), over), centred, n
 end
 
 local function check_input(self, x)
@@ -167,7 +175,7 @@ function BatchNorm:forward(x)
   check_input(self, x)
   local dtype = x:dtype()
   if self:_is_local() and (not self.weight or self.weight:dtype() == dtype)
-    and x:numel() >= LEAST_PLANE * x:size(1) * x:size(2) then
+    and x:numel() > 0 and x:numel() >= LEAST_PLANE * x:size(1) * x:size(2) then
     return normalise(self, x)
   end
   local compute = dtype == 'f64' and 'f64' or 'f32'

@@ -27,15 +27,16 @@ end
 
 -- A unit has one dtype.
 local function check_whole_units(params)
-  local counts = {}
+  local managers, counts = {}, {}
   for _, tensor in ipairs(params) do
     local manager = parameter.manager(tensor)
     if manager then
+      managers[#managers + 1] = not counts[manager] and manager or nil
       counts[manager] = (counts[manager] or 0) + 1
     end
   end
-  for manager, count in next, counts do
-    local expected = #manager:_managed()
+  for _, manager in ipairs(managers) do
+    local count, expected = counts[manager], #manager:_managed()
     if count ~= expected then
       errors.raise('RuntimeError', "to: the module has %d of the %d parameters of FSDP unit '%s', "
         .. 'which have one dtype; cast the module that FSDP returned', count, expected,

@@ -736,7 +736,8 @@ end
 --- of a module come before those of its children.
 --- Plain parameters share the module's memory; of sharded ones every rank gets a full copy in the
 --- master's precision. Collective when there are such.
----@param opts? { rank0_only?: boolean }  rank0_only: other ranks get no sharded parameters
+---@param opts? { rank0_only?: boolean }  rank0_only: other ranks get no parameters and buffers of
+---  FSDP instances
 ---@return ms.StateDict
 function Module:state_dict(opts)
   return require('moonshard.nn.state_dict').of(self, opts)

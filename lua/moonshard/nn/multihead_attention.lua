@@ -282,8 +282,9 @@ function MultiheadAttention:forward(query, key, value, opts)
   check_masks(self, query, key, opts, is_batch)
   local q, k, v = projections(self, query, key, value)
   k, v, opts = extended(self, k, v, opts)
+  local depth = self.embed_dim / self.num_heads
   local function split(x)
-    return x:reshape(x:size(1), x:size(2), self.num_heads, -1):transpose(2, 3)
+    return x:reshape(x:size(1), x:size(2), self.num_heads, depth):transpose(2, 3)
   end
   q, k, v = split(q), split(k), split(v)
 

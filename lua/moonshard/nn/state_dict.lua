@@ -30,6 +30,17 @@ function state_dict.buffers(module)
   return out
 end
 
+-- The innermost FSDP instance around each module that does not ignore it, of those from `module`
+-- down.
+local function managers_of(module, around, out)
+  around = tree.state(module) or around
+  out[module] = around and not around._ignored.modules[module] and around or nil
+  for _, child in ipairs(tree.children(module)) do
+    managers_of(child.module, around, out)
+  end
+  return out
+end
+
 -- Parameters and persistent buffers under all their names: those of a module, then its children's.
 local function entries(module)
   module:_prepare()
@@ -46,9 +57,11 @@ local function entries(module)
       shape = flat_of and flat_of:_local_state():shape() or p.shape,
     }
   end
+  local managers = managers_of(module, nil, {})
   for _, b in ipairs(tree.buffers(module, true, false)) do
     if b.entry.persistent then
-      add { name = b.name, tensor = b.tensor, shape = b.tensor:shape(), buffer = b.entry }
+      add { name = b.name, tensor = b.tensor, shape = b.tensor:shape(), buffer = b.entry,
+        manager = managers[b.module] }
     end
   end
   local out = {}
@@ -65,7 +78,7 @@ end
 local function value_of(entry, rank0_only, gathered)
   local manager = parameter.manager(entry.tensor)
   if entry.buffer then
-    return entry.buffer:uncast()
+    return not (entry.manager and entry.manager:_is_left_out(rank0_only)) and entry.buffer:uncast()
   elseif entry.flat_of then
     return entry.flat_of:_local_state()
   end

@@ -43,14 +43,15 @@ function SyncBatchNorm:_statistics(x)
   local own = create.full({ 1 }, x:numel() / math.max(channels, 1), { dtype = x:dtype() })
   local sums = functional.all_reduce(ops.cat { x:sum(over), own }, 'sum', group)
   local n = sums:narrow(1, channels + 1, 1):detach()
-  if n:item() <= 1 then
-    errors.raise('ValueError', 'Expected more than 1 value per channel when training, got %g on '
-      .. 'all ranks', n:item())
+  if n:item() == 1 then
+    errors.raise('ValueError', 'Expected more than 1 value per channel when training, got 1 on '
+      .. 'all ranks')
   end
-  local mean = self._channels(sums:narrow(1, 1, channels) / n, x)
+  local divisor = n:clamp(1) -- statistics of nothing are 0, as in the base class
+  local mean = self._channels(sums:narrow(1, 1, channels) / divisor, x)
   local centred = x - mean
   local squares = functional.all_reduce(centred:square():sum(over), 'sum', group)
-  return mean, self._channels(squares / n, x), centred, n:item()
+  return mean, self._channels(squares / divisor, x), centred, n:item()
 end
 
 return SyncBatchNorm

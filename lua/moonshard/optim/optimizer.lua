@@ -13,6 +13,7 @@ local param_group = require 'moonshard.optim.group'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.optim'
 local util = require 'moonshard.internal.util'
+local whole_state = require 'moonshard.optim.whole_state'
 
 ---@class ms.optim.Optimizer
 ---@field param_groups ms.optim.Group[]  add_param_group() appends; nothing else may
@@ -184,22 +185,34 @@ end
 
 -- -- state ---------------------------------------------------------------------------------------
 
---- One entry per parameter, in order of addition: its name, steps taken, and its state buffers
---- (1-D over the elements this rank holds; absent while it has none).
----@return { name: string, param: ms.Tensor, steps: integer, state: table<string, ms.Tensor> }[]
+local function entry_of(self, i, group, names)
+  local param, state = runtime.param(self._handle, i), {}
+  for s, name in ipairs(names) do
+    state[name] = runtime.state(self._handle, i, s)
+  end
+  return {
+    name = parameter.name(param), param = param, group = group,
+    steps = runtime.steps(self._handle, i), state = state,
+  }
+end
+
+---@class ms.optim.Entry
+---@field name string
+---@field param ms.Tensor
+---@field group ms.optim.Group
+---@field steps integer  taken
+---@field state table<string, ms.Tensor>  1-D over the elements this rank holds; absent while it has
+---  none
+
+--- One entry per parameter, in order of addition, and the names of the states.
+---@return ms.optim.Entry[]
+---@return string[]
 function Optimizer:_entries()
   local names, out = runtime.state_names(self._handle), {}
-  for i = 1, runtime.n_params(self._handle) do
-    local param, state = runtime.param(self._handle, i), {}
-    for s, name in ipairs(names) do
-      state[name] = runtime.state(self._handle, i, s)
+  for _, group in ipairs(self.param_groups) do
+    for _ = 1, #group.params do
+      out[#out + 1] = entry_of(self, #out + 1, group, names)
     end
-    out[i] = {
-      name = parameter.name(param),
-      param = param,
-      steps = runtime.steps(self._handle, i),
-      state = state,
-    }
   end
   return out, names
 end
@@ -252,6 +265,61 @@ function Optimizer:_check_group_options(groups)
   end
 end
 
+-- Groups without parameters correspond by their order.
+local function empty_ones(groups)
+  local out = {}
+  for _, group in ipairs(groups) do
+    out[#out + 1] = #group.params == 0 and group or nil
+  end
+  return out
+end
+
+-- The group that has all parameters of `own`, and no others: those of no group here are ignored
+-- with `partial`.
+local function group_with(what, groups, group_of, own, partial)
+  local g, is_own = group_of[own.params[1]], {}
+  for _, name in ipairs(own.params) do
+    is_own[name] = true
+    if group_of[name] == nil or group_of[name] ~= g then
+      errors.raise('ValueError', "%s: '%s' is in %s of the loaded state%s; options go to the group "
+        .. 'with the same parameters', what, name,
+        group_of[name] and 'parameter group ' .. group_of[name] or 'no parameter group',
+        g and g ~= group_of[name] and (", '%s' of its group here in group %d"):format(
+          own.params[1], g) or '')
+    end
+  end
+  for _, name in ipairs(groups[g].params) do
+    if not is_own[name] and not partial then
+      errors.raise('ValueError', "%s: parameter group %d of the loaded state has '%s', which the "
+        .. "group of '%s' here does not have; options go to the group with the same parameters",
+        what, g, name, own.params[1])
+    end
+  end
+  return groups[g]
+end
+
+--- Groups of a saved optimizer in the order of this one's, by their parameters. ValueError, which
+--- names a parameter, unless each has the parameters of one of them.
+---@param what string
+---@param groups table[]  options, and `params`: names
+---@param names string[]  of this optimizer's parameters, in order of addition
+---@param partial? boolean  the saved groups may have more parameters
+---@return table[]
+function Optimizer:_match_groups(what, groups, names, partial)
+  local group_of, out, empty = {}, {}, empty_ones(groups)
+  for g, group in ipairs(groups) do
+    for _, name in ipairs(group.params) do
+      group_of[name] = g
+    end
+  end
+  for i, own in ipairs(self:_group_options(function(k) return names[k] end)) do
+    out[i] = #own.params > 0 and group_with(what, groups, group_of, own, partial)
+      or table.remove(empty, 1) or errors.raise('ValueError', '%s: parameter group %d is empty, no '
+        .. 'group of the loaded state is', what, i)
+  end
+  return out
+end
+
 --- Set the options of all groups, as _group_options() gives them: those that
 --- _check_group_options() takes.
 function Optimizer:_set_group_options(groups)
@@ -278,13 +346,13 @@ end
 --- Let all parameters have those of their later states that exist, to be loaded into, and no
 --- others. In two halves, for a load that may still fail: memory now, which `undo` takes back, and
 --- what loses state in `after`.
----@param exists fun(state: string, name: string, i: integer): boolean  of a parameter
+---@param exists fun(state: string, i: integer): boolean  of a parameter, by order of addition
 function Optimizer:_await_later_states(exists, after, undo)
   local entries, states = self:_entries()
   for s, state in ipairs(states) do
     for i, entry in ipairs(self:_is_later(state) and entries or {}) do
       local set = function(on) runtime.set_state(self._handle, i, s, on) end
-      if not exists(state, entry.name, i) then
+      if not exists(state, i) then
         after[#after + 1] = function() set(false) end
       elseif not entry.state[state] then
         undo[#undo + 1] = function() set(false) end
@@ -294,7 +362,7 @@ function Optimizer:_await_later_states(exists, after, undo)
   end
 end
 
--- Groups go by their places, so each must have as many parameters.
+-- Groups correspond by their order, so each must have as many parameters.
 local function check_group(self, i, given)
   local what, name = 'load_state_dict', ('param_groups[%d]'):format(i)
   local options = util.merged(arguments.list(what, 'sd.' .. name, given))
@@ -349,6 +417,44 @@ local function is_by_name(sd)
   end
 end
 
+-- Are the states keyed by numbers from 0, as fsdp.rekey_optim_state_dict() gives them?
+local function is_by_id(sd)
+  for _, group in ipairs(type(sd.param_groups) == 'table' and sd.param_groups or {}) do
+    for _, id in ipairs(type(group) == 'table' and type(group.params) == 'table' and group.params
+      or {}) do
+      if id == 0 then
+        return true
+      end
+    end
+  end
+  return false
+end
+
+-- The form of state_dict(). The numbers in the `params` of a group are of its parameters, in order.
+local function without_ids(self, sd)
+  local what, out = 'load_state_dict', { state = {}, param_groups = sd.param_groups }
+  arguments.list(what, 'sd.state', sd.state)
+  local entries, states = self:_entries()
+  for g, group in ipairs(self.param_groups) do
+    local given = sd.param_groups[g]
+    for k = 1, #group.params do
+      local i, id = #out.state + 1, given and given.params[k]
+      if id == nil then
+        break -- as check_group() or _check_group_options() says
+      end
+      local its = sd.state[id]
+      if its ~= nil then
+        arguments.list(what, ('sd.state[%s]'):format(id), its)
+      end
+      out.state[i] = whole_state.entry(self, entries[i], states, its,
+        function(state, value, extent)
+          return whole_state.elements(what, id, state, value, extent)
+        end)
+    end
+  end
+  return out
+end
+
 -- Is this the state of an optimizer of the same kind over such parameters?
 local function check_state_dict(self, sd)
   local what, n = 'load_state_dict', runtime.n_params(self._handle)
@@ -372,7 +478,7 @@ end
 -- Everything of a load that can fail: memory for state, which `undo` takes back. Gives the rest.
 local function prepare_load(self, sd, undo)
   local after = {}
-  self:_await_later_states(function(state, _, i)
+  self:_await_later_states(function(state, i)
     return sd.state[i][state] ~= nil
   end, after, undo)
   local entries, names = self:_entries()
@@ -399,9 +505,14 @@ local function take_back(undo, ok)
 end
 
 --- Take over what state_dict() gave, on the same number of ranks: groups and parameters go by their
---- order. What does not fit is a ValueError; that, or no memory for it, changes nothing.
----@param sd ms.optim.StateDict
+--- order. So does whole state by numbers from 0, as fsdp.rekey_optim_state_dict() gives it for
+--- 'PARAM_ID'; parameters without state there begin anew. What does not fit is a ValueError; that,
+--- or no memory for it, changes nothing.
+---@param sd ms.optim.StateDict|table
 function Optimizer:load_state_dict(sd)
+  if is_by_id(arguments.list('load_state_dict', 'sd', sd)) then
+    sd = without_ids(self, sd)
+  end
   check_state_dict(self, sd)
   local undo = {}
   local after = guard.run('load_state_dict', take_back, undo, prepare_load, self, sd, undo)

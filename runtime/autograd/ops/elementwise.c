@@ -1,10 +1,10 @@
-/* a + b, a - b, a * b, a / b with broadcasting. Gradients are computed in the result's shape and
- * summed over broadcast dimensions. */
+/* a + b, a - b, a * b, a / b, the remainder of a / b and a^b with broadcasting. Gradients are
+ * computed in the result's shape and summed over broadcast dimensions. */
 #include "meta.h"
 #include "operand.h"
 
 enum { A, B };
-enum { SAVED_A = 0, SAVED_B = 1, SAVED_Y = 0 };
+enum { SAVED_A = 0, SAVED_B = 1, SAVED_Y = 0, SAVED_POWER = 2 };
 
 static ms_status binary_meta(const msi_meta *m, int32_t kernel)
 {
@@ -165,4 +165,90 @@ const msi_op msi_op_div = {.name = "div",
 ms_status ms_op_div(ms_tensor **out, ms_tensor *a, ms_tensor *b)
 {
     return run(&msi_op_div, out, a, b);
+}
+
+/* -- remainder, power: gradients of their own -------------------------------------------------- */
+
+static ms_status save_both(msi_op_call *c)
+{
+    msi_save(c, SAVED_A, &c->in[A]->v);
+    msi_save(c, SAVED_B, &c->in[B]->v);
+    return MS_OK;
+}
+
+/* The remainder's gradients are da = g and db = -g floor(a / b). */
+static ms_status remainder_meta(const msi_meta *m)
+{
+    return binary_meta(m, MSI_K_remainder);
+}
+
+static ms_status remainder_forward(msi_op_call *c)
+{
+    MS_TRY(binary(c, MSI_K_remainder));
+    return save_both(c);
+}
+
+static ms_status remainder_backward(msi_bwd *b)
+{
+    const msi_view *in[3] = {msi_bwd_grad(b, 0)};
+
+    MS_TRY(msi_bwd_reduce_pass(b, A, in[0], 1));
+    MS_TRY(msi_bwd_saved(b, SAVED_A, &in[1]));
+    MS_TRY(msi_bwd_saved(b, SAVED_B, &in[2]));
+    return msi_bwd_elementwise(b, B, "remainder", MSI_K_remainder_grad, in, 3);
+}
+
+const msi_op msi_op_remainder = {.name = "remainder",
+                                 .meta = remainder_meta,
+                                 .forward = remainder_forward,
+                                 .backward = remainder_backward,
+                                 .n_saved = 2};
+
+ms_status ms_op_remainder(ms_tensor **out, ms_tensor *a, ms_tensor *b)
+{
+    return run(&msi_op_remainder, out, a, b);
+}
+
+/* With y = a^b, da = g b a^(b - 1) and db = g y log(a). */
+static ms_status power_meta(const msi_meta *m)
+{
+    return binary_meta(m, MSI_K_power);
+}
+
+static ms_status power_forward(msi_op_call *c)
+{
+    MS_TRY(binary(c, MSI_K_power));
+    if (msi_call_needs(c, B)) {
+        msi_save(c, SAVED_POWER, &c->out[0]->v);
+    }
+    return save_both(c);
+}
+
+static ms_status power_backward(msi_bwd *b)
+{
+    const msi_view *a, *exponent, *y, *g = msi_bwd_grad(b, 0);
+
+    MS_TRY(msi_bwd_saved(b, SAVED_A, &a));
+    MS_TRY(msi_bwd_saved(b, SAVED_B, &exponent));
+    const msi_view *of_base[3] = {g, a, exponent};
+
+    MS_TRY(msi_bwd_elementwise(b, A, "power", MSI_K_power_grad, of_base, 3));
+    if (!msi_bwd_needs(b, B)) {
+        return MS_OK;
+    }
+    MS_TRY(msi_bwd_saved(b, SAVED_POWER, &y));
+    const msi_view *of_exponent[3] = {g, y, a};
+
+    return msi_bwd_elementwise(b, B, "power", MSI_K_power_grad_exponent, of_exponent, 3);
+}
+
+const msi_op msi_op_power = {.name = "pow",
+                             .meta = power_meta,
+                             .forward = power_forward,
+                             .backward = power_backward,
+                             .n_saved = 3};
+
+ms_status ms_op_power(ms_tensor **out, ms_tensor *a, ms_tensor *b)
+{
+    return run(&msi_op_power, out, a, b);
 }

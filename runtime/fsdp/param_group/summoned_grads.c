@@ -4,6 +4,8 @@
  * and needs no memory. */
 #include "param_group.h"
 
+#include <string.h>
+
 /* This rank's gradients in a row, like the master; zeros where it has none. */
 static ms_status own_gradients(ms_fsdp_unit *u, msi_storage **out)
 {
@@ -87,10 +89,25 @@ ms_status msi_unit_summon_gradients(ms_fsdp_unit *u, const uint64_t *has)
     return status;
 }
 
-/* Take over what the script left in the full gradient. */
+/* Are all elements zero? */
+static ms_status is_zero(const msi_view *v, bool *zero)
+{
+    const int64_t nbytes = msi_view_numel(v) * ms_dtype_size(v->dtype);
+    msi_host_view host;
+
+    MS_TRY(msi_host_view_begin(&host, v, MSI_HOST_READS));
+    const char *bytes = host.data;
+
+    *zero = bytes[0] == 0 && memcmp(bytes, bytes + 1, (size_t)nbytes - 1) == 0;
+    return msi_host_view_end(&host, MS_OK);
+}
+
+/* Take over what the script left in the full gradient. The zeros of a rank that had no gradient are
+ * none, unless the script wrote others there. */
 static ms_status keep_gradient(ms_fsdp_unit *u, msi_unit_param *p)
 {
     const ms_tensor *full = p->tensor->grad;
+    bool zero = false;
 
     p->reduced = full != NULL;
     if (full == NULL) {
@@ -108,6 +125,10 @@ static ms_status keep_gradient(ms_fsdp_unit *u, msi_unit_param *p)
     if (p->own_grad != NULL) {
         MS_TRY(msi_copy(&p->own_grad->v, &v, false));
         p->own_grad->v.storage->version++;
+        return MS_OK;
+    }
+    MS_TRY(is_zero(&v, &zero));
+    if (zero) {
         return MS_OK;
     }
     MS_TRY(msi_view_like(&own, u->ctx, &v, u->grad_dtype, MS_MEM_GRADIENT, true));

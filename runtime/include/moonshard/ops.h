@@ -16,12 +16,15 @@ MS_API ms_status ms_op_add(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 MS_API ms_status ms_op_sub(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 MS_API ms_status ms_op_mul(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 MS_API ms_status ms_op_div(ms_tensor **out, ms_tensor *a, ms_tensor *b);
+/** a - b floor(a / b), which has the sign of b. Integers too, 0 where b is 0. The gradient of b is
+ * -floor(a / b). */
+MS_API ms_status ms_op_remainder(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 /** The larger (smaller) element; NaN if either is NaN. Integers too. Equal elements share the
  * gradient. */
 MS_API ms_status ms_op_maximum(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 MS_API ms_status ms_op_minimum(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 /** min(max(x, low), high). An infinite bound has no effect; a NaN bound makes every result NaN.
- * Integers too, if they can hold the bounds. The gradient is passed where low <= x <= high. */
+ * Integers too, if they can hold the bounds. The gradient is passed where low < x < high. */
 MS_API ms_status ms_op_clamp(ms_tensor **out, ms_tensor *x, double low, double high);
 /** scale * x + shift. A shift of -0 adds nothing: zeros keep their sign (x + 0 does not). */
 MS_API ms_status ms_op_affine(ms_tensor **out, ms_tensor *x, double scale, double shift);
@@ -33,6 +36,12 @@ enum { MS_NUMBER_ADD = 0, MS_NUMBER_SUB = 1, MS_NUMBER_SUB_FROM = 2, MS_NUMBER_M
 MS_API ms_status ms_op_with_number(ms_tensor **out, ms_tensor *x, double number, int32_t operation);
 /** -x. Integers too. */
 MS_API ms_status ms_op_neg(ms_tensor **out, ms_tensor *x);
+/** Whole numbers: at most x, at least x, x without its fraction, the nearest to x (of two the even
+ * one). Integers are their own. The gradient is 0. */
+MS_API ms_status ms_op_floor(ms_tensor **out, ms_tensor *x);
+MS_API ms_status ms_op_ceil(ms_tensor **out, ms_tensor *x);
+MS_API ms_status ms_op_trunc(ms_tensor **out, ms_tensor *x);
+MS_API ms_status ms_op_round(ms_tensor **out, ms_tensor *x);
 /** |x|, x / |x| (0 for 0 and NaN), x^2. Integers too. The gradient of |x| is 0 at 0. */
 MS_API ms_status ms_op_abs(ms_tensor **out, ms_tensor *x);
 MS_API ms_status ms_op_sign(ms_tensor **out, ms_tensor *x);
@@ -47,6 +56,9 @@ MS_API ms_status ms_op_reciprocal(ms_tensor **out, ms_tensor *x);
  * @param p  finite (MS_VALUE_ERROR)
  */
 MS_API ms_status ms_op_pow(ms_tensor **out, ms_tensor *x, double p);
+/** a^b, rounded once in f32. Negative a with a fractional b is NaN. Gradients: b a^(b - 1), and 0
+ * where b = 0; a^b log(a), and 0 where a = 0 and b >= 0. */
+MS_API ms_status ms_op_power(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 MS_API ms_status ms_op_exp(ms_tensor **out, ms_tensor *x);
 MS_API ms_status ms_op_log(ms_tensor **out, ms_tensor *x);
 /** exp(x) - 1 and log(1 + x), accurate near 0. */

@@ -268,6 +268,28 @@ BINARY(sub, a - b, fabsl(y))
 BINARY(mul, a *b, fabsl(y))
 BINARY(div, a / b, fabsl(y))
 
+static bool plan_power(call *c)
+{
+    const bool fits = plan_binary(c);
+
+    c->in[0].draw = DRAW_POSITIVE;
+    return fits && is_float(&c->in[0]);
+}
+
+BINARY(power, powl(a, b), 2 * fabsl(y))
+
+/* Integers are whole in long double, and have the remainder 0 for a divisor of 0. */
+static real remainder_of(const call *c, real a, real b)
+{
+    const real rest = fmodl(a, b);
+
+    return b == 0 && is_integer(&c->in[0])      ? 0
+           : rest != 0 && (rest < 0) != (b < 0) ? rest + b
+                                                : rest;
+}
+
+BINARY(remainder, remainder_of(c, a, b), fabsl(b))
+
 /* Which zero comes out where both meet is not said. */
 #define ZEROS(y) ((y) == 0 ? 0x1p-900L : 0)
 
@@ -420,6 +442,28 @@ static bool smooth_choice(const call *c, const array *const *in)
     return smooth;
 }
 
+/* Is no quotient near a whole number? */
+static bool smooth_remainder(const call *c, const array *const *in)
+{
+    const form *a = &in[0]->form, *b = &in[1]->form;
+    int64_t shape[MS_MAX_DIMS], n = 1;
+    int32_t ndim;
+    bool smooth = true;
+
+    broadcast_shape(a, b, &ndim, shape);
+    for (int32_t d = 0; d < ndim; d++) {
+        n *= shape[d];
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const real divisor = in[1]->v[broadcast_at(b, ndim, shape, i)];
+        const real quotient = in[0]->v[broadcast_at(a, ndim, shape, i)] / divisor;
+
+        smooth = smooth &&
+                 fabsl(divisor) * fabsl(quotient - rintl(quotient)) > 0.02L * (1 + fabsl(quotient));
+    }
+    return smooth;
+}
+
 #define FUNCTION_ROW(f, plan_, smooth_, VALUE, ERROR, ULPS) OP(f, plan_, .smooth = smooth_),
 
 const op_row elementwise_rows[] = {
@@ -436,6 +480,8 @@ const op_row elementwise_rows[] = {
     OP(sub, plan_binary),
     OP(mul, plan_binary),
     OP(div, plan_div, .smooth = away_from_0),
+    OP(power, plan_power, .grad_error = 64),
+    OP(remainder, plan_binary, .smooth = smooth_remainder),
     OP(with_number, plan_with_number, .smooth = smooth_with_number),
     OP(maximum, plan_binary, .smooth = smooth_choice),
     OP(minimum, plan_binary, .smooth = smooth_choice),

@@ -31,6 +31,10 @@
     X(square, counting, NULL, x *x, fabsl(y), 0.5)                                                 \
     X(tanh, floating, NULL, tanhl(x), 8 * fabsl(y), 2)                                             \
     X(relu, floating, away_from_0, x < 0 ? 0 : x, 0 * y, 0)                                        \
+    X(floor, counting, NULL, floorl(x), 0 * y, 0)                                                  \
+    X(ceil, counting, NULL, ceill(x), 0 * y, 0)                                                    \
+    X(trunc, counting, NULL, truncl(x), 0 * y, 0)                                                  \
+    X(round, counting, NULL, rintl(x), 0 * y, 0)                                                   \
     X(erf, floating, NULL, erfl(x), 8 * fabsl(y), 2)
 
 typedef struct unary_oracle {
