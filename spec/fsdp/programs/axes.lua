@@ -446,7 +446,7 @@ row 'reload' {
   { 'none', 'FULL_STATE_DICT', 'SHARDED_STATE_DICT', 'LOCAL_STATE_DICT', 'checkpoint' },
   chance = SELDOM,
   legal = function(value, p)
-    return p.steps > 1 and (value == 'checkpoint' or p.models == 1)
+    return p.steps > 1 and p.grads ~= 'kept' and (value == 'checkpoint' or p.models == 1)
       and (value ~= 'LOCAL_STATE_DICT' or p.strategy ~= 'NO_SHARD')
   end,
   stepped = function(value, r, step)

@@ -88,9 +88,13 @@ local function check_replicas(log)
   end
 end
 
--- The program that has equal bits by promise: nil if it is the same.
+-- The program that has equal bits by promise: nil if it is the same. No promise holds for hooks, nor
+-- for kept gradients of replicas, which alone are not rounded to the master's dtype.
 local function twin_of(p)
   local twin, changed = p, false
+  if p.hook ~= 'none' or p.keep_low and p.strategy == 'NO_SHARD' then
+    return nil
+  end
   for _ = 1, 2 do -- some values are legal only beside others
     for _, axis in ipairs(axes) do
       if axis.bits and twin[axis.name] ~= axis.values[1] then
@@ -99,7 +103,7 @@ local function twin_of(p)
       end
     end
   end
-  return changed and p.hook == 'none' and twin or nil
+  return changed and twin or nil
 end
 
 local function labelled(label, fn, ...)
@@ -115,6 +119,7 @@ end
 local function is_same_alone(p)
   return p.micro ~= 3 and (p.micro == 1 or p.no_sync == 1) and p.hook == 'none'
     and p.ignored == 'none' and not p.saved and p.reload ~= 'checkpoint'
+    and not (p.keep_low and p.strategy == 'NO_SHARD')
 end
 
 --- Run a program as one rank of `p.world`. Raises the first difference.
