@@ -88,8 +88,8 @@ local function check_replicas(log)
   end
 end
 
--- The program that has equal bits by promise: nil if it is the same. No promise holds for hooks, nor
--- for kept gradients of replicas, which alone are not rounded to the master's dtype.
+-- The program that has equal bits by promise: nil if it is the same. Nothing is promised for hooks,
+-- nor for kept gradients of replicas, which alone are not rounded to the master's dtype.
 local function twin_of(p)
   local twin, changed = p, false
   if p.hook ~= 'none' or p.keep_low and p.strategy == 'NO_SHARD' then
