@@ -1,0 +1,343 @@
+--- One run of a program: a model, an optimizer, training steps, and a log of what they show.
+
+local ms = require 'moonshard'
+local fsdp, optim = ms.fsdp, ms.optim
+local axes = require 'fsdp.programs.axes'
+local Net = require('fsdp.programs.net').Net
+
+---@class Run
+---@field p table  the program
+---@field side 'sharded'|'plain'|'alone'  the wrapped model; the plain model with the inputs of all
+---  ranks; a wrapped model in a group of one rank with the inputs of all
+---@field sharded boolean  it is wrapped
+---@field models ms.nn.Module[]
+---@field nets ms.nn.Module[]  what is wrapped
+---@field log table[]
+local Run = {}
+Run.__index = Run
+
+-- What rows whose value is not the default do at one point of a run.
+local function each(point, r, ...)
+  for _, axis in ipairs(axes) do
+    local value = r.p[axis.name]
+    if axis[point] and value ~= axis.values[1] then
+      axis[point](value, r, ...)
+    end
+  end
+end
+
+-- -- what rows call ------------------------------------------------------------------------------
+
+--- Note a tensor, number or string. Of each rank's own are the kinds 'loss' and 'own'.
+function Run:see(kind, what, value)
+  local entry = { kind = kind, what = ('%s of step %s'):format(what, self.at.step), value = value }
+  if ms.is_tensor(value) then
+    local t = value:detach()
+    entry.hash, entry.value = t:hash(), t:to('f64'):reshape(-1):totable()
+  elseif type(value) == 'number' then
+    entry.value = { value }
+  end
+  self.log[#self.log + 1] = entry
+end
+
+--- The methods of a sharded model.
+function Run:state(model)
+  return self.p.face == 'composable' and fsdp.get_state(model) or model
+end
+
+--- Run `fn` with full parameters of a model.
+function Run:full_of(model, opts, fn)
+  if self.sharded then
+    fsdp.summon_full_params(model, opts, fn)
+  else
+    fn()
+  end
+end
+
+--- The same of all models.
+function Run:full(opts, fn)
+  for _, model in ipairs(self.models) do
+    local inner = fn
+    fn = function() self:full_of(model, opts, inner) end
+  end
+  fn()
+end
+
+--- Parameters of all models: name, tensor.
+function Run:named()
+  local out = {}
+  for i, model in ipairs(self.models) do
+    for _, entry in ipairs(model:named_parameters()) do
+      out[#out + 1] = { name = (i > 1 and i .. ':' or '') .. entry.name, tensor = entry.tensor }
+    end
+  end
+  return out
+end
+
+--- Run `fn(path)` with an empty folder of all ranks.
+function Run:folder(fn)
+  local path = ms.dist.broadcast_object(os.tmpname() .. '.d')
+  fn(path)
+  ms.dist.barrier()
+  if self.rank == 0 then
+    os.execute(("rm -rf '%s' '%s'"):format(path, path:sub(1, -3)))
+  end
+end
+
+local made = {} -- groups by name; they last as long as the job
+
+--- The group of this rank when ranks with equal colors form groups. Collective.
+function Run.group(name, color)
+  made[name] = made[name] or ms.dist.split(color)
+  return made[name]
+end
+
+--- The groups of hybrid sharding with so many ranks in a shard group. Collective.
+function Run:hybrid_groups(inside)
+  return Run.group('shard' .. inside, math.floor(self.rank / inside)),
+    Run.group('copy' .. inside, self.rank % inside)
+end
+
+--- State of a script's own, of several tensors.
+Run.extra = {
+  state_dict = function()
+    return { mean = ms.ones(2), scale = ms.ones(1), variance = ms.ones(2),
+      inner = { a = ms.ones(1), b = ms.ones(1), z = ms.ones(1) } }
+  end,
+  load_state_dict = function() end,
+}
+
+-- -- models and optimizer ------------------------------------------------------------------------
+
+-- Inputs of one forward: numbers from -1 to 1 that differ in every argument.
+local function inputs(p, rank, step, micro, part)
+  local x, at = {}, p.seed % 1000 + 17 * rank + 5 * step + 3 * micro + 29 * part
+  for i = 1, 3 do
+    x[i] = {}
+    for j = 1, p.width do
+      x[i][j] = math.sin(at * (1.3 + i) + 2.1 * j + i * j)
+    end
+  end
+  return ms.tensor(x, { dtype = p.master })
+end
+
+local function plain_net(r, runs)
+  local net = Net(r.p, r.at, runs)
+  each('net', r, net)
+  return net
+end
+
+--- An untrained model of the same shape over another group.
+function Run:another(group)
+  return fsdp.FSDP(plain_net(self, {}), { process_group = group, use_orig_params = true })
+end
+
+local function shard(r, net)
+  local o = {}
+  each('options', r, o, net)
+  o.process_group = r.only or o.process_group
+  local face = r.p.face == 'composable' and fsdp.composable or fsdp.FSDP
+  for i = 1, r.p.policy == 'hand' and r.p.blocks + 1 or 0 do
+    local name = i <= r.p.blocks and 'b' .. i or 'head'
+    if not net[name].is_ignored then
+      net[name] = face(net[name], o)
+    end
+  end
+  local model = face(net, o)
+  if r.p.again then
+    r.at.apart = true
+    model(inputs(r.p, r.rank, 0, 1, 0)):sum():backward()
+    r.at.apart = false
+    model:zero_grad()
+    model = face(net, o)
+  end
+  if r.side == 'alone' then
+    r:state(model):set_gradient_factor(1 / r.world)
+  end
+  return model
+end
+
+local RECOMPUTED = { policy = axes.is_block }
+
+local function make_model(r, i)
+  ms.manual_seed(r.p.seed + i)
+  local net = plain_net(r, r.runs)
+  if r.p.recompute == 'before' then
+    ms.nn.checkpoint(net, RECOMPUTED)
+  end
+  local model = r.sharded and shard(r, net) or net:materialize()
+  if r.p.recompute == 'after' then
+    ms.nn.checkpoint(model, RECOMPUTED)
+  end
+  r.models[i], r.nets[i] = model, net
+  each('wrapped', r, model)
+end
+
+--- Options by kind. Epsilons bound what the rounding of small gradients does.
+Run.OPTIMIZERS = {
+  SGD = { lr = 0.1, momentum = 0.9 }, Adam = { lr = 0.002, eps = 1e-3, weight_decay = 0.1 },
+  AdamW = { lr = 0.002, eps = 1e-3, weight_decay = 1 }, RMSprop = { lr = 0.002, eps = 1e-3 },
+  Adagrad = { lr = 0.002, eps = 1e-3 }, Lion = { lr = 0.002 },
+}
+
+local function make_optimizer(r)
+  local weights, biases, params = {}, {}, r:named()
+  for i = 1, #params do
+    local entry = params[r.p.reversed and r.rank == 1 and #params + 1 - i or i]
+    table.insert(r.p.groups and entry.name:match 'bias$' and biases or weights, entry.tensor)
+  end
+  local o = { foreach = r.p.foreach or nil }
+  for key, value in pairs(Run.OPTIMIZERS[r.p.optimizer]) do
+    o[key] = value
+  end
+  return optim[r.p.optimizer](r.p.groups and {
+    { params = weights }, { params = biases, lr = o.lr / 2 },
+  } or weights, o)
+end
+
+--- Make models and an optimizer, in place of others.
+function Run:make()
+  self.models, self.nets = {}, {}
+  for i = 1, self.p.models do
+    make_model(self, i)
+  end
+  each('ready', self)
+  self.opt = make_optimizer(self)
+end
+
+-- -- training ------------------------------------------------------------------------------------
+
+-- The loss of one micro-batch, scaled.
+local function forward(r, rank, step, micro)
+  r.at.rank, r.at.step = rank, step
+  local loss
+  for part = 1, r.p.forwards do
+    local x, cache = inputs(r.p, rank, step, micro, part), r.p.cache and {} or nil
+    for _, model in ipairs(r.models) do
+      x = model(x, cache):to(r.p.master)
+    end
+    local one = x:square():mean() / r.p.micro
+    loss = loss and loss + one or one
+    if cache and rank == r.rank then
+      r:see('own', 'calls in the table', cache.calls or 0)
+      r:see('own', 'rows in the table', cache.b1 and cache.b1:size(1) or 0)
+    end
+  end
+  if rank == r.rank then
+    r:see('loss', ('the loss of micro-batch %d'):format(micro), loss)
+  end
+  return r.scaler and r.scaler:scale(loss) or loss
+end
+
+--- The loss of this rank's first micro-batch of a step, beside training. May raise.
+function Run:forward(step)
+  self.at.apart = true
+  local ok, value = pcall(forward, self, self.rank, step, 1)
+  self.at.apart = false
+  return ok and value or error(value, 0)
+end
+
+-- Micro-batches of all ranks, in the order of the tree that sums gradients, or the rank's own.
+local function micro_batches(r)
+  local own, list = r.side == 'sharded', {}
+  for rank = own and r.rank or 0, own and r.rank or r.world - 1 do
+    for micro = 1, r.p.micro do
+      list[#list + 1] = { rank = rank, micro = micro }
+    end
+  end
+  return list
+end
+
+local function in_no_sync(r, fn)
+  for _, model in ipairs(r.models) do
+    local inner = fn
+    fn = function() r:state(model):no_sync(inner) end
+  end
+  fn()
+end
+
+local function backwards(r, step)
+  local list = micro_batches(r)
+  local from = r.side == 'alone' and 1 or r.side == 'sharded' and r.p.no_sync or #list
+  for i, batch in ipairs(list) do
+    local function backward()
+      local loss = forward(r, batch.rank, step, batch.micro)
+      if r.side == 'plain' then
+        loss = loss / r.world
+      end
+      loss:backward()
+    end
+    if i >= from and i < #list then
+      in_no_sync(r, backward)
+    else
+      backward()
+    end
+  end
+end
+
+local function train_step(r, step)
+  backwards(r, step)
+  each('gradients', r, step)
+  if r.scaler then
+    r.scaler:step(r.opt)
+    r.scaler:update()
+    r:see('scale', 'the scale', r.scaler:get_scale())
+  else
+    r.opt:step()
+  end
+  if r.p.grads ~= 'kept' then
+    r.opt:zero_grad { set_to_none = r.p.grads == 'none' }
+  end
+  each('stepped', r, step)
+end
+
+local function sorted(t)
+  local keys = {}
+  for key in pairs(t) do
+    keys[#keys + 1] = key
+  end
+  table.sort(keys)
+  return keys
+end
+
+-- Parameters, buffers, optimizer state, and how often blocks ran for one rank's inputs.
+local function see_all(r)
+  for i, model in ipairs(r.models) do
+    local sd = model:state_dict()
+    for _, name in ipairs(sd) do
+      r:see('param', ('%d:%s'):format(i, name), sd[name])
+      r:see('dtype', 'the dtype of ' .. name, sd[name]:dtype())
+    end
+  end
+  local all = r.p.models == 1 and fsdp.optim_state_dict(r.models[1], r.opt).state or {}
+  for _, name in ipairs(sorted(all)) do
+    for _, key in ipairs(sorted(all[name])) do
+      r:see('state ' .. key, ('%s of %s'):format(key, name), all[name][key])
+    end
+  end
+  for _, name in ipairs(sorted(r.runs)) do
+    r:see('runs', ('runs of block %s'):format(name),
+      r.runs[name] / (r.side == 'sharded' and 1 or r.world))
+  end
+end
+
+local function train(r)
+  each('before', r)
+  r:make()
+  for step = 1, r.p.steps do
+    train_step(r, step)
+  end
+  see_all(r)
+  each('finish', r)
+end
+
+--- Train, and give what was seen.
+---@param only? ms.dist.Group  of the side 'alone'
+function Run.train(p, side, only)
+  local r = setmetatable({ p = p, side = side, sharded = side ~= 'plain', only = only,
+    rank = ms.dist.rank(), world = ms.dist.world_size(), at = {}, runs = {}, log = {} }, Run)
+  ms.capture_warnings(train, r)
+  return r.log
+end
+
+return Run
