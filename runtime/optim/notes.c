@@ -39,17 +39,25 @@ static bool is_shared(const msi_param *p)
     return p != NULL && p->ops != NULL && p->ops->note != NULL;
 }
 
-/* The first parameter of a unit, or NULL. */
+static int64_t model_of(const msi_param *p)
+{
+    return p->ops->model(p->unit);
+}
+
+/* A parameter of a unit, of the model with the lowest number, or NULL. Ranks may list models in
+ * different orders. */
 static const msi_param *shared_param(const ms_optim *optim)
 {
+    const msi_param *first = NULL;
+
     for (int32_t i = 0; i < optim->n_params; i++) {
         const msi_param *p = optim->params[i].tensor->param;
 
-        if (is_shared(p)) {
-            return p;
+        if (is_shared(p) && (first == NULL || model_of(p) < model_of(first))) {
+            first = p;
         }
     }
-    return NULL;
+    return first;
 }
 
 /* Parameters outside units are local to a rank and not compared. */
@@ -58,8 +66,11 @@ static msi_named_group name_group(const ms_optim *optim, int32_t group)
     msi_named_group named = {.group = group};
 
     for (int32_t i = 0; i < optim->n_params; i++) {
-        if (optim->params[i].group == group && is_shared(optim->params[i].tensor->param)) {
-            named.names += msi_mix64(ms_name_key(msi_tensor_label(optim->params[i].tensor)));
+        const ms_tensor *t = optim->params[i].tensor;
+
+        if (optim->params[i].group == group && is_shared(t->param)) {
+            named.names += msi_mix64(ms_name_key(msi_tensor_label(t)) ^
+                                     msi_mix64((uint64_t)model_of(t->param)));
             named.n_params++;
         }
     }

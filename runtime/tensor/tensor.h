@@ -113,6 +113,8 @@ typedef struct msi_param_ops {
     ms_status (*cast)(void *unit, int32_t dtype);
     /* Compare a note (note.h) over the ranks that share it. */
     void (*note)(void *unit, const msi_note *note);
+    /* Number of its model, equal on the ranks that share it, lower for models of more ranks. */
+    int64_t (*model)(void *unit);
 } msi_param_ops;
 
 struct ms_tensor {

@@ -218,6 +218,7 @@ static const msi_param_ops flat_ops = {
     .set_gradient = replace,
     .set_requires_grad = set_requires_grad,
     .note = msi_unit_note,
+    .model = msi_unit_model_number,
 };
 
 static ms_status sink_expect(void *user, int32_t index)

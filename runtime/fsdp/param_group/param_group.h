@@ -342,6 +342,7 @@ void msi_unit_restore_gradients(ms_fsdp_unit *u);
 /* -- notes.c ----------------------------------------------------------------------------------- */
 /* Compare a note (note.h) over the ranks of the unit's group; for msi_param_ops. */
 void msi_unit_note(void *unit, const msi_note *note);
+int64_t msi_unit_model_number(void *unit);
 void msi_model_note(ms_comm *comm, int32_t model, const msi_note *note);
 
 /* Test hook: called whenever the state of a unit or its gradient changes. */

@@ -56,6 +56,7 @@ static const msi_param_ops param_ops = {
     .replace_accumulated = msi_unit_replace_accumulated,
     .cast = msi_unit_cast,
     .note = msi_unit_note,
+    .model = msi_unit_model_number,
 };
 
 /* -- units without a tree ---------------------------------------------------------------------- */

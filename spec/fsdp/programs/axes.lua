@@ -310,10 +310,7 @@ row 'optimizer' { { 'SGD', 'Adam', 'AdamW', 'RMSprop', 'Adagrad', 'Lion' } }
 row 'foreach' { { false, true }, bits = true, chance = SELDOM }
 local function original(_, p) return p.use_orig_params end
 row 'groups' { { false, true }, chance = SELDOM, legal = original } -- biases learn at half the rate
-row 'reversed' { -- rank 1 lists the parameters from the end
-  { false, true },
-  legal = function(_, p) return p.use_orig_params and p.models == 1 end, -- models in one order
-}
+row 'reversed' { { false, true }, legal = original } -- rank 1 lists parameters from the end
 row 'grads' { { 'none', 'zero', 'kept' } } -- what zero_grad makes of them, or nothing
 row 'scaler' {
   { 'none', 'GradScaler', 'ShardedGradScaler' }, chance = SELDOM,
