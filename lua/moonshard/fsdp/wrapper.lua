@@ -116,8 +116,18 @@ function FSDP:state_dict(opts)
   return Module.state_dict(self, opts)
 end
 
+local function set_applies(tree, on)
+  for _, its in ipairs { tree, unpack(tree.nested) } do
+    its.applies = on
+  end
+end
+
+local function stop_applying(tree)
+  set_applies(tree, false)
+end
+
 local function applied(tree, fn, self)
-  tree.applies = true
+  set_applies(tree, true)
   return Module.apply(self, fn)
 end
 
@@ -133,8 +143,8 @@ function FSDP:apply(fn)
     errors.raise('ValueError', 'apply: expected to be in states [IDLE] but current state is '
       .. 'SUMMON_FULL_PARAMS')
   end
-  return guard.run('apply', function() tree.applies = false end, nil, summon_full_params, self, nil,
-    applied, tree, fn, self)
+  return guard.run('apply', stop_applying, tree, summon_full_params, self, nil, applied, tree, fn,
+    self)
 end
 
 function FSDP:extra_repr()
