@@ -86,10 +86,16 @@ function clip.sharded(tree, params, max_norm, norm_type, strict)
     return runtime.clip(tree.handle, params, max_norm, norm_type, strict)
   end
   for _, part in ipairs(parts) do
-    part.norm = runtime.clip(part.tree.handle, part.params, math.huge, norm_type, strict)
+    part.norm = runtime.clip(part.tree.handle, part.params, math.huge, norm_type, false)
   end
   local total = norm_of_parts(parts, norm_type)
-  local factor = math.min(1, max_norm / (total + 1e-6))
+  if strict and not (total < math.huge) then
+    errors.raise('RuntimeError', 'The total norm of order %g for gradients from `parameters` is '
+      .. 'non-finite, so it cannot be clipped. To disable this error and scale the gradients by '
+      .. 'the non-finite norm anyway, set `error_if_nonfinite=false`', norm_type)
+  end
+  local factor = max_norm / (total + 1e-6)
+  factor = factor > 1 and 1 or factor -- NaN stays
   autograd.no_grad(function()
     for _, param in ipairs(params) do
       local grad = param:grad()
