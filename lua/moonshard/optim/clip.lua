@@ -89,7 +89,7 @@ function clip.sharded(tree, params, max_norm, norm_type, strict)
     part.norm = runtime.clip(part.tree.handle, part.params, math.huge, norm_type, false)
   end
   local total = norm_of_parts(parts, norm_type)
-  if strict and not (total < math.huge) then
+  if strict and (total ~= total or total == math.huge) then
     errors.raise('RuntimeError', 'The total norm of order %g for gradients from `parameters` is '
       .. 'non-finite, so it cannot be clipped. To disable this error and scale the gradients by '
       .. 'the non-finite norm anyway, set `error_if_nonfinite=false`', norm_type)
