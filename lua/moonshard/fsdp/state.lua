@@ -103,7 +103,9 @@ local function sync(module, opts, ignored_set, done)
     end
   end
   for _, b in ipairs(module_tree.buffers(module)) do
-    dist.broadcast(b.tensor:detach(), 0, opts.process_group)
+    local value = b.entry:uncast():clone()
+    dist.broadcast(value, 0, opts.process_group)
+    b.entry:prepare_load(value)()
   end
 end
 
