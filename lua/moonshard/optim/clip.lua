@@ -34,44 +34,49 @@ local function tree_of(params)
   return tree
 end
 
-local function part_over(parts, group)
+-- The part of a tree: trees over one group of ranks, divided alike, are one.
+local function part_of(parts, tree)
   for _, part in ipairs(parts) do
-    if part.group == group then
+    local root = part.tree.root
+    if root.process_group == tree.root.process_group and root.shard_group == tree.root.shard_group
+    then
       return part
     end
   end
+  parts[#parts + 1] = { tree = tree, params = {} }
+  return parts[#parts]
 end
 
--- Parameters by the group of ranks over which they are sharded; plain ones go with the tree's.
+-- Parameters by the groups of ranks over which they are sharded, in their order; plain ones go with
+-- the tree's, which may have no units of its own.
 local function by_group(tree, params)
-  local group = tree.root.process_group
-  local parts = { { group = group, tree = tree, params = {} } }
-  for _, param in ipairs(params) do
+  local parts, part = {}, {}
+  for i, param in ipairs(params) do
     local manager = parameter.manager(param)
-    local part = part_over(parts, manager and manager.process_group or group)
-    if not part then
-      part = { group = manager.process_group, tree = manager:_lazy_init(), params = {} }
-      parts[#parts + 1] = part
-    end
-    table.insert(part.params, param)
+    part[i] = manager and part_of(parts, manager:_lazy_init())
   end
-  return parts
+  local own = part_of(parts, tree)
+  for i, param in ipairs(params) do
+    table.insert((part[i] or own).params, param)
+  end
+  return parts, own
 end
 
 -- The norm over all groups. Each rank knows those of its own groups, so every member of a group
 -- adds an equal part of that group's.
-local function norm_of_parts(parts, norm_type)
+local function norm_of_parts(parts, norm_type, group)
   local is_max, sum = norm_type == math.huge, 0
   for _, part in ipairs(parts) do
     local norm = part.norm:item()
     if is_max then
       sum = norm ~= norm and norm or math.max(sum, norm)
     else
-      sum = sum + (norm_type == 0 and norm or norm ^ norm_type) / #members.list(part.group)
+      local share = 1 / #members.list(part.tree.root.process_group)
+      sum = sum + (norm_type == 0 and norm or norm ^ norm_type) * share
     end
   end
   local total = dist.all_reduce(create.full({ 1 }, sum, { dtype = 'f64' }),
-    is_max and 'max' or 'sum', parts[1].group):item()
+    is_max and 'max' or 'sum', group):item()
   return (is_max or norm_type == 0) and total or total ^ (1 / norm_type)
 end
 
@@ -81,14 +86,14 @@ end
 ---@return ms.Tensor
 function clip.sharded(tree, params, max_norm, norm_type, strict)
   local runtime = require 'moonshard_ffi.fsdp'
-  local parts = by_group(tree, params)
+  local parts, own = by_group(tree, params)
   if #parts == 1 then
-    return runtime.clip(tree.handle, params, max_norm, norm_type, strict)
+    return runtime.clip(own.tree.handle, params, max_norm, norm_type, strict)
   end
   for _, part in ipairs(parts) do
     part.norm = runtime.clip(part.tree.handle, part.params, math.huge, norm_type, false)
   end
-  local total = norm_of_parts(parts, norm_type)
+  local total = norm_of_parts(parts, norm_type, tree.root.process_group)
   if strict and (total ~= total or total == math.huge) then
     errors.raise('RuntimeError', 'The total norm of order %g for gradients from `parameters` is '
       .. 'non-finite, so it cannot be clipped. To disable this error and scale the gradients by '
@@ -104,7 +109,7 @@ function clip.sharded(tree, params, max_norm, norm_type, strict)
       end
     end
   end)
-  return create.full({}, total, { dtype = parts[1].norm:dtype() })
+  return create.full({}, total, { dtype = own.norm:dtype() })
 end
 
 --- Scale gradients together by min(1, max_norm / (total + 1e-6)). Sharded parameters of any models
