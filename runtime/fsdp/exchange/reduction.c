@@ -172,7 +172,7 @@ static int32_t list_parts(const msi_reduction *r, int64_t first, msi_tree_source
 
 /* -- sums -------------------------------------------------------------------------------------- */
 
-/* Tree sum over ranks of elements [first, first + n), in nodes of the slot's precision. With hybrid
+/* Tree sum over ranks of elements [first, first + n), in nodes of `node_dtype`. With hybrid
  * sharding several ranks read the same elements of all parts, so none writes into its part. In a
  * fake group: a multiple of the one part. */
 static ms_status sum(const msi_reduction *r, int64_t first, int64_t n, void *out, int32_t dtype,
@@ -189,7 +189,8 @@ static ms_status sum(const msi_reduction *r, int64_t first, int64_t n, void *out
                                 .round_dtype = r->round_dtype,
                                 .factor = all ? r->factor : r->factor * r->world,
                                 .accumulate = add,
-                                .mixed = (dtype == MS_DTYPE_F64) != (r->dtype == MS_DTYPE_F64)};
+                                .mixed =
+                                    (dtype == MS_DTYPE_F64) != (r->node_dtype == MS_DTYPE_F64)};
 
     return n > 0 ? msi_dispatch("reduce", MSI_K_tree, dtype, &args) : MS_OK;
 }

@@ -45,6 +45,7 @@ typedef struct msi_reduction {
     const msi_extent *own; /* (n_own) what this rank gets of the sum; set when it is closed */
     int32_t n_own;
     int32_t sum_dtype, round_dtype;
+    int32_t node_dtype; /* of inner nodes: f32 or f64 */
 
     msi_slot *home; /* own slot, or NULL: use the ring */
     msi_slot *slot; /* from open() until the sum is complete */

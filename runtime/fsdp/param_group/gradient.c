@@ -421,6 +421,7 @@ void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
     r->full = msi_unit_full_numel(u);
     r->shard = u->shard_numel;
     r->sum_dtype = u->grad_dtype;
+    r->node_dtype = u->sums.node_dtype;
     r->home = home;
 }
 
