@@ -80,8 +80,9 @@ static ms_status open_file(const char *path, const char *what, void **library)
     return MS_FAIL(memory ? MS_OUT_OF_MEMORY : MS_DEVICE_ERROR, "cannot open %s: %s", what, why);
 }
 
+/* `*there`: the folder has the file, so that no other one is looked for if it does not open. */
 static ms_status open_in(const char *folder, size_t folder_len, const char *file, const char *what,
-                         void **library)
+                         void **library, bool *there)
 {
     char path[PATH_MAX];
 
@@ -90,6 +91,7 @@ static ms_status open_in(const char *folder, size_t folder_len, const char *file
         snprintf(why, sizeof(why), "the path of %s would be too long", file);
         return MS_OK;
     }
+    *there = access(path, F_OK) == 0;
     MS_TRY(check_whole(path, what));
     return open_file(path, what, library);
 }
@@ -97,23 +99,25 @@ static ms_status open_in(const char *folder, size_t folder_len, const char *file
 static ms_status open_library(const char *file, const char *what, void **library)
 {
     const char *folder = msi_switch_text("MS_PLUGIN_DIR", NULL);
+    bool there = false;
     Dl_info self;
 
     *library = NULL;
     if (folder != NULL) {
-        MS_TRY(open_in(folder, strlen(folder), file, what, library));
-        if (*library == NULL) {
+        MS_TRY(open_in(folder, strlen(folder), file, what, library, &there));
+        if (*library == NULL && !there) {
             msi_switch_warn("MS_PLUGIN_DIR is '%s': %s; it is ignored", folder, why);
         }
     }
-    if (*library == NULL && dladdr(here, &self) != 0 && self.dli_fname != NULL) {
+    if (*library == NULL && !there && dladdr(here, &self) != 0 && self.dli_fname != NULL) {
         const char *slash = strrchr(self.dli_fname, '/');
 
         if (slash != NULL) {
-            MS_TRY(open_in(self.dli_fname, (size_t)(slash - self.dli_fname), file, what, library));
+            MS_TRY(open_in(self.dli_fname, (size_t)(slash - self.dli_fname), file, what, library,
+                           &there));
         }
     }
-    return *library != NULL ? MS_OK : open_file(file, what, library);
+    return *library != NULL || there ? MS_OK : open_file(file, what, library);
 }
 
 ms_status msi_library_open(ms_context *ctx, const msi_library *which, void **symbol,
