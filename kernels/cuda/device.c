@@ -341,6 +341,9 @@ static int32_t cuda_copy(msi_device *base, int32_t to_stream, void *to, const vo
 {
     cuda_device *d = of(base);
 
+    if (nbytes == 0) { /* `to` may be one past the end of a block */
+        return MSI_DEV_OK;
+    }
     return outcome(
         d, cudaMemcpyAsync(to, from, (size_t)nbytes, cudaMemcpyDefault, enter(d, to_stream)));
 }
@@ -349,6 +352,9 @@ static int32_t cuda_set(msi_device *base, int32_t to_stream, void *to, int32_t b
 {
     cuda_device *d = of(base);
 
+    if (nbytes == 0) {
+        return MSI_DEV_OK;
+    }
     return outcome(d, cudaMemsetAsync(to, byte, (size_t)nbytes, enter(d, to_stream)));
 }
 
