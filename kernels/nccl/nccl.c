@@ -62,8 +62,8 @@ static int32_t open_comm(void **out, const void *id, int32_t rank, int32_t size,
 
     config.blocking = 0;
     memcpy(&unique, id, sizeof(unique));
-    const int32_t result =
-        described(ncclCommInitRankConfig(&comm, size, unique, rank, &config), comm, error);
+    const ncclResult_t r = ncclCommInitRankConfig(&comm, size, unique, rank, &config);
+    const int32_t result = described(r, comm, error);
 
     if (result == MSI_DEV_FAILED && comm != NULL) {
         (void)ncclCommAbort(comm);
@@ -129,8 +129,8 @@ static ncclResult_t enqueue_parts(ncclComm_t comm, void *stream, const msi_devic
         }
     }
     if (!any && r == ncclSuccess) { /* an empty message to itself: every rank's group has a call */
-        r = ncclSend(parts, 0, type, rank, comm, stream);
-        r = r == ncclSuccess ? ncclRecv(comm, 0, type, rank, comm, stream) : r;
+        r = ncclSend(parts[rank].send, 0, type, rank, comm, stream);
+        r = r == ncclSuccess ? ncclRecv(parts[rank].recv, 0, type, rank, comm, stream) : r;
     }
     return r;
 }
