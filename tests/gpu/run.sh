@@ -58,6 +58,7 @@ timed() { # timed LOG LIMIT COMMAND...
   return "$status"
 }
 
+cat README.md docs/*.md >"$logs/text" # a GPU machine has no package with a corpus
 took=0
 row card "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo none)"
 
@@ -85,7 +86,7 @@ done
 
 train() { # train NAME DEVICE DTYPE RANKS [VARIABLE=VALUE]...: its losses in $logs/NAME.losses
   timed "$1" "$limit" env MS_DEVICE="$2" "${@:5}" luajit examples/train.lua --dtype="$3" --ranks="$4" \
-    --steps=20 "${size[@]}" --validate=0 --save=0 --sample=0 --log=1 --out="$logs/out-$1" &&
+    --data="$logs/text" --steps=20 "${size[@]}" --validate=0 --save=0 --sample=0 --log=1 --out="$logs/out-$1" &&
     grep -o '"loss":[^,]*' "$logs/out-$1/metrics.jsonl" | cut -d: -f2 >"$logs/$1.losses"
 }
 
@@ -122,7 +123,7 @@ sanitize() { # sanitize TOOL COMMAND...: a row
 }
 
 if command -v compute-sanitizer >/dev/null; then
-  sanitize memcheck luajit examples/train.lua --ranks=1 --steps=1 --tokens=128 --layers=1 --validate=0 --save=0 --sample=0 \
+  sanitize memcheck luajit examples/train.lua --data="$logs/text" --ranks=1 --steps=1 --tokens=128 --layers=1 --validate=0 --save=0 --sample=0 \
     --out="$logs/memcheck-out"
   MS_OP=attention sanitize racecheck "$build/tests/ops_test_values"
 fi
