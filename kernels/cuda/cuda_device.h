@@ -41,9 +41,11 @@ void *cuda_driver_call(const char *name);
 /* -- memory.c --------------------------------------------------------------------------------- */
 
 /* Memory of a card, freed by cuda_memory_free(). With `fd`, other processes can map it by that
- * descriptor. MSI_DEV_*; MSI_DEV_UNSUPPORTED: this driver has none. */
-int32_t cuda_memory_new(int index, int64_t nbytes, void **out, int32_t *fd);
-int32_t cuda_memory_attach(int index, int32_t fd, int64_t nbytes, bool readonly, void **out);
+ * descriptor. MSI_DEV_*, of which MSI_DEV_FAILED sets `text` (MSI_DEVICE_ERROR bytes);
+ * MSI_DEV_UNSUPPORTED: this driver has none. */
+int32_t cuda_memory_new(int index, int64_t nbytes, void **out, int32_t *fd, char *text);
+int32_t cuda_memory_attach(int index, int32_t fd, int64_t nbytes, bool readonly, void **out,
+                           char *text);
 void cuda_memory_free(int index, void *p, int64_t nbytes);
 
 /* -- matmul.c ---------------------------------------------------------------------------------- */

@@ -52,6 +52,7 @@ typedef struct cuda_device {
     int32_t recent[RECENT];
     uint64_t n_run;
     bool lost;
+    bool synchronous; /* MS_CUDA_SYNC=1: wait after each launch, so that its error names it */
     bool maps_memory; /* device memory is memory.c's, else cudaMalloc's */
     CUresult (*write_value)(CUstream, CUdeviceptr, cuuint64_t, unsigned);
     CUresult (*wait_value)(CUstream, CUdeviceptr, cuuint64_t, unsigned);
@@ -115,6 +116,20 @@ static int32_t outcome(cuda_device *d, cudaError_t e)
         d->lost = true;
         return MSI_DEV_LOST;
     }
+}
+
+/* The outcome of what was enqueued in a stream. */
+static int32_t enqueued(cuda_device *d, cudaStream_t s, cudaError_t e)
+{
+    const struct timespec moment = {.tv_nsec = 20000};
+
+    if (e != cudaSuccess || !d->synchronous) {
+        return outcome(d, e);
+    }
+    while ((e = cudaStreamQuery(s)) == cudaErrorNotReady) {
+        nanosleep(&moment, NULL);
+    }
+    return outcome(d, e);
 }
 
 /* -- marks ------------------------------------------------------------------------------------- */
@@ -290,72 +305,66 @@ static int32_t cuda_run(msi_device *base, int32_t to, int32_t kernel, int32_t dt
                         const void *args)
 {
     cuda_device *d = of(base);
+    cudaError_t e = cudaErrorNotSupported;
 
     if (cuda_kernels[kernel][dtype] == NULL) {
         return MSI_DEV_UNSUPPORTED;
     }
+    const cudaStream_t s = enter(d, to);
+
     d->recent[d->n_run++ % RECENT] = kernel;
     if (kernel == MSI_K_conv || kernel == MSI_K_conv_grad) {
-        const cudaError_t e =
-            cuda_conv_run(&d->conv, enter(d, to), args, dtype, kernel == MSI_K_conv_grad);
-
-        if (e != cudaErrorNotSupported) {
-            return outcome(d, e);
-        }
+        e = cuda_conv_run(&d->conv, s, args, dtype, kernel == MSI_K_conv_grad);
     }
-    return outcome(d, cuda_kernels[kernel][dtype](enter(d, to), args));
+    return enqueued(d, s, e == cudaErrorNotSupported ? cuda_kernels[kernel][dtype](s, args) : e);
 }
 
 static int32_t cuda_run_all(msi_device *base, int32_t to, int32_t kernel, int32_t dtype,
                             const void *args, int64_t stride, int32_t n)
 {
     cuda_device *d = of(base);
+    const cudaStream_t s = enter(d, to);
 
     d->recent[d->n_run++ % RECENT] = kernel;
-    return outcome(d, msi_cuda_update_all(enter(d, to), kernel, dtype, args, stride, n));
+    return enqueued(d, s, msi_cuda_update_all(s, kernel, dtype, args, stride, n));
 }
 
 static int32_t cuda_gemm(msi_device *base, int32_t to, const msi_gemm_args *g)
 {
     cuda_device *d = of(base);
-    cudaStream_t s = enter(d, to);
+    const cudaStream_t s = enter(d, to);
+    cudaError_t e = cudaErrorNotSupported;
 
     if (g->m == 0 || g->n == 0 || g->batch == 0) {
         return MSI_DEV_OK;
     }
     d->recent[d->n_run++ % RECENT] = MSI_K_gemm;
     if (g->k > 0) {
-        const cudaError_t e = cuda_matmul_run(d->matmul, s, g);
-
-        if (e != cudaErrorNotSupported) {
-            return outcome(d, e);
-        }
+        e = cuda_matmul_run(d->matmul, s, g);
     }
-    return cuda_kernels[MSI_K_gemm][g->dtype] != NULL
-               ? outcome(d, cuda_kernels[MSI_K_gemm][g->dtype](s, g))
-               : MSI_DEV_UNSUPPORTED;
+    if (e == cudaErrorNotSupported && cuda_kernels[MSI_K_gemm][g->dtype] != NULL) {
+        e = cuda_kernels[MSI_K_gemm][g->dtype](s, g);
+    }
+    return enqueued(d, s, e);
 }
 
 static int32_t cuda_copy(msi_device *base, int32_t to_stream, void *to, const void *from,
                          int64_t nbytes)
 {
     cuda_device *d = of(base);
+    const cudaStream_t s = enter(d, to_stream);
 
-    if (nbytes == 0) { /* `to` may be one past the end of a block */
-        return MSI_DEV_OK;
-    }
-    return outcome(
-        d, cudaMemcpyAsync(to, from, (size_t)nbytes, cudaMemcpyDefault, enter(d, to_stream)));
+    return nbytes == 0 /* `to` may be one past the end of a block */
+               ? MSI_DEV_OK
+               : enqueued(d, s, cudaMemcpyAsync(to, from, (size_t)nbytes, cudaMemcpyDefault, s));
 }
 
 static int32_t cuda_set(msi_device *base, int32_t to_stream, void *to, int32_t byte, int64_t nbytes)
 {
     cuda_device *d = of(base);
+    const cudaStream_t s = enter(d, to_stream);
 
-    if (nbytes == 0) {
-        return MSI_DEV_OK;
-    }
-    return outcome(d, cudaMemsetAsync(to, byte, (size_t)nbytes, enter(d, to_stream)));
+    return nbytes == 0 ? MSI_DEV_OK : enqueued(d, s, cudaMemsetAsync(to, byte, (size_t)nbytes, s));
 }
 
 /* Scratch of a kernel; -1: what the CPU's needs. */
@@ -530,7 +539,7 @@ static int32_t cuda_take(msi_device *base, int64_t nbytes, int32_t place, void *
         return outcome(
             d, cudaHostAlloc(out, (size_t)nbytes, cudaHostAllocPortable | cudaHostAllocMapped));
     }
-    return d->maps_memory ? cuda_memory_new(d->index, nbytes, out, NULL)
+    return d->maps_memory ? cuda_memory_new(d->index, nbytes, out, NULL, d->base.text)
                           : outcome(d, cudaMalloc(out, (size_t)nbytes));
 }
 
@@ -551,13 +560,13 @@ static void cuda_give(msi_device *base, void *p, int64_t nbytes, int32_t place)
 static int32_t cuda_share(msi_device *base, int64_t nbytes, void **out, int32_t *fd)
 {
     bind(of(base));
-    return cuda_memory_new(of(base)->index, nbytes, out, fd);
+    return cuda_memory_new(of(base)->index, nbytes, out, fd, base->text);
 }
 
 static int32_t cuda_attach(msi_device *base, int32_t fd, int64_t nbytes, bool readonly, void **out)
 {
     bind(of(base));
-    return cuda_memory_attach(of(base)->index, fd, nbytes, readonly, out);
+    return cuda_memory_attach(of(base)->index, fd, nbytes, readonly, out, base->text);
 }
 
 static void cuda_detach(msi_device *base, void *p, int64_t nbytes)
@@ -666,6 +675,13 @@ static int32_t cuda_count(char *error)
 
 int32_t msi_cuda_processors = 1;
 
+static bool switched_on(const char *name)
+{
+    const char *value = getenv(name);
+
+    return value != NULL && strcmp(value, "1") == 0;
+}
+
 static int32_t cuda_open(msi_device **out, const msi_device_host *host, int32_t index, char *error)
 {
     const int32_t n = cuda_count(error);
@@ -681,6 +697,7 @@ static int32_t cuda_open(msi_device **out, const msi_device_host *host, int32_t 
         return MSI_DEV_NO_MEMORY;
     }
     d->host = *host;
+    d->synchronous = switched_on("MS_CUDA_SYNC");
     d->index = index % n; /* ranks beyond the cards share them */
     e = open_streams(d);
     if (e != cudaSuccess) {

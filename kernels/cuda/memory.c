@@ -3,6 +3,7 @@
  * mapping keeps the memory, so handles are released at once. */
 #include "cuda_device.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* The driver's calls. */
@@ -71,11 +72,14 @@ static bool whole(const driver *d, int index, int64_t nbytes, size_t *out)
     return true;
 }
 
-static int32_t outcome(CUresult e)
+/* `text` (MSI_DEVICE_ERROR bytes): of a failure that is not memory. */
+static int32_t outcome(CUresult e, const char *what, char *text)
 {
-    return e == CUDA_SUCCESS               ? MSI_DEV_OK
-           : e == CUDA_ERROR_OUT_OF_MEMORY ? MSI_DEV_NO_MEMORY
-                                           : MSI_DEV_FAILED;
+    if (e == CUDA_SUCCESS || e == CUDA_ERROR_OUT_OF_MEMORY) {
+        return e == CUDA_SUCCESS ? MSI_DEV_OK : MSI_DEV_NO_MEMORY;
+    }
+    snprintf(text, MSI_DEVICE_ERROR, "%s of device memory: driver error %d", what, (int)e);
+    return MSI_DEV_FAILED;
 }
 
 static CUresult map(const driver *d, int index, CUmemGenericAllocationHandle handle, size_t n,
@@ -108,7 +112,7 @@ static CUresult map(const driver *d, int index, CUmemGenericAllocationHandle han
     return e;
 }
 
-int32_t cuda_memory_new(int index, int64_t nbytes, void **out, int32_t *fd)
+int32_t cuda_memory_new(int index, int64_t nbytes, void **out, int32_t *fd, char *text)
 {
     const CUmemAllocationProp prop = prop_of(index, fd != NULL);
     CUmemGenericAllocationHandle handle;
@@ -121,7 +125,7 @@ int32_t cuda_memory_new(int index, int64_t nbytes, void **out, int32_t *fd)
     CUresult e = d.create(&handle, n, &prop, 0);
 
     if (e != CUDA_SUCCESS) {
-        return outcome(e);
+        return outcome(e, "allocation", text);
     }
     e = map(&d, index, handle, n, false, out);
     if (e == CUDA_SUCCESS && fd != NULL) {
@@ -131,10 +135,11 @@ int32_t cuda_memory_new(int index, int64_t nbytes, void **out, int32_t *fd)
         }
     }
     (void)d.release(handle);
-    return outcome(e);
+    return outcome(e, fd != NULL ? "mapping or export" : "mapping", text);
 }
 
-int32_t cuda_memory_attach(int index, int32_t fd, int64_t nbytes, bool readonly, void **out)
+int32_t cuda_memory_attach(int index, int32_t fd, int64_t nbytes, bool readonly, void **out,
+                           char *text)
 {
     CUmemGenericAllocationHandle handle;
     driver d;
@@ -150,7 +155,7 @@ int32_t cuda_memory_attach(int index, int32_t fd, int64_t nbytes, bool readonly,
         e = map(&d, index, handle, n, readonly, out);
         (void)d.release(handle);
     }
-    return outcome(e);
+    return outcome(e, "import", text);
 }
 
 void cuda_memory_free(int index, void *p, int64_t nbytes)
