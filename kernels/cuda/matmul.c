@@ -218,6 +218,25 @@ static uint32_t bucket_of(const shape *s)
     return hash % BUCKETS;
 }
 
+static const char *dtype_text(int32_t dtype)
+{
+    return dtype == MS_DTYPE_F64   ? "f64"
+           : dtype == MS_DTYPE_F32 ? "f32"
+           : dtype == MS_DTYPE_F16 ? "f16"
+                                   : "bf16";
+}
+
+/* On stderr, once a shape: the own kernel that takes its place is far slower. */
+static void report_refusal(const shape *s)
+{
+    fprintf(
+        stderr,
+        "moonshard: cuBLASLt refuses the product m=%lld n=%lld k=%lld, %lld in a batch, leading "
+        "dimensions %lld %lld %lld, dtypes %s to %s: computed by the own kernel, slowly\n",
+        (long long)s->m, (long long)s->n, (long long)s->k, (long long)s->batch, (long long)s->a_ld,
+        (long long)s->b_ld, (long long)s->c_ld, dtype_text(s->dtype), dtype_text(s->c_dtype));
+}
+
 /* NULL: no memory. */
 static plan *plan_of(cuda_matmul *m, const msi_gemm_args *g)
 {
@@ -230,6 +249,9 @@ static plan *plan_of(cuda_matmul *m, const msi_gemm_args *g)
     if (p == NULL && (p = calloc(1, sizeof(*p))) != NULL) {
         memcpy(&p->of, &s, sizeof(s));
         p->supported = describe(p) && choose(m, p);
+        if (!p->supported) {
+            report_refusal(&s);
+        }
         p->next = *at;
         *at = p;
     }
