@@ -44,15 +44,20 @@ row() { # row NAME RESULT [JSON FIELDS]
   printf '{"row":"%s","result":"%s","seconds":%s%s}\n' "$1" "$2" "$took" "${3:+,$3}" >>"$json"
 }
 
-failed() { # failed NAME LOG
+failed() { # failed NAME LOG: again with a wait after each launch, so that the error names its kernel
   row "$1" FAILED
   tail -n 15 "$logs/$2" | sed 's/^/    /'
+  if ! MS_CUDA_SYNC=1 timeout -k 5 60 "${last[@]}" >"$logs/$2-sync" 2>&1; then
+    echo '    with MS_CUDA_SYNC=1:'
+    tail -n 5 "$logs/$2-sync" | sed 's/^/    /'
+  fi
   bad=1
 }
 
 timed() { # timed LOG LIMIT COMMAND...
   local name=$1 limit=$2 begin=$SECONDS status=0
   shift 2
+  last=("$@")
   timeout -k 5 "$limit" "$@" >"$logs/$name" 2>&1 || status=$?
   took=$((SECONDS - begin))
   return "$status"
