@@ -5,7 +5,9 @@
  */
 #include "attention.h"
 
-enum { ROWS = 16, LANES = 16, COLS = 32, THREADS = ROWS * LANES, MOST_SHARED = 160 * 1024 };
+extern "C" int32_t msi_cuda_shared;
+
+enum { ROWS = 16, LANES = 16, COLS = 32, THREADS = ROWS * LANES };
 
 /* `n` rows of operand x from row `first` on into shared memory, zeros behind row `end`. */
 template <class T, class R>
@@ -330,9 +332,10 @@ template <class T> static cudaError_t attention(cudaStream_t stream, const void 
     if (sizeof(T) == 2 && a->head_dim <= MMA_DEPTH) {
         return msi_cuda_attention_mma(stream, dtype_of<T>::value, a);
     }
-    return shared > MOST_SHARED ? cudaErrorNotSupported
-                                : ms_launch(forward<T>, (unsigned)(a->batch * a->heads * tiles),
-                                            THREADS, shared, stream, *a, dropper_of(a), tiles);
+    return shared > (size_t)msi_cuda_shared
+               ? cudaErrorNotSupported
+               : ms_launch(forward<T>, (unsigned)(a->batch * a->heads * tiles), THREADS, shared,
+                           stream, *a, dropper_of(a), tiles);
 }
 
 template <class T>
@@ -345,7 +348,7 @@ static cudaError_t queries_and_keys(cudaStream_t stream, const msi_attention_arg
     if (sizeof(T) == 2 && a->head_dim <= MMA_DEPTH) {
         return msi_cuda_attention_mma_grad(stream, dtype_of<T>::value, a);
     }
-    if (shared > MOST_SHARED) {
+    if (shared > (size_t)msi_cuda_shared) {
         return cudaErrorNotSupported;
     }
     const cudaError_t e = ms_launch(

@@ -34,6 +34,8 @@ cudaError_t msi_cuda_post_word(cudaStream_t stream, uint64_t *word, uint64_t val
 
 /* Of the device: grids follow it. */
 extern int32_t msi_cuda_processors;
+/* Bytes of shared memory that a block may have. */
+extern int32_t msi_cuda_shared;
 
 /* A driver call; NULL: this driver has none. */
 void *cuda_driver_call(const char *name);

@@ -673,7 +673,7 @@ static int32_t cuda_count(char *error)
     return e == cudaSuccess ? n : 0;
 }
 
-int32_t msi_cuda_processors = 1;
+int32_t msi_cuda_processors = 1, msi_cuda_shared;
 
 static bool switched_on(const char *name)
 {
@@ -710,6 +710,7 @@ static int32_t cuda_open(msi_device **out, const msi_device_host *host, int32_t 
         return MSI_DEV_FAILED;
     }
     msi_cuda_processors = d->properties.multiProcessorCount;
+    msi_cuda_shared = (int32_t)d->properties.sharedMemPerBlockOptin;
     find_driver_calls(d);
     (void)cudaRuntimeGetVersion(&version);
     snprintf(d->library, sizeof(d->library),

@@ -2,7 +2,7 @@
  * counter merges leaves: as many merges after leaf k as k has trailing ones. */
 #include "cuda_kernel.h"
 
-enum { SOURCES = 64, LEVELS = 8 };
+enum { SOURCES = 128, LEVELS = 8 }; /* MS_MAX_RANKS, and its bits and a leaf */
 
 struct source_list {
     msi_tree_source at[SOURCES];

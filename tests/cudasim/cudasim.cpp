@@ -328,6 +328,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int index)
     out->totalGlobalMem = (size_t)1 << 34;
     out->major = 9;
     out->multiProcessorCount = 2;
+    out->sharedMemPerBlockOptin = 160 * 1024;
     return cudaSuccess;
 }
 

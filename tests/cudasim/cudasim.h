@@ -46,6 +46,7 @@ struct cudaDeviceProp {
     } uuid;
     size_t totalGlobalMem;
     int major, minor, multiProcessorCount;
+    size_t sharedMemPerBlockOptin;
 };
 
 cudaError_t cudaGetDeviceCount(int *n);
