@@ -128,6 +128,24 @@ describe('sub-groups', function()
         fsdp.summon_full_params(model, nil, function()
           assert.same({ 4, 4 }, inner.expert.weight:shape())
         end)
+        model:load_state_dict(state)
+        state['a.bias']:fill_(rank)
+        checks.raises('RuntimeError', "other values for 'a.bias'", model.load_state_dict, model,
+          state)
+        checks.raises('ValueError', 'hash:', model.hash, model)
+        checks.raises('NotImplementedError', "'expert' is over other ranks",
+          model.register_comm_hook, model, nil, fsdp.comm_hooks.allreduce_hook)
+        opt:zero_grad()
+        model:set_gradient_factor(1)
+        loss(model, rank, 1):backward()
+        ms.no_grad(function() -- what ranks own of it, or all
+          for _, p in ipairs(model:parameters()) do
+            local grad = p:grad()
+            if grad then grad:fill_(rank == 1 and 0 / 0 or 1) end
+          end
+        end)
+        local largest = model:clip_grad_norm_(1, math.huge):item()
+        assert.is_true(largest ~= largest)
       end
     end)
   end)

@@ -22,6 +22,13 @@ end
 
 local SHOWN = 16 -- of more, the first and the last
 
+--- Number of ranks.
+---@param group ms.dist.Group
+---@return integer
+function members.size(group)
+  return C.ms_comm_size(group)
+end
+
 --- "0, 2", or "0, 1 of a fake group".
 ---@param group ms.dist.Group
 ---@return string
@@ -57,7 +64,7 @@ function members.of(params)
     local its = manager and manager.process_group
     if its and group and its ~= group then
       another = its
-      if C.ms_comm_size(its) > C.ms_comm_size(group) then
+      if members.size(its) > members.size(group) then
         group, another = its, group
       end
     end

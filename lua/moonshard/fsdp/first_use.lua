@@ -150,6 +150,13 @@ end
 
 local first_use = {}
 
+--- A tree and those that are nested in it.
+---@param tree ms.fsdp.Tree
+---@return ms.fsdp.Tree[]
+function first_use.trees(tree)
+  return { tree, unpack(tree.nested) }
+end
+
 local function run_hook(entry, address)
   local refs = B.cast('ms_ref *', address)
   local grad = B.calls.tensor_detach(B.Ref(refs[0]))
@@ -188,7 +195,7 @@ local function tree_of(root)
   local top = root._tree
   if not top then
     top = plan_trees(root)
-    for _, tree in ipairs { top, unpack(top.nested) } do
+    for _, tree in ipairs(first_use.trees(top)) do
       check(tree.instances)
     end
     root._tree = top
@@ -196,23 +203,29 @@ local function tree_of(root)
   return top
 end
 
---- What the tree that an instance is part of will hold, or holds, from numbers alone. Leaves no
---- trace: of a model that was not used yet nothing is made.
----@param instance ms.fsdp.State
----@param micro_batches integer
----@return ms.Plan
-function first_use.dry_run(instance, micro_batches)
-  local root = root_of(instance, false)
-  check_open(plan.instances(root))
-  local tree = root._tree or plan_trees(root)
+local function dry_run(tree, micro_batches)
   local handle = runtime.held(tree.holder)
   if handle then
     return runtime.plan(handle, micro_batches, true)
   end
   check(tree.instances)
   local groups, root_has_unit = plan.groups(tree.instances)
-  return runtime.dry_run(root.process_group, tree_options(root), groups, root_has_unit,
-    micro_batches)
+  return runtime.dry_run(tree.root.process_group, tree_options(tree.root), groups,
+    root_has_unit and not tree.outer, micro_batches)
+end
+
+--- What the trees that an instance is part of will hold, or hold, from numbers alone. Leaves no
+--- trace: of a model that was not used yet nothing is made.
+---@param instance ms.fsdp.State
+---@param micro_batches integer
+---@return ms.Plan[]  a plan a tree
+function first_use.dry_run(instance, micro_batches)
+  local root, plans = root_of(instance, false), {}
+  check_open(plan.instances(root))
+  for i, tree in ipairs(first_use.trees(root._tree or plan_trees(root))) do
+    plans[i] = dry_run(tree, micro_batches)
+  end
+  return plans
 end
 
 local function initialise(tree)
@@ -234,7 +247,7 @@ end
 function first_use.ready(instance, alone)
   local root = root_of(instance, alone)
   local top = tree_of(root)
-  for _, tree in ipairs { top, unpack(top.nested) } do
+  for _, tree in ipairs(first_use.trees(top)) do
     if not tree.ready then
       initialise(tree)
     end
@@ -243,10 +256,10 @@ function first_use.ready(instance, alone)
   for _, p in ipairs(module_tree.unmanaged(root.face)) do
     parameter.materialize(p.tensor)
   end
-  if root._comm_hook then -- of a copy: the original's
-    first_use.set_comm_hook(top.handle, root._comm_hook)
+  for _, tree in ipairs(root._comm_hook and first_use.trees(top) or {}) do -- the original's
+    first_use.set_comm_hook(tree.handle, root._comm_hook)
   end
-  for _, tree in ipairs { top, unpack(top.nested) } do
+  for _, tree in ipairs(first_use.trees(top)) do
     tree.ready = true
   end
   return instance._tree

@@ -10,8 +10,8 @@ local wrap = require 'moonshard.fsdp.wrap'
 ---@class ms.fsdp
 ---@field FSDP ms.fsdp.FSDP
 ---@field fsdp_modules fun(module: ms.nn.Module, opts?: { root_only?: boolean }): ms.nn.Module[]
----  What FSDP shards of a module and those below it, in their order; root_only: what no other of
----  them contains
+---  The FSDP instances in a module, in module order; root_only: those that no other instance
+---  contains
 ---@field optim_state_dict fun(model: ms.nn.Module, optim: ms.optim.Optimizer): table  The state of
 ---  an optimizer over the model's parameters; those that took no step are absent. Collective with
 ---  the type FULL_STATE_DICT; with its `rank0_only` ranks other than 0 of the model get {}

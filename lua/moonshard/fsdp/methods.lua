@@ -51,7 +51,7 @@ function methods:no_sync(fn, ...)
     errors.raise('AssertionError', 'no_sync() cannot begin during forward')
   end
   local before = {}
-  for i, its in ipairs { tree, unpack(tree.nested) } do
+  for i, its in ipairs(first_use.trees(tree)) do
     before[i] = { tree = its, sync = runtime.sync(its.handle) }
   end
   return guard.run('no_sync', restore_sync, before, unsynchronised, before, fn, ...)
@@ -121,8 +121,9 @@ function methods:reshard()
   end
 end
 
---- Multiply reduced gradients by this in place of 1 / world size; nil restores that. AssertionError
---- inside a backward that has not reduced all of them.
+--- Multiply reduced gradients by this in place of 1 / world size, those of nested instances over
+--- other groups, too; nil restores that. AssertionError inside a backward that has not reduced all
+--- of them.
 ---@param factor? number  finite, above 0
 function methods:set_gradient_factor(factor)
   if factor ~= nil then
@@ -132,7 +133,9 @@ function methods:set_gradient_factor(factor)
         .. 'above 0', factor)
     end
   end
-  runtime.set_gradient_factor(self:_lazy_init().handle, factor or 0)
+  for _, tree in ipairs(first_use.trees(self:_lazy_init())) do
+    runtime.set_gradient_factor(tree.handle, factor or 0)
+  end
 end
 
 --- Let a function reduce the gradients in place of the runtime. Root only, once. With NO_SHARD it
@@ -154,18 +157,40 @@ function methods:register_comm_hook(state, hook)
     errors.raise('AssertionError', 'Communication hook is not supported for hybrid strategies: %s',
       self.sharding_strategy)
   end
-  local entry = { state = state, fn = hook }
-  first_use.set_comm_hook(tree.handle, entry)
+  local entry, trees = { state = state, fn = hook }, first_use.trees(tree)
+  for _, its in ipairs(trees) do
+    if its.root.process_group ~= self.process_group then
+      errors.raise('NotImplementedError', "register_comm_hook: '%s' is over other ranks than the "
+        .. 'root, for which the hook would have to reduce, too; leave the hook out, or wrap it '
+        .. 'without a process_group of its own', its.root.face:path())
+    end
+  end
+  for _, its in ipairs(trees) do
+    first_use.set_comm_hook(its.handle, entry)
+  end
   self._comm_hook = entry
 end
 
 --- 16 hexadecimal digits over all full parameters: equal on all ranks, and for every strategy, wrap
 --- policy and world size when the parameters are. An ignored one counts once where all ranks have
---- equal values, else with every rank's: nobody reduces its gradients. Collective.
+--- equal values, else with every rank's: nobody reduces its gradients. Collective. ValueError for a
+--- model whose parameters are in several trees: instances over other groups of ranks have a hash of
+--- their own.
 ---@return string
 function methods:hash()
   local tree = self:_lazy_init()
-  return runtime.hash(tree.handle, all_params(tree))
+  local holder, params = nil, all_params(tree)
+  for _, tensor in ipairs(params) do
+    local manager = parameter.manager(tensor)
+    local its = manager and manager:_lazy_init()
+    if its and holder and its ~= holder then
+      errors.raise('ValueError', "hash: '%s' and '%s' are sharded apart, as instances over other "
+        .. 'ranks or of an earlier root; ask each for its hash', holder.root:_unit_name(),
+        its.root:_unit_name())
+    end
+    holder = its or holder
+  end
+  return runtime.hash((holder or tree).handle, params)
 end
 
 --- What each unit below holds, in module order.
@@ -210,6 +235,21 @@ function methods:shard_metadata()
   return out
 end
 
+-- The plan of several trees.
+local function sum_of(plans)
+  local sum = plans[1]
+  for i = 2, #plans do
+    for name, value in next, plans[i] do
+      if type(value) == 'boolean' then
+        sum[name] = sum[name] and value
+      else
+        sum[name] = sum[name] + value
+      end
+    end
+  end
+  return sum
+end
+
 --- Bytes this rank will hold for parameters, gradients, optimizer states and slots when a step is
 --- `micro_batches` backwards (default: one) of which all but the last run in no_sync. The plan is
 --- of the whole model, whichever instance is asked. Frozen parameters count as they are now. The
@@ -223,9 +263,13 @@ function methods:plan(opts)
   opts = errors.options('plan', opts, { 'micro_batches', 'dry_run' })
   local micro_batches = arguments.whole('plan', 'micro_batches', opts.micro_batches, 1, 1)
   if arguments.flag('plan', 'dry_run', opts.dry_run, false) then
-    return as_plan(once.run('a dry run of FSDP', first_use.dry_run, self, micro_batches))
+    return as_plan(sum_of(once.run('a dry run of FSDP', first_use.dry_run, self, micro_batches)))
   end
-  return as_plan(runtime.plan(self:_lazy_init().handle, micro_batches, false))
+  local plans, top = {}, self:_lazy_init()
+  for i, tree in ipairs(first_use.trees(top.outer or top)) do
+    plans[i] = runtime.plan(tree.handle, micro_batches, false)
+  end
+  return as_plan(sum_of(plans))
 end
 
 --- Collectives this rank has called in the instance's group so far, by kind.

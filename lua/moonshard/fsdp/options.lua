@@ -44,8 +44,8 @@ local options = {}
 --- along the first have equal parts
 ---@field device_mesh? ms.dist.DeviceMesh  the same
 ---@field param_init_fn? fun(module: ms.nn.Module)  called, before units are made, with each module
----                        that has parameters without values, which it sees whole: those of one
----                        unit at a time take memory
+---                        that has parameters without values. Parameters have their full shapes
+---                        there; those of one unit at a time take memory
 ---@field sync_module_states? boolean  all ranks take rank 0's parameters and buffers (default
 ---                        false)
 

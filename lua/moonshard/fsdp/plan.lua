@@ -191,6 +191,15 @@ local function seal_made(drafts)
   end
 end
 
+--- RuntimeError inside param_init_fn, for an instance that has no unit yet.
+---@param instance ms.fsdp.State
+function plan.check_sealed(instance)
+  if sealing and not instance._planned then
+    errors.raise('RuntimeError', 'the model cannot run inside param_init_fn: its units are made '
+      .. 'when that has set the initial values')
+  end
+end
+
 --- Make the units of all instances below `top` that have none yet. After an error those that were
 --- made are their instances', and the next call makes the others.
 ---@param top ms.nn.Module

@@ -382,6 +382,7 @@ end
 ---@return ms.fsdp.Tree
 function State:_lazy_init(alone)
   local tree = self._tree
+  plan.check_sealed(self)
   return tree and tree.ready and tree
     or once.run('the first use of FSDP', first_use.ready, self, alone)
 end

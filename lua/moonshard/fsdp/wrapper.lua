@@ -10,6 +10,7 @@ local ModuleList = require 'moonshard.nn.module_list'
 local State = require 'moonshard.fsdp.state'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.internal.errors'
+local first_use = require 'moonshard.fsdp.first_use'
 local guard = require 'moonshard.internal.guard'
 local methods = require 'moonshard.fsdp.methods'
 local module_tree = require 'moonshard.nn.tree'
@@ -117,7 +118,7 @@ function FSDP:state_dict(opts)
 end
 
 local function set_applies(tree, on)
-  for _, its in ipairs { tree, unpack(tree.nested) } do
+  for _, its in ipairs(first_use.trees(tree)) do
     its.applies = on
   end
 end

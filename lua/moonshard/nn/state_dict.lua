@@ -7,6 +7,7 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.internal.errors'
+local members = require 'moonshard.dist.members'
 local parameter = require 'moonshard_ffi.parameter'
 local util = require 'moonshard.internal.util'
 local tree = require 'moonshard.nn.tree'
@@ -175,22 +176,38 @@ local function examine(module, list, sd, strict)
   return { missing_keys = missing, unexpected_keys = unexpected }
 end
 
+-- The units' parameters by the group of ranks that shares them, the largest group first.
+local function by_group(list, numbers)
+  local parts = {}
+  for _, entry in ipairs(list) do
+    local unit = entry.flat_of or not entry.buffer and parameter.manager(entry.tensor)
+    local part
+    for _, other in ipairs(unit and parts or {}) do
+      part = other.unit.process_group == unit.process_group and other or part
+    end
+    if unit and not part then
+      part = { unit = unit, names = {}, keys = {} }
+      parts[#parts + 1] = part
+      if members.size(unit.process_group) > members.size(parts[1].unit.process_group) then
+        parts[1], parts[#parts] = part, parts[1]
+      end
+    end
+    if unit then
+      table.insert(part.names, entry.name)
+      table.insert(part.keys, numbers[entry.name] or 0)
+    end
+  end
+  return parts
+end
+
 -- Raise the error that keeps this rank from loading, if one does; where there are units, on all
 -- ranks when one has an error or other values than the others, whose numbers are here by name.
 local function agree(list, numbers, problem)
-  local manager
-  local names, keys = {}, {}
-  for _, entry in ipairs(list) do
-    local unit = entry.flat_of or not entry.buffer and parameter.manager(entry.tensor)
-    if unit then
-      manager = manager or unit
-      names[#names + 1] = entry.name
-      keys[#keys + 1] = numbers[entry.name] or 0
-    end
+  local parts = by_group(list, numbers)
+  for _, part in ipairs(parts) do -- the first one raises a problem
+    part.unit:_agree_on_load(problem, part.names, part.keys)
   end
-  if manager then
-    manager:_agree_on_load(problem, names, keys)
-  elseif problem then
+  if problem then
     error(problem, 0)
   end
 end

@@ -62,6 +62,24 @@ local function by_group(tree, params)
   return parts, own
 end
 
+-- Parts whose ranks are not all among those of the largest group have no common norm.
+local function check_contained(parts, group)
+  local is_member = {}
+  for _, rank in ipairs(members.list(group)) do
+    is_member[rank] = true
+  end
+  for _, part in ipairs(parts) do
+    local its = part.tree.root.process_group
+    for _, rank in ipairs(members.list(its)) do
+      if not is_member[rank] then
+        errors.raise('ValueError', 'clip_grad_norm_: parameters are sharded over ranks %s and, as '
+          .. 'another group, over ranks %s, which have no common norm', members.text(group),
+          members.text(its))
+      end
+    end
+  end
+end
+
 -- The norm over all groups. Each rank knows those of its own groups, so every member of a group
 -- adds an equal part of that group's.
 local function norm_of_parts(parts, norm_type, group)
@@ -69,9 +87,9 @@ local function norm_of_parts(parts, norm_type, group)
   for _, part in ipairs(parts) do
     local norm = part.norm:item()
     if is_max then
-      sum = norm ~= norm and norm or math.max(sum, norm)
+      sum = (norm ~= norm or norm > sum) and norm or sum -- NaN stays: nothing is above it
     else
-      local share = 1 / #members.list(part.tree.root.process_group)
+      local share = 1 / members.size(part.tree.root.process_group)
       sum = sum + (norm_type == 0 and norm or norm ^ norm_type) * share
     end
   end
@@ -90,6 +108,7 @@ function clip.sharded(tree, params, max_norm, norm_type, strict)
   if #parts == 1 then
     return runtime.clip(own.tree.handle, params, max_norm, norm_type, strict)
   end
+  check_contained(parts, tree.root.process_group)
   for _, part in ipairs(parts) do
     part.norm = runtime.clip(part.tree.handle, part.params, math.huge, norm_type, false)
   end
@@ -114,9 +133,9 @@ end
 
 --- Scale gradients together by min(1, max_norm / (total + 1e-6)). Sharded parameters of any models
 --- and plain ones count together; collective then, with the same parameters in the same order on
---- all ranks of a group. Of several groups all are parts of the largest. RuntimeError with
---- `error_if_nonfinite` when the total is not finite: nothing is scaled. Where a device fails some
---- may be scaled and others not: drop them.
+--- all ranks of a group. With several groups the largest has all ranks of the others, else it is a
+--- ValueError. RuntimeError with `error_if_nonfinite` when the total is not finite: nothing is
+--- scaled. Where a device fails some may be scaled and others not: drop them.
 ---@param params ms.Tensor[]|ms.Tensor
 ---@param max_norm number
 ---@param norm_type? number  0 or more, or math.huge (default 2)
