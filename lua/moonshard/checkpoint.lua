@@ -49,8 +49,8 @@ local checkpoint = {}
 --- One of them at least. A checkpoint holds what was given to save() and nothing else: loading
 --- what is not in it is a KeyError; a load of more than models that leaves out what is in it warns.
 --- State of an optimizer goes by the names of its parameters, whether they are frozen or not; that
---- is the model's business. Of one over several models that have equal names, it goes by those that
---- `modules` gives the models, too: save and load it with them.
+--- is the model's business. If several models of one optimizer have parameters of equal names,
+--- state goes by the models' names in `modules`, too: save and load the optimizer with `modules`.
 --- Beside models it trains parameters of those models, a ValueError if not, though perhaps not all.
 --- Each of its groups takes the options of the group with the same parameters in the checkpoint,
 --- its parameters the state that is there: one without momentum gets it from a checkpoint that has
@@ -244,7 +244,7 @@ end
 
 local function add_load_of_optimizer(load, part_of, meta)
   local keys, after, optimizer = load.keys, load.after, part_of.value
-  local names = fits.names(optimizer, load.parts)
+  local names = fits.names(optimizer, load.parts, type(meta.steps) == 'table' and meta.steps or nil)
   fits.models(optimizer, parts.values(load.parts, 'model'))
   if meta.kind ~= optimizer.kind then
     errors.raise('ValueError', 'the checkpoint holds the state of %s, expected %s',

@@ -35,8 +35,8 @@ static ms_status absent(const msi_view *v)
 
     if (s->kind == MS_STORAGE_NONE && s->absent != NULL) {
         return MS_FAIL(MS_RUNTIME_ERROR,
-                       "parameter '%s' has no values yet: call its module, or that module's "
-                       "materialize()",
+                       "parameter '%s' has no values yet: call its module's materialize(), or set "
+                       "them by nn.init",
                        s->absent);
     }
     if (s->kind == MS_STORAGE_NONE) {

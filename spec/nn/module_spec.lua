@@ -170,8 +170,8 @@ describe('nn.Module', function()
 
   it('has no values before it is materialized', function()
     local model = nn.Sequential(nn.Linear(2, 2))
-    checks.raises('RuntimeError', "parameter 'weight' has no values yet: call its module, or that "
-      .. "module's materialize()", function()
+    checks.raises('RuntimeError', "parameter 'weight' has no values yet: call its module's "
+      .. 'materialize()', function()
       ms.no_grad(model[1].weight.fill_, model[1].weight, 1)
     end)
     model:parameters()

@@ -35,21 +35,25 @@ end
 --- each has a name of its own.
 ---@param optimizer ms.optim.Optimizer
 ---@param list ms.checkpoint.Part[]
+---@param stored? table<string, any>  by name, in the checkpoint to be loaded
 ---@return string[] names
 ---@return integer[] order  of the parameters by name: the same on all ranks
-function fits.names(optimizer, list)
+function fits.names(optimizer, list, stored)
   local entries, names, order = optimizer:_entries(), {}, {}
+  local is_missing = false
   for i, entry in ipairs(entries) do
     if entry.name == '' then
       errors.raise('ValueError', 'a parameter of the optimizer has no name: it belongs to no '
         .. 'module')
     end
     names[i], order[i] = entry.name, i
+    is_missing = is_missing or stored ~= nil and stored[entry.name] == nil
   end
-  if repeated(names) then
+  if repeated(names) or is_missing then
     local prefix_of = prefixes(list)
     for i, entry in ipairs(entries) do
-      names[i] = (prefix_of[parameter.key(entry.param)] or '') .. entry.name
+      local full = (prefix_of[parameter.key(entry.param)] or '') .. entry.name
+      names[i] = (not stored or stored[full] ~= nil) and full or entry.name
     end
   end
   local twice = repeated(names)

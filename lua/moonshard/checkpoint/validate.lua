@@ -58,7 +58,8 @@ end
 
 local function refuse_two(what, name, its, whose, group)
   errors.raise('ValueError', '%s: the %s is sharded over ranks %s, %s over ranks %s, as another '
-    .. 'group: each group has checkpoints of its own', what, name, members.text(its), whose,
+    .. 'group: each group has checkpoints of its own, and a model over several groups has none '
+    .. '(state_dict_type SHARDED_STATE_DICT gives its parts)', what, name, members.text(its), whose,
     members.text(group))
 end
 

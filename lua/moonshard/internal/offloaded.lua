@@ -37,8 +37,8 @@ function offloaded.is_useful()
   return device.kind() ~= 'cpu'
 end
 
---- The function with other arguments that give the same results. But for parameters, they hold no
---- memory of the device.
+--- The function and arguments with the same results that hold no memory of the device, except for
+--- parameters.
 ---@param fn fun(...): ...
 ---@param args table  with `n`
 ---@return fun(...): ...

@@ -12,7 +12,7 @@ return function(params, opts)
     local grad = not none and param:grad()
     if none then
       param:set_grad(nil)
-    elseif grad then -- a rank without elements of it shows none of a gradient that it counts
+    elseif grad then -- a rank without elements of the parameter has no gradient to fill
       param:set_grad(create.zeros(grad:shape(), { dtype = grad:dtype() }))
     end
   end

@@ -284,7 +284,7 @@ local function group_with(what, groups, group_of, own, partial)
       errors.raise('ValueError', "%s: '%s' is in %s of the loaded state%s; options go to the group "
         .. 'with the same parameters', what, name,
         group_of[name] and 'parameter group ' .. group_of[name] or 'no parameter group',
-        g and g ~= group_of[name] and (", '%s' of its group here in group %d"):format(
+        g and g ~= group_of[name] and (", but '%s', of the same group here, is in group %d"):format(
           own.params[1], g) or '')
     end
   end
@@ -298,8 +298,8 @@ local function group_with(what, groups, group_of, own, partial)
   return groups[g]
 end
 
---- Groups of a saved optimizer in the order of this one's, by their parameters. ValueError, which
---- names a parameter, unless each has the parameters of one of them.
+--- Groups of a saved optimizer in the order of this one's, matched by their parameters. ValueError
+--- that names a parameter if a group has other parameters than each of the saved ones.
 ---@param what string
 ---@param groups table[]  options, and `params`: names
 ---@param names string[]  of this optimizer's parameters, in order of addition

@@ -251,10 +251,10 @@ static ms_status values_differ(const ms_fsdp_unit *u, int32_t index, int32_t q, 
     }
     if (u->rank == 0 && !*warned) {
         msi_warn("UserWarning",
-                 "the model is a patchwork: each rank keeps its own part of first values that "
-                 "differ between the ranks (parameter '%s': rank %d has another seed, rule or "
-                 "tensor than rank %d, or has made other modules before); give all ranks one seed, "
-                 "or load one state dict on all of them (sync_module_states is not supported yet)",
+                 "initial values differ between ranks, and each rank keeps its own part of them "
+                 "(parameter '%s': rank %d has another seed, rule or tensor than rank %d, or has "
+                 "made other modules before); give all ranks one seed, load one state dict on all "
+                 "of them, or wrap with sync_module_states",
                  name, rank, zero);
     }
     *warned = true;
