@@ -192,11 +192,8 @@ describe('a tensor', function()
       assert.equal("tensor([   0,    1,    2, ..., 1998, 1999, 2000], dtype='i64', shape=(2001))",
         tostring(ms.arange(2001)))
       assert.is_nil(tostring(ms.arange(1000)):find('...', 1, true))
-      assert.equal(
-        ('tensor([[%d, %d, %d, ..., %d, %d, %d],\n        [%d, %d, %d, ..., %d, %d, %d]]'):format(
-          1, 2, 3, 598, 599, 600, 601, 602, 603, 1198, 1199, 1200):gsub('%d+', function(n)
-            return (' '):rep(4 - #n) .. n
-          end) .. ", dtype='i64', shape=(2, 600))",
+      assert.equal('tensor([[   1,    2,    3, ...,  598,  599,  600],\n        [ 601,  602,  603, '
+        .. "..., 1198, 1199, 1200]], dtype='i64', shape=(2, 600))",
         tostring((ms.arange(1200) + 1):reshape(2, 600)))
     end)
 
