@@ -93,8 +93,8 @@ local function described(err)
   return (debug.traceback(naming.suggest(err), 2):gsub("\n\t%[C%]: in function 'xpcall'.*", ''))
 end
 
---- Read, run and print until the end of standard input. To be run by `luajit -e`, whose SIGINT is an
---- error in the code that runs.
+--- Read, run and print until the end of standard input. To be run by `luajit -e`, where a SIGINT is
+--- an error in the code that runs.
 return function()
   local ms = require 'moonshard'
   _G.ms, _G.nn, _G.optim, _G.fsdp = ms, ms.nn, ms.optim, ms.fsdp
