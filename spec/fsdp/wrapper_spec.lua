@@ -81,8 +81,8 @@ describe('FSDP', function()
       local warnings = ms.capture_warnings(function()
         model = FSDP(nn.Sequential(nn.Linear(2, 2)), { auto_wrap_policy = fsdp.always_wrap_policy })
       end)
-      assert.same({ 'UserWarning: FSDP is switching to use `NO_SHARD` instead of FULL_SHARD since '
-        .. 'the world size is 1.' }, messages(warnings))
+      assert.same({ 'UserWarning: FULL_SHARD shards nothing since the world size is 1. The '
+        .. 'strategy stays as given.' }, messages(warnings))
       assert.equal('FULL_SHARD', model:units()[1].strategy)
       ms.no_grad(model, ms.ones(1, 2))
       assert.equal(1, model[1].weight:dim())
