@@ -152,7 +152,8 @@ function errors.raise(kind, format, ...)
   error(errors.new(kind, format), 0)
 end
 
---- Is this value one of our error objects?
+--- Is this value an error of the library, which pcall gives?
+---@param value ms.Error|any
 ---@return boolean
 function errors.is(value)
   return getmetatable(value) == Error
