@@ -192,6 +192,20 @@ describe('a tensor', function()
       assert.equal("tensor([   0,    1,    2, ..., 1998, 1999, 2000], dtype='i64', shape=(2001))",
         tostring(ms.arange(2001)))
       assert.is_nil(tostring(ms.arange(1000)):find('...', 1, true))
+      assert.equal('tensor([[   1,    2,    3, ...,  598,  599,  600],\n        [ 601,  602,  603, '
+        .. "..., 1198, 1199, 1200]], dtype='i64', shape=(2, 600))",
+        tostring((ms.arange(1200) + 1):reshape(2, 600)))
+    end)
+
+    it('reads only the elements that it shows', function()
+      local x = ms.zeros(1000, 1000)
+      collectgarbage()
+      collectgarbage 'stop'
+      local before = collectgarbage 'count'
+      tostring(x)
+      local kib = collectgarbage 'count' - before
+      collectgarbage 'restart'
+      assert.is_true(kib < 1024, kib .. ' KiB of Lua memory')
     end)
 
     it('shows requires_grad, empty and released tensors', function()

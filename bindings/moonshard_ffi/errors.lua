@@ -1,5 +1,5 @@
 --- Errors are values with a kind, `{ kind, message, where, traceback }`, that print as
---- "kind: message".
+--- "kind: message". They are joined by .. and have the methods of strings, which work on that text.
 ---
 --- The kinds are the runtime's status codes. `failed` is what every call into C ends in when it did
 --- not succeed; `raise` is for what Lua itself refuses.
@@ -17,6 +17,20 @@ local errors = {}
 ---@field forward? string|false  module in whose forward it was raised, 'h.1.attn (my.Attn)'
 local Error = {}
 Error.__index = Error
+
+local function text_of(value)
+  return getmetatable(value) == Error and value.kind .. ': ' .. value.message or value
+end
+
+for name, fn in next, string do
+  Error[name] = function(self, ...)
+    return fn(text_of(self), ...)
+  end
+end
+
+function Error.__concat(a, b)
+  return text_of(a) .. text_of(b)
+end
 
 -- Does a handler in C ask, as luajit's that ends a script with what it did not catch?
 local function is_uncaught()
@@ -55,7 +69,7 @@ local function inner_frames(traceback, around)
 end
 
 function Error:__tostring()
-  local text = self.kind .. ': ' .. self.message
+  local text = text_of(self)
   if not self.forward or not is_uncaught() then
     return text
   end
@@ -138,7 +152,8 @@ function errors.raise(kind, format, ...)
   error(errors.new(kind, format), 0)
 end
 
---- Is this value one of our error objects?
+--- Is this value an error of the library, which pcall gives?
+---@param value ms.Error|any
 ---@return boolean
 function errors.is(value)
   return getmetatable(value) == Error

@@ -19,6 +19,20 @@ function interrupt.is(err)
   return type(err) == 'string' and err:find('^[^\n]-interrupted!$') ~= nil
 end
 
+--- Makes the xpcall of a prompt: only what it calls is interrupted by SIGINT, which ends the
+--- process otherwise. luajit gives up its handler with each signal, so every call installs it.
+---@param handler fun(err: any): any  of xpcall
+---@return fun(fn: function, ...): boolean, any
+function interrupt.catcher(handler)
+  local on_signal = ffi.C.signal(SIGINT, nil) -- that of luajit, which runs the caller
+  return function(fn, ...)
+    ffi.C.signal(SIGINT, on_signal)
+    local ok, result = xpcall(fn, handler, ...)
+    ffi.C.signal(SIGINT, nil)
+    return ok, result
+  end
+end
+
 --- End this process by SIGINT, after writing all buffered output.
 function interrupt.pass_on()
   ffi.C.fflush(nil)

@@ -1,4 +1,4 @@
---- The tape from Lua: switching it off, and hooks.
+--- Recording of operators and gradients: switching it off, gradients of chosen inputs, hooks.
 
 local B = require 'moonshard_ffi'
 local Hook = require 'moonshard.internal.hook'

@@ -1,4 +1,4 @@
---- What `require 'moonshard'` gives: the names that stand in `ms` itself.
+--- The names of `ms` itself, which `require 'moonshard'` returns.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -19,6 +19,15 @@ local util = require 'moonshard.internal.util'
 local C = B.C
 
 ---@class ms
+---@field version string
+---@field bf16 ms.DType  the name of a dtype, as all of these
+---@field f16 ms.DType
+---@field f32 ms.DType
+---@field f64 ms.DType
+---@field i32 ms.DType
+---@field i64 ms.DType
+---@field u8 ms.DType
+---@field bool ms.DType
 local ms = {
   version = B.string(C.ms_version()),
   class = require 'moonshard.internal.class',
@@ -72,9 +81,10 @@ function ms.is(object, class)
   return util.is(object, class)
 end
 
---- The reference of a name ('nn.Linear', 'Tensor:cumsum'), a public function, a class or an object
---- of one; of a namespace ('ops') its names. Prints it. KeyError gives the nearest name.
----@param what any
+--- Print the reference of a name ('nn.Linear', 'Tensor:cumsum'), a tensor, a public function, a
+--- class or an object of one; of a namespace ('ops') its names; of nothing an overview. KeyError
+--- gives the nearest names.
+---@param what? any
 function ms.help(what)
   print(require('moonshard.internal.reference').help(what))
 end

@@ -602,13 +602,17 @@ metatable.__le = no_order('a <= b and b >= a', 'a:le(b) or b:ge(a)')
 
 metatable.__unm = ops.neg
 
--- As int64_t, which hold every one of them.
-local function integers(t, sizes)
+-- The values as a nested table, of 64-bit integers as int64_t, which hold every one of them.
+local function read(t)
+  if describe(t).dtype ~= C.MS_DTYPE_I64 then
+    return Tensor.totable(t)
+  end
+  local sizes = Tensor.shape(t)
   local values = B.new('int64_t[?]', math.max(tonumber(info.numel), 1))
   local whole = calls.tensor_borrow(info.dtype, info.ndim, info.shape, values)
   calls.tensor_copy(whole, t)
   C.ms_ref_release(whole)
-  return nest(values, sizes, 1, 0, as_number)
+  return (nest(values, sizes, 1, 0, as_number))
 end
 
 local function suffix(sizes)
@@ -633,8 +637,10 @@ function metatable.__tostring(t)
     return 'tensor(no values' .. last
   end
   local floating = C.ms_dtype_is_floating(info.dtype)
-  local values = info.dtype == C.MS_DTYPE_I64 and integers(t, sizes) or t:totable()
-  return 'tensor(' .. format(values, sizes, floating) .. last
+  local values = t:detach()
+  local text = format(values, sizes, floating, read)
+  values:release()
+  return 'tensor(' .. text .. last
 end
 
 B.define_methods(metatable)

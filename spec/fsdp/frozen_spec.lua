@@ -163,4 +163,24 @@ describe('frozen parameters', function()
       assert.same(values, kept and kept:totable())
     end)
   end)
+
+  it('in a unit with trainable ones give one warning a model', function()
+    local function block()
+      local made = layers()
+      made[1]:requires_grad_(false)
+      made[2]:requires_grad_(false)
+      made[3].weight:requires_grad_(false)
+      return made
+    end
+    ms.dist.spawn(2, function()
+      local mixed = {}
+      for _, warning in ipairs(ms.capture_warnings(fsdp.FSDP, nn.Sequential(block(), block()), {
+        auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Sequential }, use_orig_params = true,
+      })) do
+        mixed[#mixed + 1] = warning.message:match 'requires_grad=True: .*'
+      end
+      assert.same({ "requires_grad=True: ['0.2.bias']. The following parameters have requires_grad="
+        .. "False: ['0.0.weight', '0.0.bias', '0.1.weight', '0.1.bias'] and 1 more." }, mixed)
+    end)
+  end)
 end)

@@ -288,8 +288,9 @@ describe('two ranks', function()
         model = fsdp.FSDP(nn.Linear(1, 1, { bias = false }), { sharding_strategy = 'NO_SHARD' })
       end)
       assert.equal('FutureWarning', warnings[1].kind)
-      assert.equal('The `NO_SHARD` sharding strategy is deprecated. If having issues, please use '
-        .. '`DistributedDataParallel` instead.', warnings[1].message)
+      assert.equal('The `NO_SHARD` sharding strategy is deprecated. PyTorch has '
+        .. '`DistributedDataParallel` instead; here a model wrapped with NO_SHARD replaces it, and '
+        .. 'stays supported.', warnings[1].message)
       model:set_gradient_factor(1)
       model(ms.full({ 1, 1 }, rank + 1)):sum():backward()
       checks.close({ { 3 } }, model.weight:grad())

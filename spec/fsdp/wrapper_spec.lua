@@ -4,6 +4,7 @@ local ms = require 'moonshard'
 local nn, fsdp = ms.nn, ms.fsdp
 local FSDP = fsdp.FSDP
 local checks = require 'support.checks'
+local scripts = require 'support.scripts'
 local wrapped = require 'support.wrap'
 
 local function messages(list)
@@ -81,8 +82,8 @@ describe('FSDP', function()
       local warnings = ms.capture_warnings(function()
         model = FSDP(nn.Sequential(nn.Linear(2, 2)), { auto_wrap_policy = fsdp.always_wrap_policy })
       end)
-      assert.same({ 'UserWarning: FSDP is switching to use `NO_SHARD` instead of FULL_SHARD since '
-        .. 'the world size is 1.' }, messages(warnings))
+      assert.same({ 'UserWarning: FULL_SHARD shards nothing since the world size is 1. The '
+        .. 'strategy stays as given.' }, messages(warnings))
       assert.equal('FULL_SHARD', model:units()[1].strategy)
       ms.no_grad(model, ms.ones(1, 2))
       assert.equal(1, model[1].weight:dim())
@@ -91,6 +92,28 @@ describe('FSDP', function()
       local whole = wrapped(nn.Linear(2, 2), asked)
       ms.no_grad(whole, ms.ones(1, 2))
       assert.equal(2, whole.weight:dim())
+    end)
+
+    it('log the events of each unit at MS_LOG=trace', function()
+      scripts.with_script([[
+        ms.dist.spawn(2, function()
+          local model = ms.fsdp.FSDP(ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 4)),
+            { auto_wrap_policy = ms.fsdp.ModuleWrapPolicy { ms.nn.Linear } })
+          model(ms.ones(1, 4)):sum():backward()
+        end)
+      ]], function(path)
+        local events = {}
+        local output = scripts.shell('env MS_LOG=trace luajit ' .. path)
+        for event, unit in output:gmatch "trace: rank 1: (%a+) unit '(%d)', model 1, coll" do
+          events[#events + 1] = event .. ' ' .. unit
+        end
+        assert.same({
+          'gather 0', 'unshard 0', 'reshard 0', 'gather 1', 'unshard 1', 'reshard 1', -- forward
+          'gather 1', 'unshard 1', 'gather 0', 'reduce 1', 'reshard 1', 'unshard 0', 'reduce 0',
+          'reshard 0',
+        }, events, output)
+        assert.is_nil(scripts.shell('env MS_LOG=info luajit ' .. path):find('trace', 1, true))
+      end)
     end)
 
     it('warn about containers that have no forward', function()

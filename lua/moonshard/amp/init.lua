@@ -1,4 +1,4 @@
---- What training in f16 needs beside casts: a loss scale that follows what gradients stand.
+--- Training in f16: a loss scale that keeps gradients in the range of the dtype.
 
 local naming = require 'moonshard.internal.naming'
 

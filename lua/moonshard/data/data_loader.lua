@@ -308,11 +308,6 @@ function DataLoader:load_state(state)
   self._step, self._micro, self._loaded = state.samples / self.samples_per_step, 0, true
 end
 
-function DataLoader:__call()
-  errors.raise('TypeError', 'a data.DataLoader is no iterator; write: for i, batch in '
-    .. 'loader:batches() do')
-end
-
 function DataLoader:__tostring()
   return ('DataLoader(batch_size=%d, steps_per_epoch=%d, rank=%d of %d)'):format(self.batch_size,
     self.steps_per_epoch, self.rank, self.world_size)
@@ -321,4 +316,4 @@ end
 return naming.close(DataLoader, {
   'dataset', 'batch_size', 'seed', 'shuffle', 'drop_last', 'rank', 'world_size', 'micro_batches',
   'n_samples', 'samples_per_step', 'steps_per_epoch', 'sampler', 'collate_fn',
-})
+}, 'for i, batch in loader:batches() do')

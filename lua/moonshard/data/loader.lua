@@ -194,11 +194,6 @@ function Loader:load_state(state)
   self._step, self._micro = state.samples / self.samples_per_step, 0
 end
 
-function Loader:__call()
-  errors.raise('TypeError', 'a data.Loader is no iterator; write: for step, x, y in '
-    .. 'loader:batches() do')
-end
-
 function Loader:__tostring()
   return ('Loader(batch=%d, context=%d, steps_per_epoch=%d, rank=%d of %d)'):format(self.batch,
     self.context, self.steps_per_epoch, self.rank, self.world_size)
@@ -207,4 +202,4 @@ end
 return naming.close(Loader, {
   'tokens', 'batch', 'context', 'seed', 'shuffle', 'rank', 'world_size', 'micro_batches',
   'samples_per_step', 'n_windows', 'steps_per_epoch',
-})
+}, 'for step, x, y in loader:batches() do')

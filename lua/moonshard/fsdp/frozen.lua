@@ -3,6 +3,7 @@
 local errors = require 'moonshard.internal.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
+local util = require 'moonshard.internal.util'
 
 local frozen = {}
 
@@ -38,8 +39,11 @@ local function managed(module, path, ignored_params, visited, out, seen)
   return out
 end
 
+local SHOWN = 4 -- names of each list
+
 local function quoted(names)
-  return "['" .. table.concat(names, "', '") .. "']"
+  local list = "['" .. table.concat(util.slice(names, 1, math.min(#names, SHOWN)), "', '") .. "']"
+  return #names > SHOWN and ('%s and %d more'):format(list, #names - SHOWN) or list
 end
 
 local function message(path, use_orig_params, trainable, frozen_names, total, trainable_numel)
@@ -54,7 +58,7 @@ local function message(path, use_orig_params, trainable, frozen_names, total, tr
     quoted(trainable), quoted(frozen_names))
 end
 
---- Check each module that a policy object is about to wrap.
+--- Check the modules that a policy object is about to wrap, up to the first that mixes parameters.
 ---@param root ms.nn.Module
 ---@param to_wrap table<ms.nn.Module, any>
 ---@param ignored_params table<integer, boolean>
@@ -78,6 +82,7 @@ function frozen.validate(root, to_wrap, ignored_params, opts)
           errors.raise('ValueError', '%s', text)
         end
         errors.warn('UserWarning', text, opts.process_group)
+        return -- one warning a model: what LoRA freezes, it freezes in all blocks
       end
     end
   end

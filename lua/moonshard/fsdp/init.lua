@@ -1,5 +1,5 @@
---- Fully sharded data parallel: the wrapper, the policies that say what it wraps, and what one does
---- with a wrapped model.
+--- Fully sharded data parallel: the wrapper, policies that choose what is wrapped, and functions of
+--- wrapped models.
 
 local composable = require 'moonshard.fsdp.composable'
 local naming = require 'moonshard.internal.naming'

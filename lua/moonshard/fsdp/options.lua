@@ -234,16 +234,17 @@ function options.normalised(given)
   }
 end
 
---- What the reference warns about, in its words, once per tree. (A world of one keeps the strategy,
---- unlike the reference.)
+--- What PyTorch warns about, once per tree. It replaces the strategy in a world of one and names
+--- DistributedDataParallel, which does not exist here.
 function options.warn(opts)
   local _, world = runtime.place(opts.process_group)
   if world == 1 and opts.sharding_strategy ~= 'NO_SHARD' then
-    errors.warn('UserWarning', ('FSDP is switching to use `NO_SHARD` instead of %s since the world '
-      .. 'size is 1.'):format(opts.sharding_strategy), opts.process_group)
+    errors.warn('UserWarning', ('%s shards nothing since the world size is 1. The strategy stays '
+      .. 'as given.'):format(opts.sharding_strategy), opts.process_group)
   elseif world > 1 and opts.sharding_strategy == 'NO_SHARD' then
-    errors.warn('FutureWarning', 'The `NO_SHARD` sharding strategy is deprecated. If having '
-      .. 'issues, please use `DistributedDataParallel` instead.', opts.process_group)
+    errors.warn('FutureWarning', 'The `NO_SHARD` sharding strategy is deprecated. PyTorch has '
+      .. '`DistributedDataParallel` instead; here a model wrapped with NO_SHARD replaces it, and '
+      .. 'stays supported.', opts.process_group)
   end
 end
 

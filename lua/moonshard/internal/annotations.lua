@@ -57,26 +57,28 @@ local function value_of(text, named)
     end
   end
   local type_text, comment = split_type(rest or '')
+  if not named then -- a result may have a name
+    type_text = type_text:match '^([^%s({]+) [%a_][%w_]*$' or type_text
+  end
   return { name = name, optional = mark == '?', type = type_text, text = comment }
 end
 
--- The lines of a comment: free text, then tags with the lines that continue them.
+-- The lines of a comment: free text, and tags with the lines that continue them up to an empty one.
 local function block_of(lines)
-  local text, tags = {}, {}
+  local text, tags, in_tag = {}, {}, false
   for _, line in ipairs(lines) do
     local body = line:gsub('^%s*%-%-%-', '')
     local tag, rest = body:match '^@(%w+)%s*(.*)$'
     if tag then
-      tags[#tags + 1] = { tag = tag, text = rest }
-    elseif tags[1] and body:find '^%s%s' or body:find '^|' then
-      local last = tags[#tags]
-      local more = body:gsub('^[|%s]+', '')
-      last.text = last.text .. ' ' .. more
-    elseif not tags[1] or body:find '%S' then
+      tags[#tags + 1], in_tag = { tag = tag, text = rest }, true
+    elseif in_tag and body:find '%S' then
+      tags[#tags].text = tags[#tags].text .. ' ' .. body:gsub('^[|%s]+', '')
+    else
+      in_tag = false
       text[#text + 1] = body:gsub('^ ', '')
     end
   end
-  return { text = table.concat(text, '\n'):gsub('%s+$', ''), tags = tags }
+  return { text = table.concat(text, '\n'):match '^%s*(.-)%s*$', tags = tags }
 end
 
 local function tagged(block, tag, named)
@@ -91,7 +93,7 @@ end
 
 local function words(list)
   local out = {}
-  for word in list:gmatch '[%w_.]+' do
+  for word in list:gsub('%b<>', ''):gmatch '[%w_.]+' do
     out[#out + 1] = word
   end
   return out

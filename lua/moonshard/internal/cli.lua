@@ -16,7 +16,7 @@ usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
        moonshard --version | --help
 
 run    start a script on several ranks of this host and supervise them
-repl   a prompt for Lua, with ms there
+repl   a prompt for Lua, with ms loaded
 info   version, instruction set of the kernels, cores, folder of the library
 doctor what this machine has for training, and what is missing
 
@@ -68,9 +68,9 @@ works.
 local REPL_USAGE = [[
 usage: moonshard repl
 
-Start luajit's prompt with ms loaded. A line that begins with = prints values, of functions and
-classes how they are called; ms.help('nn.Linear') prints the reference of a name. Ctrl-C ends the
-line that runs, Ctrl-D the prompt.
+Start a prompt for Lua with ms, nn, optim and fsdp loaded. An expression prints its values: lists
+and tables their contents, functions and classes how they are called. ms.help('nn.Linear') prints
+the reference of a name. Ctrl-C ends the line that runs, Ctrl-D the prompt.
 ]]
 
 local RUN_FLAGS = { '-n', '--ranks', '--no-prefix', '-h', '--help' }
@@ -233,17 +233,11 @@ local function explained(command, usage, words)
   end
 end
 
--- What the prompt runs first: then functions are shown as they are called.
-local PROMPT = [[ms = require "moonshard"
-print("moonshard " .. ms.version .. ", a prompt of one rank: ms is there")
-debug.setmetatable(print, { __tostring = function(fn)
-  return require("moonshard.internal.reference").shown(fn)
-end })]]
-
 local function repl(words, all)
   if not explained('repl', REPL_USAGE, words) then
     -- interpreted: a compiled loop does not see a SIGINT
-    local command = ("%s -joff -e '%s' -i"):format(quoted_interpreter(all), PROMPT)
+    local command = quoted_interpreter(all)
+      .. [[ -joff -e 'require("moonshard.internal.prompt")()']]
     return os.execute(command) == 0 and 0 or 1
   end
   return 0

@@ -5,34 +5,50 @@ local util = require 'moonshard.internal.util'
 local EDGE = 3         -- entries shown at each end of a long dimension
 local THRESHOLD = 1000 -- elements; above it long dimensions are elided
 
---- Visit what is shown of a nested table: all of it, or both ends of each dimension.
-local function shown(n, elide)
-  if not elide or n <= 2 * EDGE then
-    return n, 0
+--- Append the entries of nested table `tail` to those of `head` along one dimension.
+local function append(head, tail, dim)
+  for i = 1, #tail do
+    if dim == 1 then
+      head[#head + 1] = tail[i]
+    else
+      append(head[i], tail[i], dim - 1)
+    end
   end
-  return EDGE, EDGE
+  return head
 end
 
-local function each_shown(value, sizes, depth, elide, visit)
-  if depth > #sizes then
+--- The values at both ends of each long dimension, as a nested table. Only those are read.
+local function ends(t, sizes, dim, read)
+  if dim > #sizes then
+    return read(t)
+  elseif sizes[dim] <= 2 * EDGE then
+    return ends(t, sizes, dim + 1, read)
+  end
+  local values = {}
+  for i, first in ipairs { 1, sizes[dim] - EDGE + 1 } do
+    local view = t:narrow(dim, first, EDGE)
+    values[i] = ends(view, sizes, dim + 1, read)
+    view:release()
+  end
+  return append(values[1], values[2], dim)
+end
+
+local function each(value, depth, visit)
+  if depth == 0 then
     return visit(value)
   end
-  local head, tail = shown(sizes[depth], elide)
-  for i = 1, head do
-    each_shown(value[i], sizes, depth + 1, elide, visit)
-  end
-  for i = sizes[depth] - tail + 1, sizes[depth] do
-    each_shown(value[i], sizes, depth + 1, elide, visit)
+  for i = 1, #value do
+    each(value[i], depth - 1, visit)
   end
 end
 
 --- How to write the numbers: whole ones without digits, a wide range with an exponent.
-local function choose_format(value, sizes, elide, floating)
+local function choose_format(value, depth, floating)
   if not floating then
     return '%d'
   end
   local whole, low, high = true, math.huge, 0
-  each_shown(value, sizes, 1, elide, function(x)
+  each(value, depth, function(x)
     if x == x and math.abs(x) ~= math.huge then
       whole = whole and x % 1 == 0
       local size = math.abs(x)
@@ -65,30 +81,28 @@ local function rows(value, sizes, depth, elide, text, indent)
   end
   local last = depth == #sizes
   local separator = last and ', ' or ',' .. ('\n'):rep(#sizes - depth) .. indent .. ' '
-  local head, tail = shown(sizes[depth], elide)
   local parts = {}
-  for i = 1, head do
-    parts[#parts + 1] = rows(value[i], sizes, depth + 1, elide, text, indent .. ' ')
+  for i = 1, #value do
+    parts[i] = rows(value[i], sizes, depth + 1, elide, text, indent .. ' ')
   end
-  if tail > 0 then
-    parts[#parts + 1] = '...'
-  end
-  for i = sizes[depth] - tail + 1, sizes[depth] do
-    parts[#parts + 1] = rows(value[i], sizes, depth + 1, elide, text, indent .. ' ')
+  if elide and sizes[depth] > 2 * EDGE then
+    table.insert(parts, EDGE + 1, '...')
   end
   return '[' .. table.concat(parts, separator) .. ']'
 end
 
---- The text of a nested table of values.
----@param value number|boolean|ffi.cdata*|table  as t:totable() gives it, or int64_t
+--- The text of a tensor's values.
+---@param t ms.Tensor  not recorded
 ---@param sizes integer[]
 ---@param floating boolean
+---@param read fun(t: ms.Tensor): any  values as t:totable() gives them, or int64_t
 ---@return string
-return function(value, sizes, floating)
+return function(t, sizes, floating, read)
   local elide = util.product(sizes) > THRESHOLD
-  local pattern = choose_format(value, sizes, elide, floating)
+  local value = elide and ends(t, sizes, 1, read) or read(t)
+  local pattern = choose_format(value, #sizes, floating)
   local width = 0
-  each_shown(value, sizes, 1, elide, function(x)
+  each(value, #sizes, function(x)
     width = math.max(width, #number_text(x, pattern))
   end)
   return rows(value, sizes, 1, elide, function(x)

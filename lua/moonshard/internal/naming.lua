@@ -75,8 +75,9 @@ end
 --- library's own.
 ---@param cls ms.Class
 ---@param fields table  the public fields as a list; by name, what to write instead of a field
+---@param loop? string  the loop over its objects, for those that take them for lists or iterators
 ---@return ms.Class cls
-function naming.close(cls, fields)
+function naming.close(cls, fields, loop)
   local known = util.sorted_keys(cls)
   for _, field in ipairs(fields) do
     known[#known + 1] = field
@@ -88,8 +89,15 @@ function naming.close(cls, fields)
     rawset(object, name, value)
   end
   getmetatable(cls).__index = function(_, name)
-    if type(name) ~= 'string' or name:sub(1, 1) ~= '_' then
+    if type(name) ~= 'string' then
+      naming.missing(cls._name, name, known, loop)
+    elseif name:sub(1, 1) ~= '_' then
       naming.missing(cls._name, name, known, fields[name])
+    end
+  end
+  if loop then
+    cls.__call = function()
+      errors.raise('TypeError', 'a %s is no iterator; write: %s', cls._name, loop)
     end
   end
   return naming.methods(cls)

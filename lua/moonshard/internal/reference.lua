@@ -1,5 +1,5 @@
 --- The reference of the public names, from the annotations in the sources: ms.help() and the pages
---- in docs/reference/ (docs/generate.lua).
+--- in docs/reference/ (bindings/reference.lua).
 
 local annotations = require 'moonshard.internal.annotations'
 local arguments = require 'moonshard_ffi.arguments'
@@ -16,256 +16,212 @@ local by_place = {} ---@type table<string, ms.Annotation>  by path:line
 local paths = {} ---@type table<string, ms.Annotation.File>
 local aliases = {} ---@type table<string, string>
 
-local function add_file(file)
-  paths[file.path] = file
-  for _, fn in ipairs(file.functions) do
-    by_place[file.path .. ':' .. fn.line] = fn
-  end
-  for name, alias in next, file.aliases do
-    aliases[name] = alias
-  end
-  for _, name in ipairs(file.order) do
-    classes[name] = classes[name] or file.classes[name]
-  end
-end
-
 -- A file of the library, and all that it requires, directly or not.
 local function read_module(name)
   if by_module[name] ~= nil then
     return
   end
   local path = package.searchpath(name, package.path)
-  by_module[name] = path and annotations.read(path) or false
-  if path then
-    add_file(by_module[name])
-    for _, required in ipairs(by_module[name].requires) do
-      read_module(required)
-    end
+  local file = path and annotations.read(path) or false
+  by_module[name] = file
+  if not file then
+    return
+  end
+  paths[path] = file
+  for _, fn in ipairs(file.functions) do
+    by_place[path .. ':' .. fn.line] = fn
+  end
+  for alias, type_text in next, file.aliases do
+    aliases[alias] = type_text
+  end
+  for _, class in ipairs(file.order) do
+    classes[class] = classes[class] or file.classes[class]
+  end
+  for _, required in ipairs(file.requires) do
+    read_module(required)
   end
 end
 
--- All files that scripts can reach by names, whichever are loaded.
-local function read_all()
-  read_module 'moonshard.ms'
-  for _, name in ipairs(getmetatable(require 'moonshard')._names()) do
-    read_module('moonshard.' .. name)
-  end
-end
+-- -- entries --------------------------------------------------------------------------------------
 
--- -- names ----------------------------------------------------------------------------------------
+---@class ms.Reference.Entry
+---@field name string  without ms: 'nn.Linear', 'nn.Module:parameters'
+---@field kind 'function'|'class'|'value'  a type without a value is a class
+---@field fn? ms.Annotation  of a class its init
+---@field class? ms.Annotation.Class
+---@field type? string  where only the type of a function or value is declared
+---@field text string
+---@field value any
+---@field page string
+---@field methods? ms.Reference.Entry[]  of a class
 
 local function is_space(value)
   local meta = type(value) == 'table' and getmetatable(value)
   return type(meta) == 'table' and rawget(meta, '_names') and meta or nil
 end
 
-local function is_class(value)
-  return type(value) == 'table' and type(rawget(value, '_name')) == 'string'
+local function has_text(fn)
+  return fn and (fn.text ~= '' or fn.type or #fn.params > 0 or #fn.returns > 0) or false
 end
 
----@class ms.Reference.Entry
----@field name string  without ms: 'nn.Linear', 'nn.Module:parameters'
----@field kind 'function'|'class'|'value'
----@field fn? ms.Annotation  of a class its init
----@field class? ms.Annotation.Class
----@field type? string  where only the type of a function is declared
----@field text string
----@field value any
-
--- The function that a file defines as a field of the variable of a class or namespace, or of its
--- parents.
-local function defined_in(class, name)
-  local found
-  for _, fn in ipairs(class and class.file.functions or {}) do
-    if fn.name == name and fn.owner ~= '' and fn.owner == class.variable then
-      found = fn
+-- The described function that a file puts into a table by this name; `owner`: into this one.
+local function named_in(file, name, owner)
+  for _, fn in ipairs(file and file.functions or {}) do
+    if fn.name == name and fn.owner ~= '' and fn.owner == (owner or fn.owner) and has_text(fn) then
+      return fn
     end
   end
-  for _, parent in ipairs(not found and name ~= 'init' and class and class.parents or {}) do
-    found = found or defined_in(classes[parent], name)
+end
+
+-- What find(class) gives for a class or the first of its parents for which it gives something.
+local function inherited(class, find)
+  local found = class and find(class)
+  for _, parent in ipairs(class and not found and class.parents or {}) do
+    found = found or inherited(classes[parent], find)
   end
   return found
 end
 
--- A field of a class or its parents that is declared as a function, and its class.
-local function declared_in(class, name)
-  for _, field in ipairs(class and class.fields or {}) do
-    local declared = aliases[field.type] or field.type
-    if field.name == name and declared:find '^fun%(' then
-      return { type = declared, text = field.text }, class
+local function field_of(class, name)
+  return inherited(class, function(c)
+    for _, field in ipairs(c.fields) do
+      if field.name == name then
+        return { type = aliases[field.type] or field.type,
+          text = field.text ~= '' and field.text or c.text }
+      end
     end
-  end
-  for _, parent in ipairs(class and class.parents or {}) do
-    local field, found = declared_in(classes[parent], name)
-    if field then
-      return field, found
-    end
-  end
+  end)
 end
 
-local function has_text(fn)
-  return fn and (fn.text ~= '' or fn.type or #fn.params > 0 or #fn.returns > 0)
-end
-
--- The function that a file puts into a table by this name.
-local function assigned_in(file, name)
-  for _, fn in ipairs(file and file.functions or {}) do
-    if fn.name == name and fn.owner ~= '' and has_text(fn) then
-      return fn
-    end
-  end
-end
-
--- The same in the files that the file of a namespace requires.
-local function required_by(class, name)
-  for _, module in ipairs(class and class.file.requires or {}) do
-    local fn = assigned_in(by_module[module], name)
-    if fn then
-      return fn
-    end
-  end
-end
-
--- What stands where a function is defined, or where its file puts it into a table by this name.
-local function place_of(value, name)
+-- A function is described where it is defined, by its name in its class, by a field of the class,
+-- or in a file that the file of a namespace requires.
+local function described(value, class, key)
   local info = type(value) == 'function' and debug.getinfo(value, 'S')
   local path = info and info.source:gsub('^@', '')
   local fn = path and by_place[path .. ':' .. info.linedefined]
-  return not has_text(fn) and path and assigned_in(paths[path], name) or fn
+  fn = has_text(fn) and fn or path and named_in(paths[path], key) or inherited(class, function(c)
+    return named_in(c.file, key, c.variable or '')
+  end)
+  local field = not fn and field_of(class, key)
+  for _, module in ipairs(not fn and not field and class and class.file.requires or {}) do
+    fn = fn or named_in(by_module[module], key)
+  end
+  return fn, field or nil
 end
 
--- A function by where it stands, else by the name in its class or namespace, else by its field.
-local function function_entry(name, value, class, key)
-  local fn = place_of(value, key)
-  if not has_text(fn) then
-    fn = defined_in(class, key) or fn
-  end
-  local field, declarer
-  if not has_text(fn) then
-    field, declarer = declared_in(class, key)
-    fn = not field and required_by(class, key) or fn
-  end
+local function member_entry(name, value, class, key)
+  local fn, field = described(value, class, key)
   return {
-    name = name, kind = 'function', value = value, fn = not field and fn or nil,
-    type = field and field.type or fn and fn.type, class = declarer,
-    text = field and (field.text ~= '' and field.text or declarer.text) or fn and fn.text or '',
+    name = name, kind = (fn or type(value) == 'function') and 'function' or 'value', value = value,
+    fn = fn, type = field and field.type or fn and fn.type, text = (field or fn or {}).text or '',
   }
 end
 
-local function class_of(value)
-  return classes['ms.' .. value._name]
+local NOT_LISTED = { init = true, forward = true, extra_repr = true }
+
+local function is_public(key, value)
+  local parent = key == 'extend' and value and rawget(value, '_parent') -- all children have it
+  return not key:find '^_' and not NOT_LISTED[key] and not (parent and parent.extend)
 end
 
-local SPECIAL = { init = true, forward = true, extra_repr = true, extend = true }
-
--- The public methods that a class itself has.
-local function methods_of(value, prefix)
-  local out, class = {}, class_of(value)
-  for _, key in ipairs(util.sorted_keys(value)) do
-    local method = rawget(value, key)
-    if type(method) == 'function' and not key:find '^_' and not SPECIAL[key] then
-      out[#out + 1] = function_entry(prefix .. ':' .. key, method, class, key)
-      local fn = out[#out].fn
-      if fn and fn.owner ~= '' and not fn.method then
-        out[#out].name = prefix .. '.' .. key
+-- The public methods of a class: those of its table, else those of its annotations.
+local function methods_of(name, value, class)
+  local keys = {}
+  for _, fn in ipairs(not value and class.file.functions or {}) do
+    keys[fn.name] = fn.owner == class.variable or nil
+  end
+  for key, method in next, value or {} do
+    keys[key] = type(method) == 'function' or nil
+  end
+  local out = {}
+  for _, key in ipairs(util.sorted_keys(keys)) do
+    if is_public(key, value) then
+      local entry = member_entry(name .. ':' .. key, value and rawget(value, key), class, key)
+      if entry.fn and not entry.fn.method and key == 'extend' then
+        entry.name = name .. '.' .. key
       end
+      out[#out + 1] = entry
     end
   end
   return out
 end
 
-local function init_of(value)
-  while value do
-    local class = class_of(value)
-    local fn = defined_in(class, 'init')
-    if fn then
-      return fn
-    end
-    value = rawget(value, '_parent')
+local function class_entry(name, value, class)
+  local function init_of(c)
+    return named_in(c.file, 'init', c.variable or '')
   end
+  return {
+    name = name, kind = 'class', value = value, class = class, fn = inherited(class, init_of),
+    text = class and (class.text ~= '' and class.text or class.variable and class.file.text) or '',
+    methods = methods_of(name, value, class),
+  }
 end
 
-local function class_entry(name, value)
-  local class = class_of(value)
-  local text = class and (class.text ~= '' and class.text or class.file.text) or ''
-  return {
-    name = name, kind = 'class', value = value, class = class, fn = init_of(value), text = text,
-  }
+local function add_class(out, entry)
+  out[#out + 1] = entry
+  for _, method in ipairs(entry.methods or {}) do
+    out[#out + 1] = method
+  end
 end
 
 local function add_value(out, name, value, class, key)
-  if is_class(value) then
-    out[#out + 1] = class_entry(name, value)
-    for _, entry in ipairs(methods_of(value, name)) do
-      out[#out + 1] = entry
+  local own = type(value) == 'table' and classes['ms.' .. (rawget(value, '_name') or name)]
+  if is_space(value) then
+    for _, inner in ipairs(is_space(value)._names()) do
+      if not inner:find '^_' then
+        add_value(out, name .. '.' .. inner, value[inner], classes['ms.' .. name], inner)
+      end
     end
-  elseif is_space(value) then
-    reference.of_space(name, value, out)
-  elseif type(value) == 'function' then
-    out[#out + 1] = function_entry(name, value, class, key)
+  elseif type(value) == 'table' and (own or rawget(value, '_name')) then
+    add_class(out, class_entry(name, value, own or nil))
+  else
+    out[#out + 1] = member_entry(name, value, class, key)
   end
 end
 
---- Entries of all public names of a namespace, in order of names.
----@param name string  'nn'
----@param space table  ms.nn
----@param out? ms.Reference.Entry[]
----@return ms.Reference.Entry[]
-function reference.of_space(name, space, out)
-  out = out or {}
-  local keys = getmetatable(space)._names()
-  read_all()
-  local class = classes[name == 'ms' and 'ms' or 'ms.' .. name]
-  for _, key in ipairs(keys) do
-    if not key:find '^_' then
-      add_value(out, name == 'ms' and key or name .. '.' .. key, space[key], class, key)
-    end
-  end
-  return out
-end
+-- -- types ----------------------------------------------------------------------------------------
 
--- -- text -----------------------------------------------------------------------------------------
-
-local function shown_type(text)
-  return (text:gsub('ffi%.cdata%*', 'cdata'))
-end
-
--- Parameters of 'fun(x: ms.Tensor, dim?: integer): ms.Tensor', and its results.
-local function of_type(text)
-  local params, rest = {}, text:match '^fun(%b())' or '()'
-  local depth, word = 0, ''
-  for c in (rest:sub(2, -2) .. ','):gmatch '.' do
+-- Parts of a list that no bracket encloses.
+local function split(list)
+  local parts, depth, part = {}, 0, ''
+  for c in (list .. ','):gmatch '.' do
     depth = depth + (c:find '[%(%[{<]' and 1 or c:find '[%)%]}>]' and -1 or 0)
     if c == ',' and depth == 0 then
-      local name, mark, kind = word:match '^%s*([%w_.]+)(%??):?%s*(.*)$'
-      if name then
-        params[#params + 1] = { name = name, optional = mark == '?', type = kind, text = '' }
-      end
-      word = ''
+      parts[#parts + 1], part = part:match '^%s*(.-)%s*$', ''
     else
-      word = word .. c
+      part = part .. c
+    end
+  end
+  return parts
+end
+
+-- Parameters of 'fun(self: ms.Tensor, dim?: integer): ms.Tensor' and its results; without self, and
+-- of a method, which may be a function of ops, without the first parameter.
+local function of_type(text, of_method)
+  local params, returns = {}, {}
+  for i, part in ipairs(split((text:match '^fun(%b())' or '()'):sub(2, -2))) do
+    local name, mark, kind = part:match '^([%w_.]+)(%??):?%s*(.*)$'
+    if name and name ~= 'self' and not (of_method and i == 1) then
+      params[#params + 1] = { name = name, optional = mark == '?', type = kind, text = '' }
     end
   end
   local result = text:match '^fun%b()%s*:%s*(.*)$'
-  return params, result and { { name = '', type = result, text = '' } } or {}
+  for _, kind in ipairs(result and split(result) or {}) do
+    returns[#returns + 1] = { name = '', type = kind, text = '' }
+  end
+  return params, returns
 end
 
 local function params_of(entry)
-  local fn = entry.fn
+  local fn, params = entry.fn, {}
+  local of_method = entry.name:find(':', 1, true)
   if entry.type then
-    local params, returns = of_type(entry.type)
-    if params[1] and params[1].name == 'self' then
-      table.remove(params, 1)
-    end
-    return params, returns
-  elseif not fn then
-    return {}, {}
+    return of_type(entry.type, of_method)
   end
-  local params = {}
-  for _, arg in ipairs(fn.args) do
+  for _, arg in ipairs(fn and fn.args or {}) do
     params[#params + 1] = { name = arg, optional = false, type = '', text = '' }
   end
-  if fn.vararg then
+  if fn and fn.vararg then
     params[#params + 1] = { name = '...', optional = false, type = '', text = '' }
   end
   for i, param in ipairs(params) do
@@ -273,95 +229,289 @@ local function params_of(entry)
       params[i] = documented.name == param.name and documented or params[i]
     end
   end
-  return params, fn.returns
-end
-
--- The parameters of a class: those of its init, with the types of its overload where the init, that
--- of a parent, does not give them.
-local function params_of_class(entry)
-  local params = params_of(entry)
-  for _, overload in ipairs(entry.class and entry.class.overloads or {}) do
-    local declared = of_type(overload)
-    if not params[1] then
-      return declared
-    end
-    for _, other in ipairs(declared) do
+  if of_method and not fn.method then
+    table.remove(params, 1)
+  end
+  if entry.kind == 'class' then -- an overload has types that the init of a parent lacks
+    local overload = of_type(entry.class and entry.class.overloads[1] or '')
+    params = fn and params or overload
+    for _, declared in ipairs(overload) do
       for i, param in ipairs(params) do
-        local vague = param.type == '' or param.type:find '^table%??$'
-        params[i] = vague and other.name == param.name and other or param
+        local vague = param.name == declared.name
+          and (param.type == '' or param.type:find '^table%??$')
+        params[i] = vague and declared or param
       end
     end
+    return params, {}
   end
-  return params
+  return params, fn and fn.returns or {}
 end
 
---- The call as written: 'optim.clip_grad_norm_(params, max_norm, norm_type?)'.
----@param entry ms.Reference.Entry
----@return string
-function reference.signature(entry)
-  local names = {}
-  for i, param in ipairs(entry.kind == 'class' and params_of_class(entry) or (params_of(entry))) do
-    names[i] = param.name .. (param.optional and '?' or '')
+-- The fields of a class that are neither methods nor parameters.
+local function fields_of(entry)
+  local out, taken = {}, entry.kind == 'class' and util.merged(entry.value or {}) or {}
+  for _, param in ipairs(entry.fn and (params_of(entry)) or {}) do
+    taken[param.name] = true
   end
-  return ('%s(%s)'):format(entry.name, table.concat(names, ', '))
-end
-
-local function all_fields(class, out, seen)
-  for _, parent in ipairs(class.parents) do
-    if classes[parent] then
-      all_fields(classes[parent], out, seen)
-    end
-  end
-  for _, field in ipairs(class.fields) do
-    if not seen[field.name] and not field.name:find '^_' then
-      seen[field.name], out[#out + 1] = true, field
-    end
-  end
-  return out
-end
-
-local function line_of(value, indent)
-  local kind = value.type ~= '' and ' (' .. shown_type(value.type) .. ')' or ''
-  local text = value.text ~= '' and ': ' .. value.text or ''
-  if value.name == '' then -- a result
-    return indent .. '- ' .. shown_type(value.type) .. text
-  end
-  return ('%s- `%s%s`%s%s'):format(indent, value.name, value.optional and '?' or '', kind, text)
-end
-
--- Tables of options and results are described by classes of their own.
-local function add_value_lines(out, value)
-  out[#out + 1] = line_of(value, '')
-  for name in value.type:gmatch 'ms%.[%w_.]+' do
-    local class = classes[name]
-    if class and not class.overloads[1] and not class.variable and name ~= 'ms.Tensor' then
-      for _, field in ipairs(all_fields(class, {}, {})) do
-        out[#out + 1] = line_of(field, '  ')
-      end
-    end
-  end
-end
-
-local function add_list(out, title, values)
-  if values[1] then
-    out[#out + 1] = ''
-    out[#out + 1] = title
-    out[#out + 1] = ''
-    for _, value in ipairs(values) do
-      add_value_lines(out, value)
-    end
-  end
-end
-
--- A class's fields, without those of its parents.
-local function public_fields(class)
-  local out = {}
-  for _, field in ipairs(class and class.fields or {}) do
-    if not field.name:find '^[_%[]' then
+  for _, field in ipairs(entry.class and entry.class.fields or {}) do
+    if not field.name:find '^_' and not taken[field.name] then
       out[#out + 1] = field
     end
   end
   return out
+end
+
+local function call_of(entry)
+  local forward = entry.kind == 'class' and inherited(entry.class, function(c)
+    return named_in(c.file, 'forward', c.variable or '')
+  end)
+  return forward and { name = 'module', kind = 'function', fn = forward, text = forward.text }
+end
+
+-- Names of the types that an entry mentions, in order.
+local function types_of(entry, out)
+  local params, returns = params_of(entry)
+  for _, list in ipairs { params, returns, fields_of(entry), { { type = entry.type or '' } } } do
+    for _, value in ipairs(list) do
+      for name in value.type:gmatch 'ms%.([%w_.]+)' do
+        out[#out + 1] = name
+      end
+    end
+  end
+  for _, parent in ipairs(not entry.value and entry.class and entry.class.parents or {}) do
+    out[#out + 1] = parent:match '^ms%.([%w.]+)$'
+  end
+  local call = call_of(entry)
+  return call and types_of(call, out) or out
+end
+
+-- -- the index ------------------------------------------------------------------------------------
+
+local all
+
+local function add_types(pages, names)
+  local queue, i = {}, 1
+  for _, page in ipairs(names) do
+    for _, entry in ipairs(pages[page]) do
+      queue[#queue + 1] = entry
+    end
+  end
+  local known = {}
+  for _, entry in ipairs(queue) do
+    known[entry.value and type(entry.value) == 'table' and rawget(entry.value, '_name')
+      or entry.name] = true
+  end
+  while queue[i] do
+    for _, name in ipairs(types_of(queue[i], {})) do
+      local class, alias = classes['ms.' .. name], aliases['ms.' .. name]
+      if not known[name] and (class or alias) and not pages[name] then
+        known[name] = true
+        local page = pages[name:match '^[^.]+'] or pages.ms
+        local first = #page
+        add_class(page, class and class_entry(name, nil, class)
+          or { name = name, kind = 'class', type = alias, text = '' })
+        for k = first + 1, #page do
+          queue[#queue + 1] = page[k]
+        end
+      end
+    end
+    i = i + 1
+  end
+end
+
+-- All entries by page, name, last part of the name, and value.
+local function index()
+  if all then
+    return all
+  end
+  local ms = require 'moonshard'
+  local names = getmetatable(ms)._names()
+  read_module 'moonshard.ms'
+  all = { pages = { ms = {} }, page_names = { 'ms' }, names = {}, by_name = {}, by_last = {},
+    by_value = {} }
+  local function add_page(name)
+    all.pages[name], all.page_names[#all.page_names + 1] = {}, name
+    return all.pages[name]
+  end
+  for _, name in ipairs(names) do
+    read_module('moonshard.' .. name)
+  end
+  for _, name in ipairs(names) do
+    local own = type(ms[name]) == 'table'
+    add_value(own and add_page(name) or all.pages.ms, name, ms[name], classes.ms, name)
+  end
+  add_class(add_page 'Tensor', class_entry('Tensor', require 'moonshard.tensor',
+    classes['ms.Tensor']))
+  add_types(all.pages, all.page_names)
+  for _, page in ipairs(all.page_names) do
+    for _, entry in ipairs(all.pages[page]) do
+      local name, last = entry.name:gsub(':', '.'), entry.name:match '[^.:]+$'
+      all.names[#all.names + 1] = entry.name
+      all.by_name[name] = all.by_name[name] or entry
+      all.by_name[entry.name] = all.by_name[name]
+      all.by_last[last] = all.by_last[last] or {}
+      table.insert(all.by_last[last], entry.name)
+      entry.page = page
+      local value = entry.value
+      local same = (type(value) == 'table' or type(value) == 'function') and all.by_value[value]
+      if same == nil or same and same.page == 'ms' then -- ms.cat is ops.cat
+        all.by_value[value] = entry
+      end
+    end
+  end
+  return all
+end
+
+--- The names of the pages: of ms itself, of its namespaces, and of tensors.
+---@return string[]
+function reference.pages()
+  return index().page_names
+end
+
+--- The entries of a page: its names in order, then the types that they mention.
+---@param page string
+---@return ms.Reference.Entry[]
+function reference.entries(page)
+  return index().pages[page]
+end
+
+--- Has an entry anything to show beside its name?
+---@param entry ms.Reference.Entry
+---@return boolean
+function reference.is_described(entry)
+  return entry.text ~= '' or entry.type ~= nil or entry.class ~= nil or has_text(entry.fn)
+end
+
+-- -- text -----------------------------------------------------------------------------------------
+
+local function type_text(text)
+  return (text:gsub('ffi%.cdata%*', 'cdata'):gsub('ms%.', ''))
+end
+
+local function call_text(entry, typed)
+  local params, returns = params_of(entry)
+  local parts, results = {}, {}
+  for i, param in ipairs(params) do
+    parts[i] = param.name .. (param.optional and '?' or '')
+      .. (typed and param.type ~= '' and ': ' .. type_text(param.type) or '')
+  end
+  for i, result in ipairs(typed and returns or {}) do
+    results[i] = type_text(result.type)
+  end
+  return ('%s(%s)%s'):format(entry.name, table.concat(parts, ', '),
+    results[1] and ': ' .. table.concat(results, ', ') or '')
+end
+
+--- The call as written: 'optim.clip_grad_norm_(params, max_norm, norm_type?)'; of what cannot be
+--- called its name.
+---@param entry ms.Reference.Entry
+---@param typed? boolean  with types of parameters and results
+---@return string
+function reference.signature(entry, typed)
+  if entry.kind == 'function' or entry.fn or entry.class and entry.class.overloads[1] then
+    return call_text(entry, typed)
+  end
+  return entry.name .. (typed and entry.type and ': ' .. type_text(entry.type) or '')
+end
+
+-- Lines of those values that have a text, or of all.
+local function add_values(out, values, everything)
+  for _, value in ipairs(values) do
+    if everything or value.text ~= '' then
+      local name = value.name == '' and 'returns ' .. type_text(value.type)
+        or ('`%s%s`'):format(value.name, value.optional and '?' or '')
+      out[#out + 1] = ('- %s%s%s'):format(name,
+        everything and ' (' .. type_text(value.type) .. ')' or '',
+        value.text ~= '' and ': ' .. value.text or '')
+    end
+  end
+end
+
+-- The first of a class's parents that has an entry.
+local function public_parent(class)
+  return inherited(class, function(c)
+    local parent = c ~= class and all.by_name[c.name:gsub('^ms%.', '')]
+    return parent and parent.name
+  end)
+end
+
+-- The entry that describes a function with two names: of a method of tensors its operator.
+local function original_of(entry)
+  local original = entry.name:match '^Tensor:' and all.by_name['ops.' .. entry.name:match '[^:]+$']
+    or entry.kind == 'function' and all.by_value[entry.value]
+  return original ~= entry and original or nil
+end
+
+--- An entry as Markdown: its call with types, its text, what its values mean, its errors.
+---@param entry ms.Reference.Entry
+---@return string
+function reference.text(entry)
+  local out = { '`' .. reference.signature(entry, true) .. '`' }
+  local original = original_of(entry)
+  if original then
+    return ('%s as `%s`'):format(out[1], reference.signature(original))
+  end
+  out[#out + 1] = entry.text ~= '' and entry.text or nil
+  local params, returns = params_of(entry)
+  add_values(out, params)
+  add_values(out, returns)
+  add_values(out, fields_of(entry), true)
+  local parent = public_parent(entry.class)
+  out[#out + 1] = parent and ('- inherits `%s`'):format(parent) or nil
+  local forward = call_of(entry)
+  if forward then
+    out[#out + 1] = ('- called as `%s`'):format(call_text(forward, true))
+    for _, values in ipairs { params_of(forward) } do
+      add_values(out, values)
+    end
+  end
+  local raises = entry.kind == 'function' and entry.fn and entry.fn.raises or {}
+  out[#out + 1] = raises[1] and '- raises `' .. table.concat(raises, '\0')
+    :gsub('`', "'"):gsub('%z', '`, `') .. '`'
+  return table.concat(out, '\n')
+end
+
+-- The types in code as links to their entries; `own`: the class that it belongs to.
+local function linked(code, own)
+  local text = code:gsub('[%a_][%w_.]*', function(name)
+    local entry = name ~= own and name ~= 'Tensor' and all.by_name[name]
+    local anchor = name:lower():gsub('%.', '')
+    return entry and entry.kind == 'class'
+      and ('`[`%s`](%s.md#%s)`'):format(name, entry.page, anchor) or nil
+  end)
+  return (text:gsub('``', ''))
+end
+
+--- A page as Markdown. Methods are items below their class.
+---@param page string
+---@return string
+function reference.page(page)
+  local out = {
+    '# ' .. (page == 'ms' and page or 'ms.' .. page), '',
+    'Generated from the annotations in the sources by `./dev docs`.',
+    '`ms.help(name)` prints an entry.',
+  }
+  for _, entry in ipairs(reference.entries(page)) do
+    local text = reference.text(entry):gsub('^(`(.-)`\n?)', function(line, call)
+      return call == entry.name and '' or linked(line, entry.name:match '^[^:]+')
+    end)
+    if entry.name:find(':', 1, true) then
+      out[#out + 1] = '- ' .. text:gsub('\n', '\n  ')
+    else
+      out[#out + 1] = ('\n## %s\n%s'):format(entry.name, text)
+    end
+  end
+  return table.concat(out, '\n') .. '\n'
+end
+
+-- -- ms.help --------------------------------------------------------------------------------------
+
+local function list_of(entries)
+  local lines = {}
+  for i, entry in ipairs(entries) do
+    lines[i] = reference.signature(entry)
+  end
+  return table.concat(lines, '\n')
 end
 
 local function source_of(entry)
@@ -370,151 +520,102 @@ local function source_of(entry)
   return path and (path:find '^moonshard/' and 'lua/' or 'bindings/') .. path
 end
 
-local function call_of(entry)
-  local forward = entry.class and defined_in(entry.class, 'forward')
-  if has_text(forward) then
-    local call = { name = 'module', kind = 'function', fn = forward, text = forward.text }
-    return call, reference.signature(call)
-  end
-end
-
---- An entry as Markdown: signature, text, parameters with their defaults, results, errors, source.
----@param entry ms.Reference.Entry
----@return string
-function reference.text(entry)
-  local params, returns = params_of(entry)
-  if entry.kind == 'class' then
-    params = params_of_class(entry)
-  end
-  local out = { '### `' .. reference.signature(entry) .. '`' }
-  if entry.text ~= '' then
-    out[#out + 1] = ''
-    out[#out + 1] = entry.text
-  end
-  local parent = entry.kind == 'class' and rawget(entry.value, '_parent')
-  if parent then
-    out[#out + 1] = ''
-    out[#out + 1] = ('Inherits `%s`.'):format(parent._name)
-  end
-  add_list(out, 'Parameters:', params)
-  if entry.kind == 'class' then
-    add_list(out, 'Fields:', public_fields(entry.class))
-    local call, signature = call_of(entry)
-    if call then
-      add_list(out, ('Called as `%s`:'):format(signature), (params_of(call)))
-      add_list(out, 'Returns:', call.fn.returns)
+-- An entry with its methods, the options that it takes, and its source.
+local function entry_text(entry)
+  local parts = { reference.text(entry) }
+  entry = original_of(entry) or entry
+  parts[2] = reference.text(entry) ~= parts[1] and reference.text(entry) or nil
+  for _, name in ipairs(types_of(entry, {})) do
+    local options = name:find 'Options$' and all.by_name[name]
+    while options do
+      parts[#parts + 1] = reference.text(options)
+      options = all.by_name[public_parent(options.class)]
     end
-  else
-    add_list(out, 'Returns:', returns)
   end
-  local own = entry.kind == 'function'
-    or entry.class and entry.fn and entry.fn.file == entry.class.file
-  if own and entry.fn and entry.fn.raises[1] then
-    out[#out + 1] = ''
-    out[#out + 1] = 'Raises:'
-    out[#out + 1] = ''
-    for _, line in ipairs(entry.fn.raises) do
-      out[#out + 1] = '- `' .. line:gsub('`', "'") .. '`'
-    end
+  if entry.methods and entry.methods[1] then
+    parts[#parts + 1] = list_of(entry.methods)
   end
   local source = source_of(entry)
-  if source then
-    out[#out + 1] = ''
-    out[#out + 1] = 'Source: `' .. source .. '`'
-  end
-  return table.concat(out, '\n')
+  parts[#parts + 1] = source and ('Source: `%s`'):format(source)
+  return table.concat(parts, '\n\n')
 end
 
--- -- pages ---------------------------------------------------------------------------------------
-
---- The namespaces that have pages.
-reference.PAGES = { 'ops', 'nn', 'optim', 'data', 'fsdp', 'dist', 'checkpoint' }
-
---- The page of a namespace, as Markdown.
----@param name string
----@return string
-function reference.page(name)
-  local out = {
-    '# ms.' .. name, '', 'Generated from the annotations in the sources by `./dev docs`.',
-    '`ms.help(name)` prints an entry.',
+local function overview()
+  local lines = {
+    "ms.help(what) prints the reference of a name ('nn.Linear', 'Tensor:cumsum') or of a value (a",
+    "tensor, module, optimizer, class, function), and the names of a namespace ('nn').", '',
   }
-  for _, entry in ipairs(reference.of_space(name, require('moonshard')[name])) do
-    local text = reference.text(entry)
-    out[#out + 1] = ''
-    out[#out + 1] = entry.name:find(':', 1, true) and text or text:sub(2) -- methods below classes
-  end
-  return table.concat(out, '\n') .. '\n'
-end
-
--- -- ms.help --------------------------------------------------------------------------------------
-
-local all
-
--- All entries, also those of the methods of tensors, by name and by value.
-local function index()
-  if not all then
-    local ms = require 'moonshard'
-    all = { names = {}, by_name = {}, by_value = {} }
-    local list = reference.of_space('ms', ms)
-    local methods, class = require 'moonshard.tensor', classes['ms.Tensor']
-    for _, key in ipairs(util.sorted_keys(methods)) do
-      list[#list + 1] = function_entry('Tensor:' .. key, methods[key], class, key)
-    end
-    for _, entry in ipairs(list) do
-      local name = entry.name:gsub(':', '.')
-      all.names[#all.names + 1] = entry.name
-      all.by_name[name] = all.by_name[name] or entry
-      all.by_value[entry.value] = all.by_value[entry.value] or entry
-    end
-  end
-  return all
-end
-
-local function list_of(space)
-  local lines, prefix = {}, getmetatable(space)._namespace
-  for i, entry in ipairs(reference.of_space(prefix, space)) do
-    lines[i] = reference.signature(entry)
+  for _, page in ipairs(index().page_names) do
+    local file = by_module['moonshard.' .. page:lower()] or by_module['moonshard.internal.' .. page]
+    local text = file.text:gsub('\n', ' ') .. ' '
+    lines[#lines + 1] = ('%-11s%s'):format(page, text:match '^(.-%.) ')
   end
   return table.concat(lines, '\n')
 end
 
--- The namespace that a name means.
-local function space_of(name)
-  local value = require 'moonshard'
-  for part in name:gmatch '[^.]+' do
-    value = is_space(value) and rawget(getmetatable(value), '_names') and value[part]
+-- The names nearest to one that does not exist: by their last part, and as a whole.
+local function nearest(name)
+  local last = name:match '[^.]*$'
+  local near = all.by_last[last] and last or errors.nearest(last, util.sorted_keys(all.by_last))
+  local list, seen = {}, {}
+  local names = { errors.nearest(name, all.names) }
+  for _, found in ipairs(near and all.by_last[near] or {}) do
+    names[#names + 1] = found
   end
-  return is_space(value) and value or nil
+  for _, found in ipairs(names) do
+    if not seen[found] and #list < 4 then
+      seen[found], list[#list + 1] = true, ("'%s'"):format(found)
+    end
+  end
+  return list
 end
 
---- The entry of a name or value, as text; of a namespace the signatures of all its names.
+local function entry_of_value(value)
+  local found = all.by_value[value]
+  local class = type(value) == 'table' and getmetatable(value)
+  while type(class) == 'table' and not found do
+    found = all.by_value[class] or all.by_name[rawget(class, '_name')]
+    class = rawget(class, '_parent')
+  end
+  return found
+end
+
+--- The entry of a name or value, as text; of a namespace the signatures of all its names; of
+--- nothing an overview.
 ---@param what any
 ---@return string
 function reference.help(what)
   local entries = index()
-  if is_space(what) then
-    return list_of(what)
+  local ms = require 'moonshard'
+  if what == nil or what == ms then
+    return overview()
   elseif type(what) ~= 'string' then
-    local entry = what ~= nil and entries.by_value[what]
-      or type(what) == 'table' and entries.by_value[getmetatable(what)]
-    if not entry then
+    local entry = ms.is_tensor(what) and entries.by_name.Tensor or entry_of_value(what)
+    local name = is_space(what) and is_space(what)._namespace:gsub('^ms%.', '')
+    if not entry and not name then
       arguments.refuse('ms.help', 'what', what, "a name such as 'nn.Linear', a public function, a "
-        .. 'class or an object of one')
+        .. 'class, an object of one or a tensor')
     end
-    return (reference.text(entry):gsub('^### `(.-)`', '%1'))
+    return entry and entry_text(entry) or reference.help(name)
   end
   local name = what:gsub('^ms%.', ''):gsub(':', '.')
-  local entry = entries.by_name[name]
+  local same = entries.by_last[name] or {}
+  local entry = entries.by_name[name] or not same[2] and entries.by_name[same[1]]
   if entry then
-    return (reference.text(entry):gsub('^### `(.-)`', '%1'))
+    return entry_text(entry)
   end
-  local ok, space = pcall(space_of, name)
-  if ok and space then
-    return list_of(space)
+  local inside = {}
+  for _, known in ipairs(entries.names) do
+    if known:sub(1, #name + 1) == name .. '.' or name == 'ms' then
+      inside[#inside + 1] = entries.by_name[known]
+    end
   end
-  local near = errors.nearest(name, entries.names)
+  if inside[1] then
+    return list_of(inside)
+  end
+  local near = nearest(name)
   errors.raise('KeyError', "ms.help: nothing is called '%s'%s", what:sub(1, 80),
-    near and (", did you mean '%s'?"):format(near) or '')
+    near[1] and (', did you mean %s?'):format(table.concat(near, ', ')) or '')
 end
 
 --- How a prompt shows a function: its call and where it is defined.
@@ -527,13 +628,6 @@ function reference.shown(fn)
     return 'function ' .. reference.signature(entry)
   end
   return ('function: %s:%d'):format(info.short_src, info.linedefined)
-end
-
---- Has an entry anything to show beside its name?
----@param entry ms.Reference.Entry
----@return boolean
-function reference.is_described(entry)
-  return entry.text ~= '' or entry.type ~= nil or entry.class ~= nil or has_text(entry.fn) or false
 end
 
 return reference

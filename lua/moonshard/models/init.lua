@@ -1,4 +1,4 @@
---- Whole models.
+--- Models ready to train.
 
 local naming = require 'moonshard.internal.naming'
 

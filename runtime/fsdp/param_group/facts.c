@@ -63,6 +63,12 @@ const ms_layout *ms_fsdp_unit_layout(const ms_fsdp_unit *u)
     return u->layout;
 }
 
+void msi_unit_trace(const ms_fsdp_unit *u, const char *event, uint64_t seq)
+{
+    msi_log(3, "rank %d: %s unit '%s', model %d, collective %llu", u->rank, event, u->name,
+            msi_unit_model(u), (unsigned long long)seq);
+}
+
 ms_status msi_masters_check(const msi_model_state *run, const char *what)
 {
     return run == NULL || !run->summoned

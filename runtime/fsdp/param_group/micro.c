@@ -144,10 +144,13 @@ ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u)
 ms_status msi_unit_reduce(ms_fsdp_unit *u)
 {
     if (u->run->hook != NULL) {
-        return msi_unit_reduce_by_hook(u);
+        MS_TRY(msi_unit_reduce_by_hook(u));
+    } else {
+        MS_TRY(msi_unit_fold_into_slot(u));
+        MS_TRY(msi_gradient_announce(u));
     }
-    MS_TRY(msi_unit_fold_into_slot(u));
-    return msi_gradient_announce(u);
+    msi_unit_trace(u, "reduce", u->reduction.seq);
+    return MS_OK;
 }
 
 /* All gradients of this backward are complete: pass them on. */

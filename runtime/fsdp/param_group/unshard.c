@@ -133,6 +133,7 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
     MS_TRY(u->gather.ops->begin(&u->gather));
     u->values.outdated = false;
     u->state = MS_UNIT_PUBLISHED;
+    msi_unit_trace(u, "gather", u->gather.seq);
     msi_unit_changed(u);
     return u->gather.ops->shares ? msi_progress_run(&u->run->progress) : MS_OK;
 }
@@ -176,6 +177,7 @@ static ms_status unshard(ms_fsdp_unit *u)
     }
     MS_TRY(bind(u));
     u->state = MS_UNIT_UNSHARDED;
+    msi_unit_trace(u, "unshard", u->gather.seq);
     msi_unit_show_use(u);
     msi_unit_changed(u);
     return MS_OK;
@@ -183,6 +185,7 @@ static ms_status unshard(ms_fsdp_unit *u)
 
 static void reshard(ms_fsdp_unit *u)
 {
+    msi_unit_trace(u, "reshard", u->gather.seq);
     msi_storage_unbind(u->full);
     u->gather.ops->end(&u->gather);
     u->state = MS_UNIT_SHARDED;
