@@ -170,8 +170,8 @@ describe('a checkpoint', function()
     assert.equal(0, swapped.param_groups[1].weight_decay)
     assert.equal(0.01, swapped.param_groups[2].weight_decay)
     checks.raises('ValueError', "'0.bias' is in parameter group 1 of the loaded state, but "
-      .. "'1.weight', of the same group here, is in group 2", checkpoint.load, root .. '/a', { optimizer =
-      ms.optim.AdamW { { params = { model[2].weight, model[1].bias } },
+      .. "'1.weight', of the same group here, is in group 2", checkpoint.load, root .. '/a',
+      { optimizer = ms.optim.AdamW { { params = { model[2].weight, model[1].bias } },
         { params = { model[1].weight, model[2].bias } } } })
     with_meta(root, 'old', { step = 1, model = model, optimizer = made(1, 2) }, function(meta)
       for _, group in ipairs(meta.optimizer.groups) do
