@@ -285,6 +285,11 @@ describe('operators', function()
     checks.close({ { 2 - log2, 3 - log2 } }, p:grad()) -- log(p) + 1 - x
     checks.raises('ValueError', 'expected one of mean, batchmean, sum, none', ops.kl_div, x, x,
       { reduction = 'max' })
+    checks.raises('ValueError', 'kl_div: x is (2, 2) and target (1, 2), expected one shape',
+      ops.kl_div, x, p)
+    checks.raises('TypeError', "kl_div: 'target' is nil", ops.kl_div, x)
+    checks.raises('ValueError', "kl_div: 'reduction' is 'batchmean' and x has no dimensions",
+      ops.kl_div, x:sum(), x:sum(), { reduction = 'batchmean' })
   end)
 
   it('have attention over all positions or the past', function()
