@@ -69,6 +69,15 @@ describe('entries of a tensor', function()
     checks.raises('IndexError', 'the mask has shape (3), expected the first sizes of the tensor, '
       .. '(2, 3)', set, x, ms.ones(3):gt(0), 1)
     checks.raises('TypeError', 't[mask]: the mask is f32, expected bool', set, x, x, 1)
+    local positions = ms.arange(2)
+    checks.raises('TypeError', 't[mask]: the mask is i64, expected bool; for positions write '
+      .. 't:index_select(1, index)', get, x, positions)
+    checks.raises('TypeError', 'for positions write t:copy_(t:index_copy(1, index, x))', set, x,
+      positions, x)
+    checks.raises('TypeError', 't[mask] = x: x is a string, expected a number or a tensor', set, x,
+      x:gt(0), 'a')
+    checks.raises('ValueError', 't[mask] = x: 1.5 does not fit in i64', set, positions,
+      positions:ge(0), 1.5)
     checks.raises('ValueError', 'x has shape (3), expected one that broadcasts to (2)', set, x,
       x:gt(8), ms.ones(3))
     checks.raises('RuntimeError', 'requires grad', set, x:clone():requires_grad_(true), x:gt(0), 1)

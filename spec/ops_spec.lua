@@ -120,6 +120,23 @@ describe('operators', function()
     checks.raises('ValueError', "both 'min' and 'max' are nil", ops.clamp, a)
   end)
 
+  it('round to a number of decimals', function()
+    local x = ms.tensor({ 1.234, -0.125, 25 }, { requires_grad = true })
+    for _, row in ipairs {
+      { nil, { 1, 0, 25 } }, { 2, { 1.23, -0.12, 25 } }, { { decimals = 1 }, { 1.2, -0.1, 25 } },
+      { -1, { 0, 0, 20 } }, { {}, { 1, 0, 25 } },
+    } do
+      checks.close(row[2], x:round(row[1]))
+    end
+    checks.close({ 100.5 }, ms.tensor({ 100.5 }, { dtype = 'f16' }):round(3)) -- not infinite
+    x:round(2):sum():backward()
+    assert.same({ 0, 0, 0 }, x:grad():totable())
+    checks.raises('ValueError', "round: unknown option 'decimal', did you mean 'decimals'?",
+      x.round, x, { decimal = 2 })
+    checks.raises('TypeError', "round: 'decimals' is 1 and the tensor is i64, expected a floating",
+      ops.round, ms.arange(3), 1)
+  end)
+
   it('have each unary function, also as a method', function()
     local x = ms.tensor({ -0.7, 1, 2.6 }, { dtype = 'f64' })
     local named = {}
@@ -268,6 +285,11 @@ describe('operators', function()
     checks.close({ { 2 - log2, 3 - log2 } }, p:grad()) -- log(p) + 1 - x
     checks.raises('ValueError', 'expected one of mean, batchmean, sum, none', ops.kl_div, x, x,
       { reduction = 'max' })
+    checks.raises('ValueError', 'kl_div: x is (2, 2) and target (1, 2), expected one shape',
+      ops.kl_div, x, p)
+    checks.raises('TypeError', "kl_div: 'target' is nil", ops.kl_div, x)
+    checks.raises('ValueError', "kl_div: 'reduction' is 'batchmean' and x has no dimensions",
+      ops.kl_div, x:sum(), x:sum(), { reduction = 'batchmean' })
   end)
 
   it('have attention over all positions or the past', function()

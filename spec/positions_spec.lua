@@ -99,6 +99,14 @@ describe('positions', function()
     assert.same({ { 1, 2 }, { 1, 2 }, { 1, 2 } }, x:totable())
     checks.raises('ValueError', 'index_add: src has shape (2, 2), expected (1, 2)', x.index_add, x,
       1, ids { 1 }, src)
+    for _, name in ipairs { 'index_add', 'index_copy', 'index_select' } do
+      checks.raises('TypeError', name .. ': index is f32, expected i64', x[name], x, 1,
+        ms.ones(2), src)
+      checks.raises('IndexError', name .. ': index 4, number 2 of 2, is outside [1, 3], the '
+        .. 'entries of dimension 1', x[name], x, 1, ids { 1, 4 }, src)
+    end
+    checks.raises('TypeError', 'index_copy: x is f32 and src is i64, expected one dtype',
+      x.index_copy, x, 2, ids { 1 }, ids { { 1 }, { 2 }, { 3 } })
   end)
 
   it('diag makes a matrix of a row and back', function()

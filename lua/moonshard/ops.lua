@@ -180,6 +180,34 @@ for _, name in ipairs(unary.functions) do
   ops[name] = calls[name]
 end
 
+local round_options = { decimals = 'whole' }
+
+--- The nearest multiple of 10^-decimals; halves to the even one. Narrow dtypes are scaled in f32.
+--- An element that overflows when it is scaled becomes infinite.
+---@param x ms.Tensor
+---@param decimals? integer|{ decimals?: integer }  negative: in front of the decimal point
+---  (default 0: whole numbers)
+---@return ms.Tensor
+function ops.round(x, decimals)
+  if type(decimals) == 'table' then
+    decimals = errors.options('round', decimals, round_options).decimals
+  end
+  decimals = arguments.whole('round', 'decimals', decimals, 0)
+  if decimals == 0 then
+    return calls.round(x)
+  end
+  ndim('round', x)
+  if not C.ms_dtype_is_floating(info.dtype) then
+    errors.raise('TypeError', "round: 'decimals' is %d and the tensor is %s, expected a floating "
+      .. 'dtype', decimals, dtype.name(info.dtype))
+  end
+  local narrow, scale = NARROW[info.dtype] and info.dtype, 10 ^ math.abs(decimals)
+  local wide = narrow and calls.cast(x, C.MS_DTYPE_F32) or x
+  local out = decimals > 0 and ops.div(calls.round(ops.mul(wide, scale)), scale)
+    or ops.mul(calls.round(ops.div(wide, scale)), scale)
+  return narrow and calls.cast(out, narrow) or out
+end
+
 --- bool, of x: not a number; infinite; neither.
 ---@type fun(x: ms.Tensor): ms.Tensor
 ops.isnan = calls.isnan

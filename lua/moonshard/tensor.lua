@@ -90,6 +90,7 @@ local C, calls, core = B.C, B.calls, B.core
 ---@field allclose fun(self: ms.Tensor, x: ms.Tensor, rtol?: number|table, atol?: number): boolean
 ---@field log_softmax fun(self: ms.Tensor, dim?: integer): ms.Tensor  default: the last
 ---@field softmax fun(self: ms.Tensor, dim?: integer): ms.Tensor  default: the last
+---@field round fun(self: ms.Tensor, decimals?: integer|{ decimals?: integer }): ms.Tensor
 ---@field clamp fun(self: ms.Tensor, low?: number, high?: number): ms.Tensor
 ---@field maximum fun(self: ms.Tensor, other: ms.Tensor): ms.Tensor
 ---@field minimum fun(self: ms.Tensor, other: ms.Tensor): ms.Tensor

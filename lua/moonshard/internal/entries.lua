@@ -48,7 +48,11 @@ local function check_assignable(t, i)
     arguments.refuse('t[i] = x', 'i', i, 'an integer or a bool tensor')
   end
   writable(t, 't[%s] = x', i)
-  calls.tensor_describe(t, info)
+end
+
+-- The write, for messages.
+local function assignment(i)
+  return ('t[%s] = x'):format(B.is_ref(i) and 'mask' or tostring(i))
 end
 
 --- A number fills entry i, true as 1 and false as 0; a tensor is copied there, broadcast and cast.
@@ -59,14 +63,15 @@ local function assign(t, i, value)
   if type(value) == 'boolean' then
     value = value and 1 or 0
   elseif type(value) ~= 'number' and not B.is_ref(value) then
-    errors.raise('TypeError', 't[%s] = x: x is %s, expected a number or a tensor', tostring(i),
+    errors.raise('TypeError', '%s: x is %s, expected a number or a tensor', assignment(i),
       arguments.noun(value))
+  end
+  calls.tensor_describe(t, info)
+  if type(value) == 'number' and C.ms_dtype_check('', info.dtype, value) ~= 0 then
+    errors.check(C.ms_dtype_check(assignment(i), info.dtype, value))
   end
   if B.is_ref(i) then
     return selected.write(t, i, value)
-  end
-  if type(value) == 'number' and C.ms_dtype_check('', info.dtype, value) ~= 0 then
-    errors.check(C.ms_dtype_check(('t[%s] = x'):format(tostring(i)), info.dtype, value))
   end
   local view = entry(t, i)
   if type(value) == 'number' then

@@ -195,12 +195,14 @@ end
 
 -- -- of elements ---------------------------------------------------------------------------------
 
-local function check_pair(what, x, y)
-  local a, b = arguments.tensor(what, 'x', x):shape(), arguments.tensor(what, 'y', y):shape()
+local function check_pair(what, x, y, name)
+  name = name or 'y'
+  local a, b = arguments.tensor(what, 'x', x):shape(), arguments.tensor(what, name, y):shape()
   if not same_sizes(a, b) then
-    errors.raise('ValueError', '%s: x is (%s) and y (%s), expected one shape', what,
-      table.concat(a, ', '), table.concat(b, ', '))
+    errors.raise('ValueError', '%s: x is (%s) and %s (%s), expected one shape', what,
+      table.concat(a, ', '), name, table.concat(b, ', '))
   end
+  return a
 end
 
 local mse_loss_options = { 'reduction' }
@@ -313,8 +315,12 @@ local kl_options = { 'log_target', 'reduction' }
 ---@return ms.Tensor  (), with 'none' the shape of x
 function losses.kl_div(x, target, opts)
   opts = errors.options('kl_div', opts, kl_options)
-  check_pair('kl_div', x, target)
+  local sizes = check_pair('kl_div', x, target, 'target')
   local log, reduction = target, reduction_of('kl_div', opts, KL_REDUCTIONS)
+  if reduction == 'batchmean' and #sizes == 0 then
+    errors.raise('ValueError', "kl_div: 'reduction' is 'batchmean' and x has no dimensions, "
+      .. 'expected at least 1')
+  end
   if arguments.flag('kl_div', 'log_target', opts.log_target, false) then
     target = target:exp()
   else
@@ -322,7 +328,7 @@ function losses.kl_div(x, target, opts)
   end
   local elements = target * log - target * x
   if reduction == 'batchmean' then
-    return reduced(elements, 'sum') / x:size(1)
+    return reduced(elements, 'sum') / sizes[1]
   end
   return reduced(elements, reduction)
 end

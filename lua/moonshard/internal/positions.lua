@@ -5,6 +5,7 @@ local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local create = require 'moonshard.internal.create'
 local dims = require 'moonshard.internal.dims'
+local dtype = require 'moonshard.internal.dtype'
 local errors = require 'moonshard.internal.errors'
 
 local C, calls = B.C, B.calls
@@ -48,7 +49,9 @@ end
 local function widened(what, index, d, sizes)
   arguments.tensor(what, 'index', index)
   calls.tensor_describe(index, info)
-  if info.ndim > 1 then
+  if info.dtype ~= C.MS_DTYPE_I64 then
+    errors.raise('TypeError', '%s: index is %s, expected i64', what, dtype.name(info.dtype))
+  elseif info.ndim > 1 then
     errors.raise('ValueError', '%s: the index has %d dimensions, expected 1', what, info.ndim)
   end
   local ones = {}
@@ -62,34 +65,60 @@ local function widened(what, index, d, sizes)
   return wide
 end
 
+local function check_source(what, src, code, sizes)
+  calls.tensor_describe(arguments.tensor(what, 'src', src), info)
+  if info.dtype ~= code then
+    errors.raise('TypeError', '%s: x is %s and src is %s, expected one dtype', what,
+      dtype.name(code), dtype.name(info.dtype))
+  end
+  local found, expected = dims.text(src:shape()), dims.text(sizes)
+  if found ~= expected then
+    errors.raise('ValueError', '%s: src has shape %s, expected %s', what, found, expected)
+  end
+end
+
+local function check_positions(what, index, dim, size)
+  local list = index:flatten():totable()
+  for i, position in ipairs(list) do
+    if position < 1 or position > size then
+      errors.raise('IndexError', '%s: index %d, number %d of %d, is outside [1, %d], the entries '
+        .. 'of dimension %d', what, position, i, #list, size, dim)
+    end
+  end
+end
+
+-- `call` of x, positions of whole slices, and src if it takes one, whose shape is x's with as many
+-- slices. On the CPU the call refuses positions with its own name and a count of elements: here
+-- they are looked up again. A device reports them later, in the words of the call.
+local function with_slices(what, call, takes_source)
+  return function(x, dim, index, src)
+    local d = along(what, x, dim)
+    local code, size, sizes = info.dtype, tonumber(info.shape[d]), sizes_in_info()
+    local wide = widened(what, index, d, sizes)
+    if takes_source then
+      check_source(what, src, code, sizes)
+    end
+    local ok, result = pcall(call, x, d, wide, src)
+    C.ms_ref_release(wide)
+    if not ok then
+      if errors.is(result) and result.kind == 'IndexError' then
+        check_positions(what, index, d + 1, size)
+      end
+      error(result, 0)
+    end
+    return result
+  end
+end
+
+local select_slices = with_slices('index_select', calls.gather)
+
 --- Whole slices of x at positions along a dimension. IndexError as for gather.
 ---@param x ms.Tensor
 ---@param dim integer
 ---@param index ms.Tensor  i64 (n), from 1
 ---@return ms.Tensor  x's shape with n in this dimension
 function positions.index_select(x, dim, index)
-  local d = along('index_select', x, dim)
-  local wide = widened('index_select', index, d, sizes_in_info())
-  local out = calls.gather(x, d, wide)
-  C.ms_ref_release(wide)
-  return out
-end
-
--- `call` of x, positions of whole slices, and src, whose shape is x's with as many slices.
-local function with_slices(what, call)
-  return function(x, dim, index, src)
-    local d = along(what, x, dim)
-    local sizes = sizes_in_info()
-    local wide = widened(what, index, d, sizes)
-    local expected = dims.text(sizes)
-    if dims.text(arguments.tensor(what, 'src', src):shape()) ~= expected then
-      errors.raise('ValueError', '%s: src has shape %s, expected %s', what, dims.text(src:shape()),
-        expected)
-    end
-    local out = call(x, d, wide, src)
-    C.ms_ref_release(wide)
-    return out
-  end
+  return select_slices(x, dim, index)
 end
 
 --- A copy of x with `src` stored at positions along a dimension. Sizes of `index` are at most those
@@ -129,9 +158,9 @@ end
 --- A copy of x with slices of `src` stored at positions along a dimension. Of equal positions the
 --- last one counts.
 ---@type fun(x: ms.Tensor, dim: integer, index: ms.Tensor, src: ms.Tensor): ms.Tensor
-positions.index_copy = with_slices('index_copy', calls.scatter)
+positions.index_copy = with_slices('index_copy', calls.scatter, true)
 
-local add_slices = with_slices('index_add', calls.scatter_add)
+local add_slices = with_slices('index_add', calls.scatter_add, true)
 local index_add_options = { alpha = 'number' }
 
 --- A copy of x with alpha times the slices of `src` added at positions along a dimension. Equal

@@ -25,9 +25,12 @@ end
 
 -- -- masks ---------------------------------------------------------------------------------------
 
-local function check_mask(what, mask)
-  if arguments.tensor(what, 'mask', mask):dtype() ~= 'bool' then
-    errors.raise('TypeError', '%s: the mask is %s, expected bool', what, mask:dtype())
+-- `instead`: how to do this with positions, which PyTorch writes in the same way.
+local function check_mask(what, mask, instead)
+  local dtype = arguments.tensor(what, 'mask', mask):dtype()
+  if dtype ~= 'bool' then
+    errors.raise('TypeError', '%s: the mask is %s, expected bool%s', what, dtype,
+      dtype == 'i64' and instead and '; for positions write ' .. instead or '')
   end
 end
 
@@ -61,8 +64,8 @@ function selected.masked_select(x, mask)
 end
 
 -- t with the dimensions of the mask, which are its first ones, as one; the sizes of the others.
-local function masked_rows(t, mask)
-  check_mask('t[mask]', mask)
+local function masked_rows(t, mask, instead)
+  check_mask('t[mask]', mask, instead)
   local sizes, of_mask, rest = t:shape(), mask:shape(), {}
   for d = 1, #sizes do
     rest[d - #of_mask] = d > #of_mask and sizes[d] or nil
@@ -83,7 +86,8 @@ end
 ---@param mask ms.Tensor  bool, of t's first sizes
 ---@return ms.Tensor  (found, ...)
 function entries.read(t, mask)
-  return positions.index_select(masked_rows(t, mask), 1, places(mask))
+  return positions.index_select(masked_rows(t, mask, 't:index_select(1, index)'), 1,
+    places(mask))
 end
 
 --- t[mask] = value. Values that require grad are refused as by copy_.
@@ -93,7 +97,7 @@ end
 function entries.write(t, mask, value)
   writable(t, 't[mask] = x')
   local target = t:detach()
-  local rows, rest = masked_rows(target, mask)
+  local rows, rest = masked_rows(target, mask, 't:copy_(t:index_copy(1, index, x))')
   if type(value) == 'number' then
     local ones = { mask:numel() }
     for d = 1, #rest do

@@ -17,7 +17,6 @@ local unary = {}
 ---@field neg fun(x: ms.Tensor): ms.Tensor
 ---@field reciprocal fun(x: ms.Tensor): ms.Tensor
 ---@field relu fun(x: ms.Tensor): ms.Tensor
----@field round fun(x: ms.Tensor): ms.Tensor  halves to the even number
 ---@field rsqrt fun(x: ms.Tensor): ms.Tensor
 ---@field sigmoid fun(x: ms.Tensor): ms.Tensor
 ---@field sign fun(x: ms.Tensor): ms.Tensor
@@ -30,7 +29,7 @@ local unary = {}
 
 unary.functions = {
   'abs', 'ceil', 'cos', 'erf', 'exp', 'expm1', 'floor', 'log', 'log1p', 'neg', 'reciprocal',
-  'relu', 'round', 'rsqrt', 'sigmoid', 'sign', 'silu', 'sin', 'sqrt', 'square', 'tanh', 'trunc',
+  'relu', 'rsqrt', 'sigmoid', 'sign', 'silu', 'sin', 'sqrt', 'square', 'tanh', 'trunc',
 }
 
 return unary
