@@ -10,6 +10,7 @@ local dims = require 'moonshard.internal.dims'
 local dtype = require 'moonshard.internal.dtype'
 local einsum = require 'moonshard.internal.einsum'
 local errors = require 'moonshard.internal.errors'
+local interpolate = require 'moonshard.internal.interpolate'
 local losses = require 'moonshard.internal.losses'
 local masks = require 'moonshard.internal.masks'
 local padding = require 'moonshard.internal.padding'
@@ -289,9 +290,25 @@ function ops.linear_gelu(x, w, bias, approximate)
   return calls.linear_gelu(x, w, bias, is_tanh('linear_gelu', approximate))
 end
 
+---@class ms.ops.EmbeddingOptions
+---@field padding_idx? integer  row whose gradient is 0, counted from 0, or from -1 at the end
+
+local embedding_options = { padding_idx = 'whole' }
+
 --- table (V, C), ids i64 (...) with values from 0 -> (..., C)
----@type fun(table: ms.Tensor, ids: ms.Tensor): ms.Tensor
-ops.embedding = calls.embedding
+---@param table ms.Tensor
+---@param ids ms.Tensor
+---@param opts? ms.ops.EmbeddingOptions
+---@return ms.Tensor
+function ops.embedding(table, ids, opts)
+  local out = calls.embedding(table, ids)
+  local row = opts and errors.options('embedding', opts, embedding_options).padding_idx
+  if not row then
+    return out
+  end
+  local is_padding = ids:eq(dims.row('embedding', 'padding_idx', row, table:size(1))):unsqueeze(-1)
+  return calls.where(is_padding, out:detach(), out)
+end
 
 --- Over the last dimension.
 ---@param x ms.Tensor  (..., C)
@@ -579,7 +596,7 @@ for name, fn in next, compare do
 end
 for _, functions in ipairs {
   shapes.functions, products, masks, reduced, positions, selected.functions, padding, einsum,
-  spatial.functions, losses,
+  spatial.functions, interpolate.functions, losses,
 } do
   for name, fn in next, functions do
     ops[name] = fn

@@ -25,7 +25,8 @@ end
 ---@generic T: table
 ---@param name string  what scripts call it
 ---@param members T
----@param lazy? table<string, string>  files to require when a name is first used
+---@param lazy? table<string, string>  files to require when a name is first used: 'file', or
+---  'file#member' of one that returns a table of several
 ---@return T members
 function naming.space(name, members, lazy)
   lazy = lazy or {}
@@ -40,7 +41,9 @@ function naming.space(name, members, lazy)
     end,
     __index = function(_, key)
       if lazy[key] then
-        local value = once.run(name .. '.' .. key, require, lazy[key])
+        local file, member = lazy[key]:match '^([^#]+)#?(.*)$'
+        local value = once.run(name .. '.' .. key, require, file)
+        value = member == '' and value or value[member]
         rawset(members, key, value)
         return value
       end

@@ -19,6 +19,10 @@ local lazy = {
   Conv1d = 'moonshard.nn.conv1d',
   Conv2d = 'moonshard.nn.conv2d',
   Conv3d = 'moonshard.nn.conv3d',
+  ConvTranspose1d = 'moonshard.nn.conv_transpose#ConvTranspose1d',
+  ConvTranspose2d = 'moonshard.nn.conv_transpose#ConvTranspose2d',
+  ConvTranspose3d = 'moonshard.nn.conv_transpose#ConvTranspose3d',
+  Upsample = 'moonshard.nn.upsample',
   MaxPool1d = 'moonshard.nn.max_pool1d',
   MaxPool2d = 'moonshard.nn.max_pool2d',
   MaxPool3d = 'moonshard.nn.max_pool3d',
@@ -43,6 +47,12 @@ local lazy = {
   ModuleList = 'moonshard.nn.module_list',
   ModuleDict = 'moonshard.nn.module_dict',
   ParameterList = 'moonshard.nn.parameter_list',
+  RNN = 'moonshard.nn.rnn#RNN',
+  LSTM = 'moonshard.nn.rnn#LSTM',
+  GRU = 'moonshard.nn.rnn#GRU',
+  RNNCell = 'moonshard.nn.rnn#RNNCell',
+  LSTMCell = 'moonshard.nn.rnn#LSTMCell',
+  GRUCell = 'moonshard.nn.rnn#GRUCell',
   MultiheadAttention = 'moonshard.nn.multihead_attention',
   Transformer = 'moonshard.nn.transformer',
   TransformerEncoder = 'moonshard.nn.transformer_encoder',
@@ -81,6 +91,10 @@ local lazy = {
 ---@field Conv1d ms.nn.Conv1d
 ---@field Conv2d ms.nn.Conv2d
 ---@field Conv3d ms.nn.Conv3d
+---@field ConvTranspose1d ms.nn.ConvTranspose1d
+---@field ConvTranspose2d ms.nn.ConvTranspose2d
+---@field ConvTranspose3d ms.nn.ConvTranspose3d
+---@field Upsample ms.nn.Upsample
 ---@field MaxPool1d ms.nn.MaxPool1d
 ---@field MaxPool2d ms.nn.MaxPool2d
 ---@field MaxPool3d ms.nn.MaxPool3d
@@ -105,6 +119,12 @@ local lazy = {
 ---@field ModuleList ms.nn.ModuleList
 ---@field ModuleDict ms.nn.ModuleDict
 ---@field ParameterList ms.nn.ParameterList
+---@field RNN ms.nn.RNN
+---@field LSTM ms.nn.LSTM
+---@field GRU ms.nn.GRU
+---@field RNNCell ms.nn.RNNCell
+---@field LSTMCell ms.nn.LSTMCell
+---@field GRUCell ms.nn.GRUCell
 ---@field MultiheadAttention ms.nn.MultiheadAttention
 ---@field Transformer ms.nn.Transformer
 ---@field TransformerEncoder ms.nn.TransformerEncoder
