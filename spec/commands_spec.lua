@@ -338,6 +338,13 @@ local parts = {
     finds('h.0\tSHARD_GRAD_OP', output)
     finds('wpe\tFULL_SHARD', output) -- wte shares its weight with lm_head: both stay in the root
   end,
+  ['Errors'] = function(code)
+    shell.write(checkout .. '/errors.lua', "local ms = require 'moonshard'\n" .. code)
+    local output = runs_script('errors.lua')
+    finds('ValueError\tmatmul: shapes', output)
+    finds('\nfailed: ValueError: matmul: shapes', output)
+    finds('errors.lua:2\n', output)
+  end,
   ['Operators'] = function(code)
     shell.write(checkout .. '/operators.lua', code)
     finds('\n5\n', runs_script('operators.lua'))

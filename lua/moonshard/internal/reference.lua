@@ -46,7 +46,7 @@ end
 
 ---@class ms.Reference.Entry
 ---@field name string  without ms: 'nn.Linear', 'nn.Module:parameters'
----@field kind 'function'|'class'|'value'  a type without a value is a class
+---@field kind 'function'|'class'|'value'  of a type: a class, without value
 ---@field fn? ms.Annotation  of a class its init
 ---@field class? ms.Annotation.Class
 ---@field type? string  where only the type of a function or value is declared
@@ -82,6 +82,10 @@ local function inherited(class, find)
   return found
 end
 
+local function method_in(class, name)
+  return named_in(class.file, name, class.variable or '')
+end
+
 local function field_of(class, name)
   return inherited(class, function(c)
     for _, field in ipairs(c.fields) do
@@ -99,9 +103,8 @@ local function described(value, class, key)
   local info = type(value) == 'function' and debug.getinfo(value, 'S')
   local path = info and info.source:gsub('^@', '')
   local fn = path and by_place[path .. ':' .. info.linedefined]
-  fn = has_text(fn) and fn or path and named_in(paths[path], key) or inherited(class, function(c)
-    return named_in(c.file, key, c.variable or '')
-  end)
+  fn = has_text(fn) and fn or path and named_in(paths[path], key)
+    or inherited(class, function(c) return method_in(c, key) end)
   local field = not fn and field_of(class, key)
   for _, module in ipairs(not fn and not field and class and class.file.requires or {}) do
     fn = fn or named_in(by_module[module], key)
@@ -147,36 +150,12 @@ local function methods_of(name, value, class)
 end
 
 local function class_entry(name, value, class)
-  local function init_of(c)
-    return named_in(c.file, 'init', c.variable or '')
-  end
+  local init = inherited(class, function(c) return method_in(c, 'init') end)
   return {
-    name = name, kind = 'class', value = value, class = class, fn = inherited(class, init_of),
+    name = name, kind = 'class', value = value, class = class, fn = init,
     text = class and (class.text ~= '' and class.text or class.variable and class.file.text) or '',
     methods = methods_of(name, value, class),
   }
-end
-
-local function add_class(out, entry)
-  out[#out + 1] = entry
-  for _, method in ipairs(entry.methods or {}) do
-    out[#out + 1] = method
-  end
-end
-
-local function add_value(out, name, value, class, key)
-  local own = type(value) == 'table' and classes['ms.' .. (rawget(value, '_name') or name)]
-  if is_space(value) then
-    for _, inner in ipairs(is_space(value)._names()) do
-      if not inner:find '^_' then
-        add_value(out, name .. '.' .. inner, value[inner], classes['ms.' .. name], inner)
-      end
-    end
-  elseif type(value) == 'table' and (own or rawget(value, '_name')) then
-    add_class(out, class_entry(name, value, own or nil))
-  else
-    out[#out + 1] = member_entry(name, value, class, key)
-  end
 end
 
 -- -- types ----------------------------------------------------------------------------------------
@@ -262,9 +241,8 @@ local function fields_of(entry)
 end
 
 local function call_of(entry)
-  local forward = entry.kind == 'class' and inherited(entry.class, function(c)
-    return named_in(c.file, 'forward', c.variable or '')
-  end)
+  local forward = entry.kind == 'class'
+    and inherited(entry.class, function(c) return method_in(c, 'forward') end)
   return forward and { name = 'module', kind = 'function', fn = forward, text = forward.text }
 end
 
@@ -289,74 +267,76 @@ end
 
 local all
 
-local function add_types(pages, names)
-  local queue, i = {}, 1
-  for _, page in ipairs(names) do
-    for _, entry in ipairs(pages[page]) do
-      queue[#queue + 1] = entry
-    end
+local function add(page, entry)
+  local name, last, value = entry.name, entry.name:match '[^.:]+$', entry.value
+  entry.page = page
+  table.insert(all.pages[page], entry)
+  table.insert(all.list, entry)
+  all.names[#all.names + 1] = name
+  all.by_last[last] = all.by_last[last] or {}
+  table.insert(all.by_last[last], name)
+  for _, key in ipairs { name, (name:gsub(':', '.')), type(value) == 'table' and value._name } do
+    all.by_name[key] = all.by_name[key] or entry
   end
-  local known = {}
-  for _, entry in ipairs(queue) do
-    known[entry.value and type(entry.value) == 'table' and rawget(entry.value, '_name')
-      or entry.name] = true
+  local same = (type(value) == 'table' or type(value) == 'function') and all.by_value[value]
+  if same == nil or same and same.page == 'ms' then -- ms.cat is ops.cat
+    all.by_value[value] = entry
   end
-  while queue[i] do
-    for _, name in ipairs(types_of(queue[i], {})) do
-      local class, alias = classes['ms.' .. name], aliases['ms.' .. name]
-      if not known[name] and (class or alias) and not pages[name] then
-        known[name] = true
-        local page = pages[name:match '^[^.]+'] or pages.ms
-        local first = #page
-        add_class(page, class and class_entry(name, nil, class)
-          or { name = name, kind = 'class', type = alias, text = '' })
-        for k = first + 1, #page do
-          queue[#queue + 1] = page[k]
-        end
-      end
-    end
-    i = i + 1
+  for _, method in ipairs(entry.methods or {}) do
+    add(page, method)
   end
 end
 
--- All entries by page, name, last part of the name, and value.
+local function add_value(page, name, value, class, key)
+  local own = type(value) == 'table' and classes['ms.' .. (rawget(value, '_name') or name)]
+  if is_space(value) then
+    for _, inner in ipairs(is_space(value)._names()) do
+      if not inner:find '^_' then
+        add_value(page, name .. '.' .. inner, value[inner], classes['ms.' .. name], inner)
+      end
+    end
+  elseif type(value) == 'table' and (own or rawget(value, '_name')) then
+    add(page, class_entry(name, value, own or nil))
+  else
+    add(page, member_entry(name, value, class, key))
+  end
+end
+
+local function add_type(name)
+  local class, alias = classes['ms.' .. name], aliases['ms.' .. name]
+  if (class or alias) and not all.by_name[name] and not all.pages[name] then
+    local page = name:match '^[^.]+'
+    add(all.pages[page] and page or 'ms', class and class_entry(name, nil, class)
+      or { name = name, kind = 'class', type = alias, text = '' })
+  end
+end
+
+-- All entries, by page, name, last part of the name, and value.
 local function index()
   if all then
     return all
   end
+  all = {
+    page_names = { 'ms' }, pages = { ms = {}, Tensor = {} }, list = {}, names = {}, by_name = {},
+    by_last = {}, by_value = {},
+  }
   local ms = require 'moonshard'
   local names = getmetatable(ms)._names()
   read_module 'moonshard.ms'
-  all = { pages = { ms = {} }, page_names = { 'ms' }, names = {}, by_name = {}, by_last = {},
-    by_value = {} }
-  local function add_page(name)
-    all.pages[name], all.page_names[#all.page_names + 1] = {}, name
-    return all.pages[name]
-  end
   for _, name in ipairs(names) do
     read_module('moonshard.' .. name)
+    if type(ms[name]) == 'table' then
+      all.pages[name], all.page_names[#all.page_names + 1] = {}, name
+    end
   end
+  table.insert(all.page_names, 'Tensor')
   for _, name in ipairs(names) do
-    local own = type(ms[name]) == 'table'
-    add_value(own and add_page(name) or all.pages.ms, name, ms[name], classes.ms, name)
+    add_value(all.pages[name] and name or 'ms', name, ms[name], classes.ms, name)
   end
-  add_class(add_page 'Tensor', class_entry('Tensor', require 'moonshard.tensor',
-    classes['ms.Tensor']))
-  add_types(all.pages, all.page_names)
-  for _, page in ipairs(all.page_names) do
-    for _, entry in ipairs(all.pages[page]) do
-      local name, last = entry.name:gsub(':', '.'), entry.name:match '[^.:]+$'
-      all.names[#all.names + 1] = entry.name
-      all.by_name[name] = all.by_name[name] or entry
-      all.by_name[entry.name] = all.by_name[name]
-      all.by_last[last] = all.by_last[last] or {}
-      table.insert(all.by_last[last], entry.name)
-      entry.page = page
-      local value = entry.value
-      local same = (type(value) == 'table' or type(value) == 'function') and all.by_value[value]
-      if same == nil or same and same.page == 'ms' then -- ms.cat is ops.cat
-        all.by_value[value] = entry
-      end
+  add('Tensor', class_entry('Tensor', require 'moonshard.tensor', classes['ms.Tensor']))
+  for _, entry in ipairs(all.list) do -- which grows
+    for _, name in ipairs(types_of(entry, {})) do
+      add_type(name)
     end
   end
   return all
@@ -402,8 +382,7 @@ local function call_text(entry, typed)
     results[1] and ': ' .. table.concat(results, ', ') or '')
 end
 
---- The call as written: 'optim.clip_grad_norm_(params, max_norm, norm_type?)'; of what cannot be
---- called its name.
+--- The call as written, 'optim.clip_grad_norm_(params, max_norm, norm_type?)', or the name.
 ---@param entry ms.Reference.Entry
 ---@param typed? boolean  with types of parameters and results
 ---@return string
@@ -473,11 +452,12 @@ end
 
 -- The types in code as links to their entries; `own`: the class that it belongs to.
 local function linked(code, own)
-  local text = code:gsub('[%a_][%w_.]*', function(name)
-    local entry = name ~= own and name ~= 'Tensor' and all.by_name[name]
-    local anchor = name:lower():gsub('%.', '')
-    return entry and entry.kind == 'class'
-      and ('`[`%s`](%s.md#%s)`'):format(name, entry.page, anchor) or nil
+  local text = code:gsub('[%a_][%w_.]*', function(word)
+    local entry = word ~= own and word ~= 'Tensor' and all.by_name[word]
+    if entry and entry.kind == 'class' then
+      local anchor = entry.name:lower():gsub('%.', '')
+      return ('`[`%s`](%s.md#%s)`'):format(entry.name, entry.page, anchor)
+    end
   end)
   return (text:gsub('``', ''))
 end
@@ -498,7 +478,7 @@ function reference.page(page)
     if entry.name:find(':', 1, true) then
       out[#out + 1] = '- ' .. text:gsub('\n', '\n  ')
     else
-      out[#out + 1] = ('\n## %s\n%s'):format(entry.name, text)
+      out[#out + 1] = ('\n## %s\n%s'):format(entry.name, text:gsub('\n  ', '\n    ')) -- code
     end
   end
   return table.concat(out, '\n') .. '\n'
@@ -604,10 +584,10 @@ function reference.help(what)
   if entry then
     return entry_text(entry)
   end
-  local inside = {}
-  for _, known in ipairs(entries.names) do
-    if known:sub(1, #name + 1) == name .. '.' or name == 'ms' then
-      inside[#inside + 1] = entries.by_name[known]
+  local inside = entries.pages[name] or {}
+  for _, known in ipairs(inside[1] and {} or entries.list) do
+    if known.name:sub(1, #name + 1) == name .. '.' then
+      inside[#inside + 1] = known
     end
   end
   if inside[1] then
