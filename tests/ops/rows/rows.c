@@ -41,18 +41,21 @@ static void oracle_layer_norm(const call *c, const array *const *in, array *out)
     const form *x = &in[0]->form;
     const int64_t n = width_of(x);
     const real unit = compute_unit_of(x->dtype);
+    real mean = 0, variance = 0, most = 0;
 
     set_form(out, x->dtype, x->ndim, x->shape);
     for (int64_t i = 0; i < out->n; i++) {
         const real *row = in[0]->v + i / n * n;
-        real mean = 0, variance = 0, most = 0;
 
-        for (int64_t j = 0; j < n; j++) {
-            mean += row[j] / (real)n;
-            most = fmaxl(most, fabsl(row[j]));
-        }
-        for (int64_t j = 0; j < n; j++) {
-            variance += (row[j] - mean) * (row[j] - mean) / (real)n;
+        if (i % n == 0) {
+            mean = variance = most = 0;
+            for (int64_t j = 0; j < n; j++) {
+                mean += row[j] / (real)n;
+                most = fmaxl(most, fabsl(row[j]));
+            }
+            for (int64_t j = 0; j < n; j++) {
+                variance += (row[j] - mean) * (row[j] - mean) / (real)n;
+            }
         }
         const real deviation = sqrtl(variance + (real)c->p[0]);
         const real w = c->n_in > 1 ? in[1]->v[i % n] : 1, b = c->n_in > 2 ? in[2]->v[i % n] : 0;
@@ -86,47 +89,53 @@ static bool plan_channels(call *c)
 
 RUN(channel_stats, ms_op_channel_stats(out, in[0], c->i[0]))
 
-/* Mean and variance of the set that element i belongs to. `size`: of the largest. */
-static void set_stats(const call *c, const array *x, int64_t i, real *mean, real *variance,
-                      real *size)
+/* Of one set of elements. `size`: of the largest. */
+typedef struct moments {
+    real n, mean, variance, size;
+} moments;
+
+/* The set of element i: its channel, or its sample and group. */
+static int64_t set_of(const call *c, const array *x, int64_t i)
 {
-    const int64_t *shape = x->form.shape, plane = x->n / (shape[0] * shape[1]);
-    const int64_t per_group = c->i[0] == 0 ? 1 : shape[1] / c->i[0];
-    const int64_t set = i / plane / per_group % (shape[1] / per_group);
-    real n = 0;
+    const int64_t *shape = x->form.shape, plane = x->n / (shape[0] * shape[1]), at = i / plane;
 
-    *mean = *variance = *size = 0;
+    return c->i[0] == 0 ? at % shape[1] : at / (shape[1] / c->i[0]);
+}
+
+static const moments *moments_of_sets(const call *c, const array *x)
+{
+    static moments sets[MAX_NUMEL];
+
+    memset(sets, 0, sizeof(*sets) * (size_t)x->n);
     for (int32_t pass = 0; pass < 3; pass++) {
-        for (int64_t j = 0; j < x->n; j++) {
-            const bool together = j / plane / per_group % (shape[1] / per_group) == set &&
-                                  (c->i[0] == 0 || j / plane / shape[1] == i / plane / shape[1]);
+        for (int64_t i = 0; i < x->n; i++) {
+            moments *set = &sets[set_of(c, x, i)];
 
-            if (together && pass == 0) {
-                n++;
-                *size = fmaxl(*size, fabsl(x->v[j]));
-            } else if (together && pass == 1) {
-                *mean += x->v[j] / n;
-            } else if (together) {
-                *variance += (x->v[j] - *mean) * (x->v[j] - *mean) / n;
+            if (pass == 0) {
+                set->n++;
+                set->size = fmaxl(set->size, fabsl(x->v[i]));
+            } else if (pass == 1) {
+                set->mean += x->v[i] / set->n;
+            } else {
+                set->variance += (x->v[i] - set->mean) * (x->v[i] - set->mean) / set->n;
             }
         }
     }
+    return sets;
 }
 
 static void oracle_channel_stats(const call *c, const array *const *in, array *out)
 {
-    const int64_t *x = in[0]->form.shape, plane = in[0]->n / (x[0] * x[1]);
-    const int64_t sets = c->i[0] == 0 ? x[1] : x[0] * c->i[0];
-    const int64_t step = c->i[0] == 0 ? plane : x[1] / c->i[0] * plane;
+    const int64_t *x = in[0]->form.shape, sets = c->i[0] == 0 ? x[1] : x[0] * c->i[0];
     const real unit = compute_unit_of(in[0]->form.dtype);
+    const moments *set = moments_of_sets(c, in[0]);
 
     set_form(out, loss_dtype(in[0]->form.dtype), 2, (const int64_t[]){2, sets});
     for (int64_t s = 0; s < sets; s++) {
-        real size;
-
-        set_stats(c, in[0], s * step, &out->v[s], &out->v[sets + s], &size);
-        out->slack[s] = 16 * unit * size;
-        out->slack[sets + s] = 64 * unit * size * size;
+        out->v[s] = set[s].mean;
+        out->v[sets + s] = set[s].variance;
+        out->slack[s] = 16 * unit * set[s].size;
+        out->slack[sets + s] = 64 * unit * set[s].size * set[s].size;
     }
 }
 
@@ -187,22 +196,20 @@ static void oracle_channel_norm(const call *c, const array *const *in, array *ou
     const array *x = in[0];
     const int64_t plane = x->n / (x->form.shape[0] * x->form.shape[1]);
     const real unit = compute_unit_of(x->form.dtype);
+    const moments *sets = moments_of_sets(c, x);
 
     set_form(out, x->form.dtype, x->form.ndim, x->form.shape);
     for (int64_t i = 0; i < out->n; i++) {
+        const moments *set = &sets[set_of(c, x, i)];
         const int64_t channel = i / plane % x->form.shape[1];
         const real w = c->n_in > 1 ? in[1]->v[channel] : 1, b = c->n_in > 2 ? in[2]->v[channel] : 0;
-        real mean, variance, size;
-
-        set_stats(c, x, i, &mean, &variance, &size);
-        if (!c->i[1]) {
-            mean = variance = 0.25L;
-        }
-        const real deviation = sqrtl(variance + (real)c->p[0]), hat = (x->v[i] - mean) / deviation;
+        const real mean = c->i[1] ? set->mean : 0.25L;
+        const real deviation = sqrtl((c->i[1] ? set->variance : 0.25L) + (real)c->p[0]);
+        const real hat = (x->v[i] - mean) / deviation;
 
         out->v[i] = hat * w + b;
         out->slack[i] =
-            unit * (fabsl(w) * (1 + fabsl(hat)) * (32 + 32 * size / deviation) + 4 * fabsl(b));
+            unit * (fabsl(w) * (1 + fabsl(hat)) * (32 + 32 * set->size / deviation) + 4 * fabsl(b));
     }
 }
 
@@ -229,11 +236,15 @@ static void oracle_log_softmax(const call *c, const array *const *in, array *out
 {
     const form *x = &in[0]->form;
     const int64_t n = width_of(x);
+    real most = 0, log = 0;
 
     (void)c;
     set_form(out, x->dtype, x->ndim, x->shape);
     for (int64_t i = 0; i < out->n; i++) {
-        real most, log = log_sum(in[0]->v + i / n * n, n, &most), d = in[0]->v[i] - most;
+        if (i % n == 0) {
+            log = log_sum(in[0]->v + i, n, &most);
+        }
+        const real d = in[0]->v[i] - most;
 
         out->v[i] = d - log;
         out->slack[i] = 16 * compute_unit_of(x->dtype) * (1 + fabsl(log));
