@@ -93,7 +93,7 @@ end
 
 local function words(list)
   local out = {}
-  for word in list:gsub('%b<>', ''):gmatch '[%w_.]+' do
+  for word in list:gsub('%b<>', ''):gsub('%b{}', ''):gmatch '[%w_.]+' do
     out[#out + 1] = word
   end
   return out

@@ -327,6 +327,7 @@ local function index()
     read_module('moonshard.' .. name)
     if type(ms[name]) == 'table' then
       all.pages[name], all.page_names[#all.page_names + 1] = {}, name
+      all.names[#all.names + 1] = name
     end
   end
   table.insert(all.page_names, 'Tensor')
@@ -533,15 +534,26 @@ local function overview()
   return table.concat(lines, '\n')
 end
 
--- The names nearest to one that does not exist: by their last part, and as a whole.
+local function append(out, list)
+  for _, value in ipairs(list) do
+    out[#out + 1] = value
+  end
+end
+
+-- The names nearest to one that does not exist: as a whole, and those whose last part begins with
+-- its last part, or else is nearest to it.
 local function nearest(name)
   local last = name:match '[^.]*$'
-  local near = all.by_last[last] and last or errors.nearest(last, util.sorted_keys(all.by_last))
-  local list, seen = {}, {}
-  local names = { errors.nearest(name, all.names) }
-  for _, found in ipairs(near and all.by_last[near] or {}) do
-    names[#names + 1] = found
+  local lasts, names = util.sorted_keys(all.by_last), { errors.nearest(name, all.names) }
+  for _, known in ipairs(lasts) do
+    if #last > 2 and known:lower():find(last:lower(), 1, true) == 1 then
+      append(names, all.by_last[known])
+    end
   end
+  if not names[2] then
+    append(names, all.by_last[errors.nearest(last, lasts)] or {})
+  end
+  local list, seen = {}, {}
   for _, found in ipairs(names) do
     if not seen[found] and #list < 4 then
       seen[found], list[#list + 1] = true, ("'%s'"):format(found)
@@ -579,10 +591,8 @@ function reference.help(what)
     return entry and entry_text(entry) or reference.help(name)
   end
   local name = what:gsub('^ms%.', ''):gsub(':', '.')
-  local same = entries.by_last[name] or {}
-  local entry = entries.by_name[name] or not same[2] and entries.by_name[same[1]]
-  if entry then
-    return entry_text(entry)
+  if entries.by_name[name] then
+    return entry_text(entries.by_name[name])
   end
   local inside = entries.pages[name] or {}
   for _, known in ipairs(inside[1] and {} or entries.list) do
@@ -592,6 +602,10 @@ function reference.help(what)
   end
   if inside[1] then
     return list_of(inside)
+  end
+  local same = entries.by_last[name]
+  if same and not same[2] then
+    return entry_text(entries.by_name[same[1]])
   end
   local near = nearest(name)
   errors.raise('KeyError', "ms.help: nothing is called '%s'%s", what:sub(1, 80),

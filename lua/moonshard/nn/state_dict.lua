@@ -14,6 +14,7 @@ local tree = require 'moonshard.nn.tree'
 
 local state_dict = {}
 
+--- Parameters and buffers by name: `sd[name]` is a tensor, `sd[i]` the i-th name.
 ---@class ms.StateDict: { [string]: ms.Tensor|ms.fsdp.ShardedTensor, [integer]: string }
 
 local function is_sharded(value)
