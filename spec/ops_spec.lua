@@ -405,6 +405,46 @@ describe('operators', function()
       { padding = 2 })
   end)
 
+  it('convolve transposed', function()
+    local x, w = ms.tensor { { { 1, 2 } } }, ms.tensor { { { 1, 10, 100 } } }
+    local function row(opts)
+      return ops.conv_transpose1d(x, w, ms.tensor { 0.5 }, opts):reshape(-1):totable()
+    end
+    assert.same({ 1.5, 12.5, 120.5, 200.5 }, row())
+    assert.same({ 10.5, 102.5, 20.5 }, row { stride = 2, padding = 1 })
+    assert.same({ 1.5, 0.5, 12.5, 0.5, 120.5, 0.5, 200.5, 0.5 },
+      ops.conv_transpose1d(ms.tensor { { 1, 0, 2 } }, w, ms.tensor { 0.5 },
+        { dilation = 2, output_padding = 1 }):reshape(-1):totable())
+    checks.raises('ValueError', 'output_padding is 2, expected 0 or more, and less than stride 2 '
+      .. 'or dilation 1', row, { stride = 2, output_padding = 2 })
+    checks.raises('ValueError', 'give 0 positions of spatial dimension 1, expected 1 or more', row,
+      { padding = 2 })
+    checks.raises('ValueError', 'x (N, C, ...) and w (C, O / groups, ...)', ops.conv_transpose1d,
+      x, ms.zeros(2, 1, 3))
+    checks.raises('ValueError', 'bias has shape (2), expected (1)', ops.conv_transpose1d, x, w,
+      ms.zeros(2))
+  end)
+
+  it('interpolate', function()
+    local x = ms.tensor { { { 1, 3 } } }
+    local function row(opts) return ops.interpolate(x, opts):reshape(-1):totable() end
+    assert.same({ 1, 1, 1, 3, 3 }, row { size = 5 })
+    assert.same({ 1, 1.5, 2.5, 3 }, row { scale_factor = 2, mode = 'linear' })
+    assert.same({ 1, 2, 3 }, row { size = 3, mode = 'linear', align_corners = true })
+    assert.same({ 2 }, row { size = 1, mode = 'linear' })
+    local same = ops.interpolate(x, { size = 2, mode = 'linear' })
+    assert.is_false(rawequal(x, same))
+    assert.equal(x:hash(), same:hash())
+    assert.same({ { { 7, 7 } } }, ops.interpolate(ms.tensor({ { { 7 } } }, { dtype = 'i64' }),
+      { size = 2 }):totable())
+    checks.raises('ValueError', "x has 3 dimensions, expected 4 in mode 'bilinear'", row,
+      { size = 2, mode = 'bilinear' })
+    checks.raises('ValueError', 'has size 2 and would have 0, expected 1 or more', row,
+      { scale_factor = 0.3 })
+    checks.raises('ValueError', "'scale_factor' has 2 numbers, expected one or 1", row,
+      { scale_factor = { 2, 2 } })
+  end)
+
   it('convolve images of more than one box as the sum over taps', function()
     local x = ms.randn({ 2, 32, 30, 20 }, { seed = 1, dtype = 'f64' }):requires_grad_()
     local w = ms.randn({ 8, 32, 3, 3 }, { seed = 2, dtype = 'f64' }):requires_grad_()

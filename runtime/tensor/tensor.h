@@ -59,7 +59,7 @@ typedef struct msi_param {
     int32_t init; /* MS_INIT_* */
     double a, b;
     int64_t zero_first, zero_n; /* elements that are 0 initially, whatever the rule */
-    uint64_t seed; /* of its initial values: the context's when it was declared */
+    uint64_t seed;              /* of its initial values: the context's when it was declared */
     char *name;
     int64_t stream;    /* separates equal names of different trees */
     bool materialized; /* master values exist */

@@ -25,8 +25,8 @@ end
 ---@generic T: table
 ---@param name string  what scripts call it
 ---@param members T
----@param lazy? table<string, string>  files to require when a name is first used: 'file', or
----  'file#member' of one that returns a table of several
+---@param lazy? table<string, string>  files to require when a name is first used; one that returns
+---  a plain table holds several values by their names
 ---@return T members
 function naming.space(name, members, lazy)
   lazy = lazy or {}
@@ -41,9 +41,10 @@ function naming.space(name, members, lazy)
     end,
     __index = function(_, key)
       if lazy[key] then
-        local file, member = lazy[key]:match '^([^#]+)#?(.*)$'
-        local value = once.run(name .. '.' .. key, require, file)
-        value = member == '' and value or value[member]
+        local value = once.run(name .. '.' .. key, require, lazy[key])
+        if type(value) == 'table' and getmetatable(value) == nil then
+          value = value[key]
+        end
         rawset(members, key, value)
         return value
       end

@@ -237,7 +237,10 @@ end
 ---@alias ms.ops.AdaptiveAvgPool
 ---| fun(x: ms.Tensor, output_size: integer|(integer|false)[]): ms.Tensor
 
---- x (N, C, ...) or (C, ...), w (O, C / groups, ...), bias (O). ValueError for other sizes.
+--- x (N, C, ...) or (C, ...), w (O, C / groups, ...), bias (O), or w (C, O / groups, ...) of
+--- conv_transpose, the gradient of a convolution with respect to its input, whose result has
+--- (size - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1 positions. ValueError
+--- for other sizes.
 ---@class ms.ops.Spatial
 ---@field conv1d ms.ops.Conv
 ---@field conv2d ms.ops.Conv

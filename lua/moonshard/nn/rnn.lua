@@ -170,7 +170,7 @@ end
 
 ---@param input_size integer
 ---@param hidden_size integer
----@param opts? ms.nn.RNNBase.Options
+---@param opts? table
 function RNNBase:init(input_size, hidden_size, opts)
   local name = self._name
   opts = init_shared(self, input_size, hidden_size, opts, SEQUENCE_OPTIONS)
@@ -185,8 +185,8 @@ function RNNBase:init(input_size, hidden_size, opts)
     errors.raise('ValueError', "%s: 'proj_size' is %d, expected less than hidden_size = %d", name,
       self.proj_size, hidden_size)
   elseif self.dropout > 0 and self.num_layers == 1 then
-    errors.warn('UserWarning', '%s: dropout %g has no effect with one layer: it follows all layers '
-      .. 'but the last', name, self.dropout)
+    errors.warn('UserWarning', ('%s: dropout %g has no effect with one layer: it follows all '
+      .. 'layers but the last'):format(name, self.dropout))
   end
   for layer = 1, self.num_layers do
     local names = suffixes(self, layer)
@@ -348,7 +348,7 @@ RNNCellBase._options = {}
 
 ---@param input_size integer
 ---@param hidden_size integer
----@param opts? ms.nn.RNNCellBase.Options
+---@param opts? table
 function RNNCellBase:init(input_size, hidden_size, opts)
   declare(self, '', input_size, init_shared(self, input_size, hidden_size, opts, OPTIONS))
 end
