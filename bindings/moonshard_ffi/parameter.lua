@@ -61,6 +61,8 @@ function arguments.rule(what, name, value)
   return value
 end
 
+--- A parameter without memory. rule.zeros: the first of the elements (from 0) that are 0
+--- initially, and their number.
 ---@param dtype string
 ---@param shape integer[]
 ---@param rule ms.nn.InitRule
@@ -74,7 +76,11 @@ function parameter.declare(dtype, shape, rule)
   for i = 1, #shape do
     sizes[i - 1] = shape[i]
   end
-  return calls.tensor_parameter(parameter.dtype(dtype), #shape, sizes, rule_of(rule))
+  local tensor = calls.tensor_parameter(parameter.dtype(dtype), #shape, sizes, rule_of(rule))
+  if rule.zeros then
+    calls.tensor_initial_zeros(tensor, unpack(rule.zeros))
+  end
+  return tensor
 end
 
 --- Make a tensor a parameter that keeps its values. It outlives every scope.

@@ -123,6 +123,39 @@ ms_status ms_tensor_set_stream(ms_tensor *t, int64_t stream)
     return MS_OK;
 }
 
+ms_status ms_tensor_initial_zeros(ms_tensor *t, int64_t first, int64_t n)
+{
+    if (t->param == NULL) {
+        return MS_FAIL(MS_TYPE_ERROR, "only parameters have initial values");
+    }
+    const int64_t numel = msi_view_numel(&t->v);
+
+    if (first < 0 || n < 0 || first > numel - n) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "initial_zeros: %lld elements from %lld, expected a range of the %lld "
+                       "elements of %s",
+                       (long long)n, (long long)first, (long long)numel, msi_tensor_label(t));
+    }
+    t->param->zero_first = first;
+    t->param->zero_n = n;
+    return MS_OK;
+}
+
+ms_status msi_param_draw(const msi_param *p, const msi_init_args *args, int32_t dtype)
+{
+    const int64_t begin = p->zero_first > args->first ? p->zero_first : args->first;
+    const int64_t last = args->first + args->n, zero_end = p->zero_first + p->zero_n;
+    msi_init_args zeros = {.kind = MS_INIT_CONSTANT};
+
+    MS_TRY(msi_dispatch("init", MSI_K_init, dtype, args));
+    zeros.n = (zero_end < last ? zero_end : last) - begin;
+    if (zeros.n <= 0) {
+        return MS_OK;
+    }
+    zeros.out = (char *)args->out + (begin - args->first) * ms_dtype_size(dtype);
+    return msi_dispatch("init", MSI_K_init, dtype, &zeros);
+}
+
 uint64_t msi_param_key(const msi_param *p, const char *name)
 {
     return ms_stream_key(p->name != NULL ? p->name : name, p->stream);
@@ -153,8 +186,8 @@ ms_status ms_tensor_materialize(ms_tensor *t)
     msi_view_set_contiguous(&v, p->dtype, p->ndim, p->shape);
     MS_TRY(msi_storage_new(&v.storage, t->ctx, args.n * ms_dtype_size(p->dtype), MS_MEM_PARAMETER));
     args.out = v.storage->data;
-    ms_status status = p->init == MS_INIT_NONE ? msi_fill(&v, 0)
-                                               : msi_dispatch("init", MSI_K_init, p->dtype, &args);
+    ms_status status =
+        p->init == MS_INIT_NONE ? msi_fill(&v, 0) : msi_param_draw(p, &args, p->dtype);
 
     if (status == MS_OK) {
         msi_tensor_rebind(t, &v);

@@ -58,7 +58,8 @@ struct msi_grad_sink; /* autograd's */
 typedef struct msi_param {
     int32_t init; /* MS_INIT_* */
     double a, b;
-    uint64_t seed; /* of its initial values: the context's when it was declared */
+    int64_t zero_first, zero_n; /* elements that are 0 initially, whatever the rule */
+    uint64_t seed;              /* of its initial values: the context's when it was declared */
     char *name;
     int64_t stream;    /* separates equal names of different trees */
     bool materialized; /* master values exist */
@@ -145,6 +146,9 @@ static inline bool msi_tensor_is_shard(const ms_tensor *t)
 uint64_t msi_params_fold(uint64_t h, uint64_t values, const char *name);
 /* Key of its initial values' random stream; `name`: if it has none yet. */
 uint64_t msi_param_key(const msi_param *p, const char *name);
+/* Write initial values to args->out: those of the rule in `args`, and zeros where the parameter has
+ * them. */
+ms_status msi_param_draw(const msi_param *p, const msi_init_args *args, int32_t dtype);
 /* True if t's manager gives its gradient, which then replaces t's own. */
 static inline bool msi_param_accumulates(const ms_tensor *t)
 {

@@ -382,7 +382,7 @@ static void test_tensor_parameter__takes_memory_only_when_materialised(void **st
 {
     const int64_t shape[2] = {100, 7};
     ms_memory_stats before, declared, after;
-    ms_tensor *a, *b, *view;
+    ms_tensor *a, *b, *zeros, *view;
     double x[700], y[700];
 
     (void)state;
@@ -407,8 +407,18 @@ static void test_tensor_parameter__takes_memory_only_when_materialised(void **st
     assert_ok(ms_tensor_to_doubles(a, x, 700));
     assert_ok(ms_tensor_to_doubles(b, y, 700));
     assert_memory_equal(x, y, sizeof(x)); /* the name is the key */
+    assert_ok(ms_tensor_parameter(&zeros, MS_DTYPE_F32, 2, shape, MS_INIT_NORMAL, 0, 0.02));
+    assert_ok(ms_tensor_set_name(zeros, "h.0.weight"));
+    assert_fails(MS_VALUE_ERROR, "14 elements from 687, expected a range of the 700 elements",
+                 ms_tensor_initial_zeros(zeros, 687, 14));
+    assert_ok(ms_tensor_initial_zeros(zeros, 7, 14));
+    assert_ok(ms_tensor_materialize(zeros));
+    assert_ok(ms_tensor_to_doubles(zeros, y, 700));
+    memset(x + 7, 0, 14 * sizeof(x[0]));
+    assert_memory_equal(x, y, sizeof(x));
     assert_fails(MS_TYPE_ERROR, "floating dtype, got i64",
                  ms_tensor_parameter(&b, MS_DTYPE_I64, 2, shape, MS_INIT_NONE, 0, 0));
+    ms_tensor_free(zeros);
     ms_tensor_free(a);
 }
 

@@ -130,6 +130,7 @@ end
 ---@field kind 'none'|'constant'|'uniform'|'normal'
 ---@field a? number  constant; lower bound; mean
 ---@field b? number  upper bound; deviation
+---@field zeros? integer[]  elements that are 0 whatever the kind: the first (from 0), the number
 
 ---@class ms.nn.ParamOptions
 ---@field dtype? ms.DType  of the master values (default 'f32')

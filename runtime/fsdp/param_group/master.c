@@ -25,7 +25,8 @@ static msi_init_args rule_of(const ms_fsdp_unit *u, const msi_unit_param *p)
 /* Hash of the source of a parameter's initial values: its values, or the rule. */
 static ms_status origin_of(const msi_param *param, const msi_init_args *rule, uint64_t *origin)
 {
-    const double numbers[] = {rule->kind, rule->a, rule->b};
+    const double numbers[] = {rule->kind, rule->a, rule->b, (double)param->zero_first,
+                              (double)param->zero_n};
     const bool random = rule->kind != MS_INIT_CONSTANT;
 
     *origin = 0;
@@ -64,7 +65,7 @@ static ms_status fill_piece(ms_fsdp_unit *u, msi_unit_param *p)
         return MS_OK; /* already zeros */
     }
     rule.out = msi_view_ptr(&shard);
-    return msi_dispatch("init", MSI_K_init, u->orig_dtype, &rule);
+    return msi_param_draw(param, &rule, u->orig_dtype);
 }
 
 ms_status ms_fsdp_unit_materialize(ms_fsdp_unit *u)

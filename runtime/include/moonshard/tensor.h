@@ -178,6 +178,9 @@ MS_API ms_status ms_tensor_detach(ms_tensor **out, const ms_tensor *t);
  * result is a leaf that requires grad. */
 MS_API ms_status ms_tensor_parameter(ms_tensor **out, int32_t dtype, int32_t ndim,
                                      const int64_t *shape, int32_t init, double a, double b);
+/** Make elements [first, first + n) of a parameter, in row-major order, 0 initially, whatever its
+ * rule. Call before materializing. MS_VALUE_ERROR for a range outside of the parameter. */
+MS_API ms_status ms_tensor_initial_zeros(ms_tensor *t, int64_t first, int64_t n);
 /** Set a parameter's name (its path), the key of its initial values. Copied. */
 MS_API ms_status ms_tensor_set_name(ms_tensor *t, const char *name);
 /** Separate the initial values of equal names in different models. Stream 0, the default, is keyed
