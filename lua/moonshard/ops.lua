@@ -261,9 +261,25 @@ function ops.linear_gelu(x, w, bias, approximate)
   return calls.linear_gelu(x, w, bias, is_tanh('linear_gelu', approximate))
 end
 
+---@class ms.ops.EmbeddingOptions
+---@field padding_idx? integer  row whose gradient is 0, counted from 0, or from -1 at the end
+
+local embedding_options = { padding_idx = 'whole' }
+
 --- table (V, C), ids i64 (...) with values from 0 -> (..., C)
----@type fun(table: ms.Tensor, ids: ms.Tensor): ms.Tensor
-ops.embedding = calls.embedding
+---@param table ms.Tensor
+---@param ids ms.Tensor
+---@param opts? ms.ops.EmbeddingOptions
+---@return ms.Tensor
+function ops.embedding(table, ids, opts)
+  local out = calls.embedding(table, ids)
+  local row = opts and errors.options('embedding', opts, embedding_options).padding_idx
+  if not row then
+    return out
+  end
+  local is_padding = ids:eq(dims.row('embedding', 'padding_idx', row, table:size(1))):unsqueeze(-1)
+  return calls.where(is_padding, out:detach(), out)
+end
 
 --- Over the last dimension.
 ---@param x ms.Tensor  (..., C)

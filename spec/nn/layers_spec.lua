@@ -103,6 +103,33 @@ describe('nn', function()
     end)
   end)
 
+  it('Embedding has a row of padding that is 0 initially', function()
+    local function rows(opts)
+      ms.manual_seed(3)
+      return nn.Embedding(3, 2, opts):materialize().weight:totable()
+    end
+    local plain = rows()
+    assert.same({ plain[1], { 0, 0 }, plain[3] }, rows { padding_idx = 1 })
+    assert.same({ plain[1], plain[2], { 0, 0 } }, rows { padding_idx = -1 })
+    assert.same({ { 5, 5 }, { 0, 0 }, { 5, 5 } },
+      rows { padding_idx = 1, init = nn.init.constant(5) })
+  end)
+
+  it('Embedding.from_pretrained takes the memory of a tensor', function()
+    local weight, ids = ms.tensor { { 1, 2 }, { 3, 4 } }, ms.tensor({ 1, 0 }, { dtype = 'i64' })
+    local frozen = nn.Embedding.from_pretrained(weight)
+    assert.same({ { 3, 4 }, { 1, 2 } }, frozen(ids):totable())
+    assert.is_false(frozen.weight:requires_grad())
+    assert.same({ 'weight' }, { unpack(frozen:state_dict()) })
+    local learned = nn.Embedding.from_pretrained(ms.tensor { { 1, 2 }, { 3, 4 } },
+      { freeze = false, padding_idx = 1 })
+    learned(ids):sum():backward()
+    assert.same({ { 1, 1 }, { 0, 0 } }, learned.weight:grad():totable())
+    assert.same({ { 1, 2 }, { 3, 4 } }, learned.weight:totable())
+    checks.raises('ValueError', "'weight' has 1 dimensions, expected 2",
+      nn.Embedding.from_pretrained, ms.zeros(2))
+  end)
+
   it('Sequential and ModuleList take modules or one array of them', function()
     assert.equal(2, nn.Sequential(nn.ReLU(), nn.Tanh()):len())
     local list, names = nn.ModuleList { nn.ReLU(), nn.Tanh() }, {}

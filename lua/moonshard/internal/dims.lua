@@ -49,6 +49,19 @@ function dims.entry(i, size, d, what)
     '%s: entry %d is out of range for dimension %d of size %d%s', what, i, d, size, hint(i))
 end
 
+--- Row `i` of n, both counted from 0, or `i` from -1 at the end. ValueError outside.
+---@param what string
+---@param name string  the argument
+---@param i integer
+---@param n integer
+---@return integer
+function dims.row(what, name, i, n)
+  if i < -n or i >= n then
+    errors.raise('ValueError', "%s: '%s' is %d, expected %d to %d", what, name, i, -n, n - 1)
+  end
+  return i < 0 and n + i or i
+end
+
 --- Bits of a number or a list of dimensions; 0 (all) for nil.
 ---@param list integer|integer[]|nil
 ---@param n integer
