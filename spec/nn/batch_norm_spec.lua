@@ -61,6 +61,32 @@ it('SyncBatchNorm trains under FSDP', function()
   end)
 end)
 
+it('convert_sync_batchnorm makes a model normalise by the batches of a group', function()
+  ms.dist.spawn(2, function(rank)
+    ms.manual_seed(1)
+    local x = ms.randn({ 4, 3 }, { seed = 2 }) * 3 + 100
+    local plain = nn.Sequential(nn.BatchNorm1d(3, { momentum = 0.5 }), nn.Linear(3, 2)):eval()
+    local names, weight = table.concat(plain:state_dict(), ' '), plain[1].weight
+    ms.no_grad(weight.fill_, weight, 2)
+    local other = ms.dist.split(rank)
+    local sync = nn.SyncBatchNorm.convert_sync_batchnorm(plain:deepcopy(), other)
+    assert(ms.is(sync[1], nn.SyncBatchNorm) and rawequal(sync[1].process_group, other))
+    assert(not sync.training and not sync[1].training)
+    assert(sync(x):hash() == plain(x):hash())
+    nn.SyncBatchNorm.convert_sync_batchnorm(sync)
+    assert(sync[1].process_group == nil)
+    assert(table.concat(sync:state_dict(), ' ') == names and sync[1].weight:eq(2):all())
+    local expected = plain:train()(x)
+    checks.close(expected:narrow(1, 1 + 2 * rank, 2):totable(),
+      sync:train()(x:narrow(1, 1 + 2 * rank, 2)), 1e-4)
+    checks.close(plain[1].running_var:totable(), sync[1].running_var, 1e-4)
+    local alone = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm2d(3))
+    assert(ms.is(alone, nn.SyncBatchNorm))
+    checks.raises('TypeError', "'module' is nil, expected a module",
+      nn.SyncBatchNorm.convert_sync_batchnorm)
+  end)
+end)
+
 describe('BatchNorm', function()
   teardown(function() assert.equal(0, checks.live_handles()) end)
 

@@ -8,6 +8,7 @@ local create = require 'moonshard.internal.create'
 local errors = require 'moonshard.internal.errors'
 local functional = require 'moonshard.dist.functional'
 local ops = require 'moonshard.ops'
+local tree = require 'moonshard.nn.tree'
 local util = require 'moonshard.internal.util'
 
 ---@class ms.nn.SyncBatchNorm: ms.nn._BatchNorm
@@ -26,6 +27,29 @@ function SyncBatchNorm:init(num_features, opts)
     opts.process_group = nil
   end
   BatchNorm.init(self, num_features, opts)
+end
+
+local CONVERT = 'nn.SyncBatchNorm.convert_sync_batchnorm'
+
+--- Make SyncBatchNorms of all batch normalisations in a module, and of itself if it is one. They
+--- keep their parameters, buffers, hooks and settings. PyTorch makes new modules, here the modules
+--- stay the same objects. Call it before the model is wrapped.
+---@param module ms.nn.Module
+---@param process_group? ms.dist.Group  default: all ranks
+---@return ms.nn.Module module
+function SyncBatchNorm.convert_sync_batchnorm(module, process_group)
+  if not tree.is_module(module) then
+    arguments.refuse(CONVERT, 'module', module, 'a module')
+  elseif process_group ~= nil then
+    arguments.group(CONVERT, 'process_group', process_group)
+  end
+  for _, part in ipairs(module:modules()) do
+    if util.is(part, BatchNorm) then
+      setmetatable(part, SyncBatchNorm)
+      rawset(part, 'process_group', process_group)
+    end
+  end
+  return module
 end
 
 function SyncBatchNorm:_is_local()
