@@ -130,6 +130,32 @@ describe('nn', function()
       nn.Embedding.from_pretrained, ms.zeros(2))
   end)
 
+  it('LSTM and GRU go on from a state', function()
+    local x = ms.randn({ 5, 2, 3 }, { seed = 1 })
+    for _, name in ipairs { 'LSTM', 'GRU' } do
+      local net = nn[name](3, 4)
+      local whole, last = net(x)
+      local first, state = net(x:narrow(1, 1, 2))
+      local rest, final = net(x:narrow(1, 3, 3), state)
+      checks.close(whole:totable(), ms.cat { first, rest })
+      local function cell(t) return name == 'LSTM' and t[2] or t end
+      checks.close(cell(last):totable(), cell(final))
+      local bound = largest(net.weight_hh_l0:detach())
+      assert.is_true(bound > 0.3 and bound <= 1 / 2) -- 1 / sqrt(4)
+    end
+    local net = nn.LSTM(3, 4)
+    checks.raises('TypeError', "'state' is a tensor, expected a table { h, c }", net, x,
+      ms.zeros(1, 2, 4))
+    checks.raises('ValueError', "'state[2]' is (1, 2, 3), expected (1, 2, 4)", net, x,
+      { ms.zeros(1, 2, 4), ms.zeros(1, 2, 3) })
+    checks.raises('ValueError', 'x is (0, 2, 3), expected a sequence of 1 or more in dimension 1',
+      net, ms.zeros(0, 2, 3))
+    checks.raises('ValueError', 'expected input_size = 3 in the last dimension', net,
+      ms.zeros(1, 2, 4))
+    local warnings = ms.capture_warnings(function() nn.GRU(3, 4, { dropout = 0.1 }) end)
+    assert.truthy(warnings[1].message:find('dropout 0.1 has no effect with one layer', 1, true))
+  end)
+
   it('Sequential and ModuleList take modules or one array of them', function()
     assert.equal(2, nn.Sequential(nn.ReLU(), nn.Tanh()):len())
     local list, names = nn.ModuleList { nn.ReLU(), nn.Tanh() }, {}

@@ -25,7 +25,8 @@ end
 ---@generic T: table
 ---@param name string  what scripts call it
 ---@param members T
----@param lazy? table<string, string>  files to require when a name is first used
+---@param lazy? table<string, string>  files to require when a name is first used; one that returns
+---  a plain table holds several values by their names
 ---@return T members
 function naming.space(name, members, lazy)
   lazy = lazy or {}
@@ -41,6 +42,9 @@ function naming.space(name, members, lazy)
     __index = function(_, key)
       if lazy[key] then
         local value = once.run(name .. '.' .. key, require, lazy[key])
+        if type(value) == 'table' and getmetatable(value) == nil then
+          value = value[key]
+        end
         rawset(members, key, value)
         return value
       end

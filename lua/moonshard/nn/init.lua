@@ -43,6 +43,12 @@ local lazy = {
   ModuleList = 'moonshard.nn.module_list',
   ModuleDict = 'moonshard.nn.module_dict',
   ParameterList = 'moonshard.nn.parameter_list',
+  RNN = 'moonshard.nn.rnn',
+  LSTM = 'moonshard.nn.rnn',
+  GRU = 'moonshard.nn.rnn',
+  RNNCell = 'moonshard.nn.rnn',
+  LSTMCell = 'moonshard.nn.rnn',
+  GRUCell = 'moonshard.nn.rnn',
   MultiheadAttention = 'moonshard.nn.multihead_attention',
   Transformer = 'moonshard.nn.transformer',
   TransformerEncoder = 'moonshard.nn.transformer_encoder',
@@ -105,6 +111,12 @@ local lazy = {
 ---@field ModuleList ms.nn.ModuleList
 ---@field ModuleDict ms.nn.ModuleDict
 ---@field ParameterList ms.nn.ParameterList
+---@field RNN ms.nn.RNN
+---@field LSTM ms.nn.LSTM
+---@field GRU ms.nn.GRU
+---@field RNNCell ms.nn.RNNCell
+---@field LSTMCell ms.nn.LSTMCell
+---@field GRUCell ms.nn.GRUCell
 ---@field MultiheadAttention ms.nn.MultiheadAttention
 ---@field Transformer ms.nn.Transformer
 ---@field TransformerEncoder ms.nn.TransformerEncoder
