@@ -383,6 +383,26 @@ describe('operators', function()
       { padding = 2 })
   end)
 
+  it('convolve transposed', function()
+    local x, w = ms.tensor { { { 1, 2 } } }, ms.tensor { { { 1, 10, 100 } } }
+    local function row(opts)
+      return ops.conv_transpose1d(x, w, ms.tensor { 0.5 }, opts):reshape(-1):totable()
+    end
+    assert.same({ 1.5, 12.5, 120.5, 200.5 }, row())
+    assert.same({ 10.5, 102.5, 20.5 }, row { stride = 2, padding = 1 })
+    assert.same({ 1.5, 0.5, 12.5, 0.5, 120.5, 0.5, 200.5, 0.5 },
+      ops.conv_transpose1d(ms.tensor { { 1, 0, 2 } }, w, ms.tensor { 0.5 },
+        { dilation = 2, output_padding = 1 }):reshape(-1):totable())
+    checks.raises('ValueError', 'output_padding is 2, expected 0 or more, and less than stride 2 '
+      .. 'or dilation 1', row, { stride = 2, output_padding = 2 })
+    checks.raises('ValueError', 'give 0 positions of spatial dimension 1, expected 1 or more', row,
+      { padding = 2 })
+    checks.raises('ValueError', 'x (N, C, ...) and w (C, O / groups, ...)', ops.conv_transpose1d,
+      x, ms.zeros(2, 1, 3))
+    checks.raises('ValueError', 'bias has shape (2), expected (1)', ops.conv_transpose1d, x, w,
+      ms.zeros(2))
+  end)
+
   it('convolve images of more than one box as the sum over taps', function()
     local x = ms.randn({ 2, 32, 30, 20 }, { seed = 1, dtype = 'f64' }):requires_grad_()
     local w = ms.randn({ 8, 32, 3, 3 }, { seed = 2, dtype = 'f64' }):requires_grad_()

@@ -156,6 +156,13 @@ describe('nn', function()
     assert.truthy(warnings[1].message:find('dropout 0.1 has no effect with one layer', 1, true))
   end)
 
+  it('ConvTranspose refuses sizes that no output_padding gives', function()
+    local up, x = nn.ConvTranspose2d(1, 1, 3, { stride = 2 }), ms.ones(1, 1, 2, 2)
+    assert.same({ 1, 1, 6, 5 }, up(x, { 6, 5 }):shape())
+    checks.raises('ValueError', "'output_size' is 7 in spatial dimension 1, expected 5 to 6", up, x,
+      { 7, 5 })
+  end)
+
   it('Sequential and ModuleList take modules or one array of them', function()
     assert.equal(2, nn.Sequential(nn.ReLU(), nn.Tanh()):len())
     local list, names = nn.ModuleList { nn.ReLU(), nn.Tanh() }, {}

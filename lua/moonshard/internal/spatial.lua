@@ -106,26 +106,55 @@ end
 ---@field dilation? integer|integer[]  distance of the filter's taps (default 1)
 ---@field groups? integer  parts of the channels with filters of their own (default 1)
 
+---@class ms.ops.ConvTransposeOptions
+---@field stride? integer|integer[]  default 1
+---@field padding? integer|integer[]  positions cut off on both sides (default 0)
+---@field output_padding? integer|integer[]  positions added behind, less than stride or dilation
+---                                          (default 0)
+---@field dilation? integer|integer[]  default 1
+---@field groups? integer  default 1
+
 local conv_options = { 'stride', 'padding', 'dilation', 'groups' }
+local transpose_options = { 'stride', 'padding', 'output_padding', 'dilation', 'groups' }
+
+-- Sizes of the filter w.
+local function kernel_of(what, w, n, shape)
+  if arguments.tensor(what, 'w', w):dim() ~= n + 2 then
+    errors.raise('ValueError', '%s: w has %d dimensions, expected %d %s', what, w:dim(), n + 2,
+      shape)
+  end
+  local kernel = {}
+  for d = 1, n do
+    kernel[d] = w:size(d + 2)
+  end
+  return kernel
+end
 
 for n = 1, 3 do
-  local what = ('conv%dd'):format(n)
+  local what, transpose = ('conv%dd'):format(n), ('conv_transpose%dd'):format(n)
+
   functions[what] = function(x, w, bias, opts)
     opts = errors.options(what, opts, conv_options)
     local input, alone = batched(what, x, n)
-    if arguments.tensor(what, 'w', w):dim() ~= n + 2 then
-      errors.raise('ValueError', '%s: w has %d dimensions, expected %d (O, C / groups, ...)', what,
-        w:dim(), n + 2)
-    end
-    local kernel = {}
-    for d = 1, n do
-      kernel[d] = w:size(d + 2)
-    end
+    local kernel = kernel_of(what, w, n, '(O, C / groups, ...)')
     local stride = sizes(what, 'stride', opts.stride, n, 1, 1)
     local dilation = sizes(what, 'dilation', opts.dilation, n, 1, 1)
     local padding = spatial.padding(what, opts.padding, kernel, stride, dilation)
     local y = calls.conv(input, w, bias, n, buffer(stride), buffer(padding), buffer(dilation),
       arguments.whole(what, 'groups', opts.groups, 1, 1))
+    return alone and y:squeeze(1) or y
+  end
+
+  functions[transpose] = function(x, w, bias, opts)
+    opts = errors.options(transpose, opts, transpose_options)
+    local input, alone = batched(transpose, x, n)
+    kernel_of(transpose, w, n, '(C, O / groups, ...)')
+    local function numbers(name, default, lowest)
+      return buffer(sizes(transpose, name, opts[name], n, default, lowest))
+    end
+    local y = calls.conv_transpose(input, w, bias, n, numbers('stride', 1, 1),
+      numbers('padding', 0, 0), numbers('output_padding', 0, 0), numbers('dilation', 1, 1),
+      arguments.whole(transpose, 'groups', opts.groups, 1, 1))
     return alone and y:squeeze(1) or y
   end
 end
@@ -196,6 +225,8 @@ end
 ---@alias ms.ops.Sizes integer|integer[]  one for all spatial dimensions, or one each
 ---@alias ms.ops.Conv
 ---| fun(x: ms.Tensor, w: ms.Tensor, bias?: ms.Tensor, opts?: ms.ops.ConvOptions): ms.Tensor
+---@alias ms.ops.ConvTranspose
+---| fun(x: ms.Tensor, w: ms.Tensor, b?: ms.Tensor, opts?: ms.ops.ConvTransposeOptions): ms.Tensor
 ---@alias ms.ops.MaxPool
 ---| fun(x: ms.Tensor, kernel_size: ms.ops.Sizes, opts?: ms.ops.MaxPoolOptions): ms.Tensor
 ---@alias ms.ops.AvgPool
@@ -204,11 +235,17 @@ end
 ---@alias ms.ops.AdaptiveAvgPool
 ---| fun(x: ms.Tensor, output_size: integer|(integer|false)[]): ms.Tensor
 
---- x (N, C, ...) or (C, ...), w (O, C / groups, ...), bias (O). ValueError for other sizes.
+--- x (N, C, ...) or (C, ...), w (O, C / groups, ...), bias (O), or w (C, O / groups, ...) of
+--- conv_transpose, the gradient of a convolution with respect to its input, whose result has
+--- (size - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1 positions. ValueError
+--- for other sizes.
 ---@class ms.ops.Spatial
 ---@field conv1d ms.ops.Conv
 ---@field conv2d ms.ops.Conv
 ---@field conv3d ms.ops.Conv
+---@field conv_transpose1d ms.ops.ConvTranspose
+---@field conv_transpose2d ms.ops.ConvTranspose
+---@field conv_transpose3d ms.ops.ConvTranspose
 ---@field max_pool1d ms.ops.MaxPool
 ---@field max_pool2d ms.ops.MaxPool
 ---@field max_pool3d ms.ops.MaxPool

@@ -1,8 +1,8 @@
 --- The base of convolutions (cross-correlations, as PyTorch's).
 ---
 --- Shapes: x (N, in, ...) or (in, ...)  weight (out, in / groups, ...)  bias (out)
---- Init:   both uniform in [-1/sqrt(fan_in), 1/sqrt(fan_in)), as PyTorch; fan_in is in / groups
----         times the filter's elements.
+--- Init:   both uniform in [-1/sqrt(fan_in), 1/sqrt(fan_in)), as PyTorch; fan_in is the weight's
+---         second size times the filter's elements.
 
 local Module = require 'moonshard.nn.module'
 local check = require 'moonshard.nn.check'
@@ -35,10 +35,16 @@ local Conv = Module.extend('nn._ConvNd')
 
 local MODES = { 'zeros', 'reflect', 'replicate', 'circular' }
 
+Conv._modes = MODES
 Conv.options = { 'stride', 'padding', 'dilation', 'groups', 'bias', 'padding_mode', 'device',
   'dtype' }
 
-local checks = { bias = 'flag', device = 'device', dtype = 'floating', padding_mode = MODES }
+local checks = { bias = 'flag', device = 'device', dtype = 'floating' }
+
+-- The first sizes of the weight.
+function Conv:_channels()
+  return self.out_channels, self.in_channels / self.groups
+end
 
 --- ValueError for channels that are no multiple of `groups`, TypeError for arguments of other
 --- kinds.
@@ -55,6 +61,9 @@ function Conv:init(in_channels, out_channels, kernel_size, opts)
     checked[key] = opts[key]
   end
   errors.options(name, checked, checks)
+  if opts.padding_mode ~= nil then
+    errors.choice(name, 'padding_mode', opts.padding_mode, self._modes)
+  end
   self.in_channels, self.out_channels = in_channels, out_channels
   self.groups = spatial.sizes(name, 'groups', opts.groups, 1, 1, 1)[1]
   for _, key in ipairs { 'in_channels', 'out_channels' } do
@@ -71,13 +80,13 @@ function Conv:init(in_channels, out_channels, kernel_size, opts)
     or spatial.sizes(name, 'padding', opts.padding, n, 0, 0)
   self._around = spatial.padding(name, self.padding, self.kernel_size, self.stride, self.dilation)
 
-  local fan_in = in_channels / self.groups
+  local first, second = self:_channels()
+  local fan_in = second
   for _, size in ipairs(self.kernel_size) do
     fan_in = fan_in * size
   end
   local rule, dtype = rules.fan_in_uniform(fan_in), { dtype = opts.dtype }
-  self:param('weight', { out_channels, in_channels / self.groups, unpack(self.kernel_size) }, rule,
-    dtype)
+  self:param('weight', { first, second, unpack(self.kernel_size) }, rule, dtype)
   if opts.bias ~= false then
     self:param('bias', { out_channels }, rule, dtype)
   end
@@ -140,8 +149,12 @@ function Conv:extra_repr()
       parts[#parts + 1] = ('%s=%s'):format(name, value)
     end
   end
-  add('padding', tuple(self.padding), tuple(spatial.sizes('', '', 0, self._spatial, nil, 0)))
+  local none = tuple(spatial.sizes('', '', 0, self._spatial, nil, 0))
+  add('padding', tuple(self.padding), none)
   add('dilation', tuple(self.dilation), tuple(spatial.sizes('', '', 1, self._spatial, nil, 0)))
+  if self.output_padding then
+    add('output_padding', tuple(self.output_padding), none)
+  end
   add('groups', self.groups, 1)
   add('bias', self.bias == nil and 'False' or nil)
   add('padding_mode', self.padding_mode, 'zeros')

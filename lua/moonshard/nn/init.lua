@@ -19,6 +19,9 @@ local lazy = {
   Conv1d = 'moonshard.nn.conv1d',
   Conv2d = 'moonshard.nn.conv2d',
   Conv3d = 'moonshard.nn.conv3d',
+  ConvTranspose1d = 'moonshard.nn.conv_transpose',
+  ConvTranspose2d = 'moonshard.nn.conv_transpose',
+  ConvTranspose3d = 'moonshard.nn.conv_transpose',
   MaxPool1d = 'moonshard.nn.max_pool1d',
   MaxPool2d = 'moonshard.nn.max_pool2d',
   MaxPool3d = 'moonshard.nn.max_pool3d',
@@ -87,6 +90,9 @@ local lazy = {
 ---@field Conv1d ms.nn.Conv1d
 ---@field Conv2d ms.nn.Conv2d
 ---@field Conv3d ms.nn.Conv3d
+---@field ConvTranspose1d ms.nn.ConvTranspose1d
+---@field ConvTranspose2d ms.nn.ConvTranspose2d
+---@field ConvTranspose3d ms.nn.ConvTranspose3d
 ---@field MaxPool1d ms.nn.MaxPool1d
 ---@field MaxPool2d ms.nn.MaxPool2d
 ---@field MaxPool3d ms.nn.MaxPool3d

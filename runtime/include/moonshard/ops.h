@@ -132,6 +132,19 @@ MS_API ms_status ms_op_conv(ms_tensor **out, ms_tensor *x, ms_tensor *w,
                             MS_NULLABLE ms_tensor *bias, int32_t ndim, const int64_t *stride,
                             const int64_t *padding, const int64_t *dilation, int64_t groups);
 /**
+ * The transposed convolution: the gradient of a convolution with respect to its input. x (N, C,
+ * ...) with w (C, O / groups, ...), plus bias (O) or NULL, gives sizes (in - 1) stride - 2 padding
+ * + dilation (kernel - 1) + output_padding + 1.
+ * @param stride   as above; so are dilation and groups
+ * @param padding  of that convolution, on both sides of each spatial dimension: ndim numbers
+ * @param output_padding  positions added behind each: less than its stride or its dilation
+ */
+MS_API ms_status ms_op_conv_transpose(ms_tensor **out, ms_tensor *x, ms_tensor *w,
+                                      MS_NULLABLE ms_tensor *bias, int32_t ndim,
+                                      const int64_t *stride, const int64_t *padding,
+                                      const int64_t *output_padding, const int64_t *dilation,
+                                      int64_t groups);
+/**
  * The largest element, or the average, of each window of x (N, C, ...) over 1 to 3 spatial
  * dimensions. A maximum with NaN is NaN; equal elements: the first has the gradient.
  * @param kernel     sizes of the window, one per spatial dimension; so are stride, padding (at most

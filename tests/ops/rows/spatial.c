@@ -1,6 +1,6 @@
 /* Rows of convolutions and pooling. Attributes: i[0] spatial dimensions; i[1] groups, or flags of
  * pooling; i[2 + d] of dimension d, a byte each: kernel, stride, dilation, padding in front,
- * behind.
+ * behind (of conv_transpose: output_padding).
  */
 #include "row.h"
 
@@ -176,6 +176,107 @@ static void oracle_conv(const call *c, const array *const *in, array *out)
             if (at >= 0) {
                 const real part =
                     in[0]->v[(first + k / taps) * plane + at] * in[1]->v[channel * w[1] * taps + k];
+
+                sum += part;
+                size += fabsl(part);
+            }
+        }
+        out->v[i] = sum;
+        out->slack[i] = 32 * compute_unit_of(out->form.dtype) * size;
+    }
+}
+
+/* -- conv_transpose ---------------------------------------------------------------------------- */
+
+/* Size of the result's dimension d. */
+static int64_t transposed_size(const call *c, int32_t d)
+{
+    return (c->in[0].shape[2 + d] - 1) * byte_of(c, d, STRIDE) - 2 * byte_of(c, d, FRONT) +
+           byte_of(c, d, DILATION) * (byte_of(c, d, KERNEL) - 1) + byte_of(c, d, BACK) + 1;
+}
+
+static bool plan_conv_transpose(call *c)
+{
+    const form *x = &c->in[0];
+    form *w = &c->in[1];
+    int64_t numel = 1;
+
+    c->n_in = 2 + below(c->rng, 2);
+    if (!is_spatial(c)) {
+        return false;
+    }
+    for (int32_t d = 0; d < c->i[0]; d++) {
+        const int32_t stride = 1 + below(c->rng, 3), dilation = 1 + below(c->rng, 2);
+        const int64_t kernel = 1 + below(c->rng, 3), padding = below(c->rng, 3);
+        const int64_t more = below(c->rng, stride > dilation ? stride : dilation);
+
+        c->i[2 + d] = kernel | stride << 8 | dilation << 16 | padding << 24 | more << 32;
+        if (transposed_size(c, d) < 1) {
+            return false;
+        }
+        numel *= transposed_size(c, d);
+    }
+    c->i[1] = below(c->rng, 2) ? 1 : x->shape[1];
+    *w = *x;
+    w->shape[0] = x->shape[1];
+    w->shape[1] = 1 + below(c->rng, 3);
+    list_of(c, KERNEL, 1, w->shape + 2);
+    c->in[2] = (form){.dtype = x->dtype, .ndim = 1, .shape = {c->i[1] * w->shape[1]}};
+    return numel * x->shape[0] * c->i[1] * w->shape[1] <= 2000;
+}
+
+static ms_status run_conv_transpose(ms_tensor **out, ms_tensor *const *in, const call *c)
+{
+    int64_t stride[3], padding[3], more[3], dilation[3];
+
+    list_of(c, STRIDE, 1, stride);
+    list_of(c, FRONT, 1, padding);
+    list_of(c, BACK, 1, more);
+    list_of(c, DILATION, 1, dilation);
+    return ms_op_conv_transpose(out, in[0], in[1], c->n_in > 2 ? in[2] : NULL, (int32_t)c->i[0],
+                                stride, padding, more, dilation, c->i[1]);
+}
+
+/* Does tap t of the filter take position `at` of the input to position `o` of the result? */
+static bool meets(const call *c, const int64_t *o, const int64_t *at, int64_t t)
+{
+    for (int32_t d = (int32_t)c->i[0] - 1; d >= 0; d--) {
+        const int64_t k = t % byte_of(c, d, KERNEL);
+
+        t /= byte_of(c, d, KERNEL);
+        if (tap_at(c, d, at[d], k) != o[d]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void oracle_conv_transpose(const call *c, const array *const *in, array *out)
+{
+    const int64_t *x = in[0]->form.shape, *w = in[1]->form.shape, n = c->i[0];
+    const int64_t taps = product(w + 2, n), plane = product(x + 2, n), of_group = x[1] / c->i[1];
+    int64_t shape[5] = {x[0], c->i[1] * w[1]}, o[3], at[3];
+
+    for (int32_t d = 0; d < n; d++) {
+        shape[2 + d] = transposed_size(c, d);
+    }
+    set_form(out, in[0]->form.dtype, in[0]->form.ndim, shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        const int64_t channel = i / product(shape + 2, n) % shape[1];
+        const int64_t image = i / product(shape + 2, n) / shape[1];
+        const int64_t first = channel / w[1] * of_group;
+        const real bias = c->n_in > 2 ? in[2]->v[channel] : 0;
+        real sum = bias, size = fabsl(bias) + 0x1p-1000L;
+
+        indices(shape, n, i, o);
+        for (int64_t k = 0; k < plane * taps; k++) {
+            indices(x, n, k / taps, at);
+            if (!meets(c, o, at, k % taps)) {
+                continue;
+            }
+            for (int64_t from = first; from < first + of_group; from++) {
+                const real part = in[0]->v[(image * x[1] + from) * plane + k / taps] *
+                                  in[1]->v[(from * w[1] + channel % w[1]) * taps + k % taps];
 
                 sum += part;
                 size += fabsl(part);
@@ -389,6 +490,8 @@ static void oracle_adaptive_avg_pool(const call *c, const array *const *in, arra
 
 const op_row spatial_rows[] = {
     OP(conv, plan_conv, .begin = begin_spatial, .flags = ROW_FINITE | ROW_LIBRARY),
+    OP(conv_transpose, plan_conv_transpose, .begin = begin_spatial,
+       .flags = ROW_FINITE | ROW_LIBRARY),
     OP(max_pool, plan_pool, .begin = begin_spatial, .smooth = smooth_max_pool),
     OP(avg_pool, plan_avg_pool, .begin = begin_spatial, .flags = ROW_FINITE),
     OP(adaptive_avg_pool, plan_adaptive_avg_pool, .begin = begin_spatial, .flags = ROW_FINITE),
