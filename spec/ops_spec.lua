@@ -403,6 +403,26 @@ describe('operators', function()
       ms.zeros(2))
   end)
 
+  it('interpolate', function()
+    local x = ms.tensor { { { 1, 3 } } }
+    local function row(opts) return ops.interpolate(x, opts):reshape(-1):totable() end
+    assert.same({ 1, 1, 1, 3, 3 }, row { size = 5 })
+    assert.same({ 1, 1.5, 2.5, 3 }, row { scale_factor = 2, mode = 'linear' })
+    assert.same({ 1, 2, 3 }, row { size = 3, mode = 'linear', align_corners = true })
+    assert.same({ 2 }, row { size = 1, mode = 'linear' })
+    local same = ops.interpolate(x, { size = 2, mode = 'linear' })
+    assert.is_false(rawequal(x, same))
+    assert.equal(x:hash(), same:hash())
+    assert.same({ { { 7, 7 } } }, ops.interpolate(ms.tensor({ { { 7 } } }, { dtype = 'i64' }),
+      { size = 2 }):totable())
+    checks.raises('ValueError', "x has 3 dimensions, expected 4 in mode 'bilinear'", row,
+      { size = 2, mode = 'bilinear' })
+    checks.raises('ValueError', 'has size 2 and would have 0, expected 1 or more', row,
+      { scale_factor = 0.3 })
+    checks.raises('ValueError', "'scale_factor' has 2 numbers, expected one or 1", row,
+      { scale_factor = { 2, 2 } })
+  end)
+
   it('convolve images of more than one box as the sum over taps', function()
     local x = ms.randn({ 2, 32, 30, 20 }, { seed = 1, dtype = 'f64' }):requires_grad_()
     local w = ms.randn({ 8, 32, 3, 3 }, { seed = 2, dtype = 'f64' }):requires_grad_()

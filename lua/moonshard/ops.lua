@@ -10,6 +10,7 @@ local dims = require 'moonshard.internal.dims'
 local dtype = require 'moonshard.internal.dtype'
 local einsum = require 'moonshard.internal.einsum'
 local errors = require 'moonshard.internal.errors'
+local interpolate = require 'moonshard.internal.interpolate'
 local losses = require 'moonshard.internal.losses'
 local masks = require 'moonshard.internal.masks'
 local padding = require 'moonshard.internal.padding'
@@ -567,7 +568,7 @@ for name, fn in next, compare do
 end
 for _, functions in ipairs {
   shapes.functions, products, masks, reduced, positions, selected.functions, padding, einsum,
-  spatial.functions, losses,
+  spatial.functions, interpolate.functions, losses,
 } do
   for name, fn in next, functions do
     ops[name] = fn

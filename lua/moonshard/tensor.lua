@@ -362,7 +362,7 @@ local functions_only = {
   avg_pool3d = true, binary_cross_entropy_with_logits = true, cast = true, cat = true,
   conv1d = true, conv2d = true, conv3d = true, conv_transpose1d = true, conv_transpose2d = true,
   conv_transpose3d = true, cosine_similarity = true, cross_entropy = true, dropout = true,
-  einsum = true, embedding = true, huber_loss = true, kl_div = true,
+  einsum = true, embedding = true, huber_loss = true, interpolate = true, kl_div = true,
   l1_loss = true, layer_norm = true, linear = true,
   linear_gelu = true, max_pool1d = true, max_pool2d = true, max_pool3d = true, mse_loss = true,
   nll_loss = true, normalize = true, one_hot = true, pad = true,

@@ -22,6 +22,7 @@ local lazy = {
   ConvTranspose1d = 'moonshard.nn.conv_transpose',
   ConvTranspose2d = 'moonshard.nn.conv_transpose',
   ConvTranspose3d = 'moonshard.nn.conv_transpose',
+  Upsample = 'moonshard.nn.upsample',
   MaxPool1d = 'moonshard.nn.max_pool1d',
   MaxPool2d = 'moonshard.nn.max_pool2d',
   MaxPool3d = 'moonshard.nn.max_pool3d',
@@ -93,6 +94,7 @@ local lazy = {
 ---@field ConvTranspose1d ms.nn.ConvTranspose1d
 ---@field ConvTranspose2d ms.nn.ConvTranspose2d
 ---@field ConvTranspose3d ms.nn.ConvTranspose3d
+---@field Upsample ms.nn.Upsample
 ---@field MaxPool1d ms.nn.MaxPool1d
 ---@field MaxPool2d ms.nn.MaxPool2d
 ---@field MaxPool3d ms.nn.MaxPool3d
