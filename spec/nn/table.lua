@@ -202,6 +202,14 @@ local function conv2d(x, weight, bias, stride, dilation, groups)
   return ms.stack(channels, 2)
 end
 
+-- x with a zero behind each entry of a dimension but the last.
+local function spread(x, dim)
+  local shape = x:shape()
+  local zeros = ms.zeros(shape, { dtype = x:dtype() })
+  shape[dim] = 2 * shape[dim]
+  return ms.stack({ x, zeros }, dim + 1):reshape(shape):narrow(dim, 1, shape[dim] - 1)
+end
+
 -- (N, C, H, W) with a frame of zeros.
 local function framed(x, n)
   for dim = 3, 4 do
@@ -238,6 +246,60 @@ local function cross_entropy(logits, targets, ignored)
     end
   end
   return total, n
+end
+
+local function sigmoid(x)
+  return 1 / ((-x):exp() + 1)
+end
+
+-- A layer over x (N, T, in), one step and one gate at a time. step(map, h, c) gives the next h and
+-- c, map(name, i) the linear map of gate i.
+local function recurrent(sd, suffix, step, x, backwards)
+  local h = ms.zeros(x:size(1), sd['weight_hh' .. suffix]:size(2), { dtype = x:dtype() })
+  local c, n, out = h, x:size(2), {}
+  for s = 1, n do
+    local t = backwards and n + 1 - s or s
+    local function map(name, i)
+      local width = h:size(2)
+      local first = (i - 1) * width + 1
+      local function part(p) return sd[p .. name .. suffix]:narrow(1, first, width) end
+      return linear(name == 'ih' and x:select(2, t) or h, part 'weight_', part 'bias_')
+    end
+    h, c = step(map, h, c)
+    out[t] = h
+  end
+  return ms.stack(out, 2)
+end
+
+local function lstm(map, _, c)
+  local function gate(i) return map('ih', i) + map('hh', i) end
+  c = sigmoid(gate(2)) * c + sigmoid(gate(1)) * gate(3):tanh()
+  return sigmoid(gate(4)) * c:tanh(), c
+end
+
+local function gru(map, h)
+  local reset = sigmoid(map('ih', 1) + map('hh', 1))
+  local update = sigmoid(map('ih', 2) + map('hh', 2))
+  return (1 - update) * (map('ih', 3) + reset * map('hh', 3)):tanh() + update * h
+end
+
+local function recurrent_state(suffix, gates, width, inputs)
+  return { 'weight_ih' .. suffix, gates * width, inputs },
+    { 'weight_hh' .. suffix, gates * width, width }, { 'bias_ih' .. suffix, gates * width },
+    { 'bias_hh' .. suffix, gates * width }
+end
+
+local function bidirectional_state(gates, width, inputs)
+  local list = {}
+  for layer = 0, 1 do
+    for _, direction in ipairs { '', '_reverse' } do
+      local suffix, from = '_l' .. layer .. direction, layer == 0 and inputs or 2 * width
+      for _, entry in ipairs { recurrent_state(suffix, gates, width, from) } do
+        list[#list + 1] = entry
+      end
+    end
+  end
+  return list
 end
 
 -- A container in use: nn.ModuleList has no forward of its own.
@@ -431,6 +493,66 @@ return {
     end,
   },
   {
+    name = 'ConvTranspose2d',
+    make = function() return nn.ConvTranspose2d(3, 2, 3, { stride = 2, padding = 1 }) end,
+    input = function() return floats(2, 3, 2, 3) end,
+    state = { { 'weight', 3, 2, 3, 3 }, { 'bias', 2 } },
+    reference = function(sd, x)
+      return conv2d(framed(spread(spread(x, 3), 4), 1), sd.weight:transpose(1, 2):flip(3):flip(4),
+        sd.bias, 1, 1, 1)
+    end,
+    class = nn.ConvTranspose2d,
+    refuses = {
+      { 'TypeError', "'padding' is a string, expected whole numbers", 2, 3, 3,
+        { padding = 'same' } },
+      { 'ValueError', "'padding_mode' is 'reflect', expected one of zeros", 2, 3, 3,
+        { padding_mode = 'reflect' } },
+      { 'ValueError', "'out_channels' is 3, expected a multiple of 'groups' = 2", 4, 3, 3,
+        { groups = 2 } },
+    },
+  },
+  {
+    name = 'ConvTranspose1d',
+    make = function() return nn.ConvTranspose1d(2, 3, 2, { stride = 2, output_padding = 1 }) end,
+    input = function() return floats(2, 2, 4) end,
+    state = { { 'weight', 2, 3, 2 }, { 'bias', 3 } },
+    reference = function(sd, x)
+      x = framed(spread(x, 3):unsqueeze(3), 1):narrow(3, 2, 1)
+      local after = ms.zeros(x:size(1), 2, 1, 1, { dtype = x:dtype() })
+      local weight = sd.weight:transpose(1, 2):flip(3):unsqueeze(3)
+      return conv2d(ms.cat({ x, after }, 4), weight, sd.bias, 1, 1, 1):squeeze(3)
+    end,
+  },
+  {
+    name = 'Upsample',
+    make = function() return nn.Upsample { scale_factor = 2 } end,
+    input = function() return floats(2, 3, 4) end,
+    reference = function(_, x) return x:repeat_interleave(2, 3) end,
+    class = nn.Upsample,
+    refuses = {
+      { 'ValueError', "none of 'size' and 'scale_factor' are given, expected one" },
+      { 'ValueError', "both of 'size' and 'scale_factor' are given",
+        { size = 2, scale_factor = 2 } },
+      { 'ValueError', "'align_corners' is given in mode 'nearest', which has no weights",
+        { size = 2, align_corners = true } },
+      { 'ValueError', "'mode' is 'cubic', expected one of", { size = 2, mode = 'cubic' } },
+    },
+  },
+  {
+    name = 'Upsample with weights',
+    make = function() return nn.Upsample { size = 8, mode = 'linear' } end,
+    input = function() return floats(2, 3, 4) end,
+    reference = function(_, x)
+      local cells = {}
+      for i = 1, 4 do
+        for _, j in ipairs { math.max(i - 1, 1), math.min(i + 1, 4) } do
+          cells[#cells + 1] = x:select(3, i) * 0.75 + x:select(3, j) * 0.25
+        end
+      end
+      return ms.stack(cells, 3)
+    end,
+  },
+  {
     name = 'MaxPool2d',
     make = function() return nn.MaxPool2d(2) end,
     input = function() return floats(2, 3, 4, 6) end,
@@ -457,7 +579,7 @@ return {
   },
   {
     name = 'Embedding',
-    make = function() return nn.Embedding(5, 3) end,
+    make = function() return nn.Embedding(5, 3, { padding_idx = 3 }) end, -- not among the ids
     input = function() return ids { { 4, 0, 0 }, { 2, 4, 1 } } end,
     state = { { 'weight', 5, 3 } },
     reference = function(sd, x)
@@ -468,7 +590,10 @@ return {
       return ms.stack(rows):reshape(x:size(1), x:size(2), 3)
     end,
     class = nn.Embedding,
-    refuses = { { 'TypeError', 'write nn.Embedding(5, 4)', { 5, 4 } } },
+    refuses = {
+      { 'TypeError', 'write nn.Embedding(5, 4)', { 5, 4 } },
+      { 'ValueError', "'padding_idx' is 5, expected -5 to 4", 5, 4, { padding_idx = 5 } },
+    },
   },
   {
     name = 'LayerNorm',
@@ -624,6 +749,69 @@ return {
     batch = true,
     alone = true,
     reference = batch_norm,
+  },
+  {
+    name = 'LSTM of two layers and directions with dropout',
+    make = function()
+      return nn.LSTM(3, 2, {
+        num_layers = 2, bidirectional = true, batch_first = true, dropout = 0.5,
+      })
+    end,
+    input = function() return floats(2, 3, 3) end,
+    state = bidirectional_state(4, 2, 3),
+    random = true,
+    reference = function(sd, x)
+      for layer = 0, 1 do
+        local suffix = '_l' .. layer
+        x = ms.cat({ recurrent(sd, suffix, lstm, x),
+          recurrent(sd, suffix .. '_reverse', lstm, x, true) }, 3)
+      end
+      return x
+    end,
+    class = nn.LSTM,
+    refuses = {
+      { 'TypeError', "'hidden_size' is nil, expected a whole number", 3 },
+      { 'ValueError', 'dropout probability has to be between 0 and 1, but got 2', 3, 2,
+        { dropout = 2 } },
+      { 'ValueError', "'proj_size' is 2, expected less than hidden_size = 2", 3, 2,
+        { proj_size = 2 } },
+      { 'ValueError', "unknown option 'nonlinearity'", 3, 2, { nonlinearity = 'relu' } },
+    },
+  },
+  {
+    name = 'GRU',
+    make = function() return nn.GRU(3, 2, { batch_first = true }) end,
+    input = function() return floats(2, 3, 3) end,
+    state = { recurrent_state('_l0', 3, 2, 3) },
+    reference = function(sd, x) return recurrent(sd, '_l0', gru, x) end,
+  },
+  {
+    name = 'RNN',
+    make = function() return nn.RNN(3, 2, { batch_first = true }) end,
+    input = function() return floats(2, 3, 3) end,
+    state = { recurrent_state('_l0', 1, 2, 3) },
+    reference = function(sd, x)
+      return recurrent(sd, '_l0', function(map) return (map('ih', 1) + map('hh', 1)):tanh() end, x)
+    end,
+    class = nn.RNN,
+    refuses = {
+      { 'ValueError', "'nonlinearity' is 'gelu', expected one of tanh, relu", 3, 2,
+        { nonlinearity = 'gelu' } },
+    },
+  },
+  {
+    name = 'LSTMCell',
+    make = function() return nn.LSTMCell(3, 2) end,
+    input = function() return floats(2, 3) end,
+    state = { recurrent_state('', 4, 2, 3) },
+    reference = function(sd, x) return recurrent(sd, '', lstm, x:unsqueeze(2)):squeeze(2) end,
+  },
+  {
+    name = 'GRUCell',
+    make = function() return nn.GRUCell(3, 2) end,
+    input = function() return floats(2, 3) end,
+    state = { recurrent_state('', 3, 2, 3) },
+    reference = function(sd, x) return recurrent(sd, '', gru, x:unsqueeze(2)):squeeze(2) end,
   },
   {
     name = 'Dropout',

@@ -40,6 +40,18 @@ local function decoder(dtype)
   return decode
 end
 
+-- The tensors among values, also in tables.
+local function flat(values, out)
+  for _, value in ipairs(values) do
+    if type(value) == 'table' then
+      flat(value, out)
+    elseif type(value) ~= 'number' then
+      out[#out + 1] = value
+    end
+  end
+  return out
+end
+
 local function run(case, dtype)
   local decode, tolerance = decoder(dtype), numbers.TOLERANCE[dtype]
   local module = decode({ module = case.name, args = case.args, opts = case.opts })
@@ -57,16 +69,16 @@ local function run(case, dtype)
   module:load_state_dict(values)
 
   local given = decode(case.inputs)
-  for _, t in ipairs(given) do
+  local tensors = flat(given, {})
+  for _, t in ipairs(tensors) do
     if t:dtype() == dtype then
       t:requires_grad_(true)
     end
   end
-  local n = #given
   if next(case.call) then
-    given[n + 1] = decode(case.call)
+    given[#given + 1] = decode(case.call)
   end
-  local outputs = { module(unpack(given)) }
+  local outputs = flat({ module(unpack(given)) }, {})
   assert.equal(#case.outputs, #outputs)
   local loss = 0
   for j, y in ipairs(outputs) do
@@ -74,9 +86,9 @@ local function run(case, dtype)
     loss = (y * formula(y:shape(), 799 + j, dtype)):sum() + loss
   end
   loss:backward()
-  for i = 1, n do
+  for i, t in ipairs(tensors) do
     if case.input_grads[i] then
-      close('gradient of input ' .. i, given[i]:grad(), case.input_grads[i], tolerance)
+      close('gradient of input ' .. i, t:grad(), case.input_grads[i], tolerance)
     end
   end
   for name, p in module:named_parameters() do
