@@ -21,6 +21,27 @@ end
 
 -- -- entries and weights of one position ---------------------------------------------------------
 
+-- Functions of position i (from 0) of the result give the entries (from 0) of n that it is made of,
+-- and their weights. PyTorch computes positions of nearest in f32, which decides between entries
+-- where they are close to a whole number.
+
+local function nearest(shift)
+  return function(i, scale, n)
+    return { clamp(math.floor(f32((i + shift) * f32(scale))), n) }
+  end
+end
+
+local function source(i, scale, align_corners)
+  return align_corners and i * scale or (i + 0.5) * scale - 0.5
+end
+
+local function linear(i, scale, n, align_corners)
+  local at = math.max(source(i, scale, align_corners), 0)
+  local first = clamp(math.floor(at), n)
+  local t = math.min(at - first, 1)
+  return { first, clamp(first + 1, n) }, { 1 - t, t }
+end
+
 local A = -0.75 -- of Keys's cubic convolution (1981)
 
 local function near(t) -- 0 <= t <= 1
@@ -31,36 +52,22 @@ local function far(t) -- 1 <= t <= 2
   return ((A * t - 5 * A) * t + 8 * A) * t - 4 * A
 end
 
--- Entries (from 0) of n that give the value at `at`, and their weights.
-
-local function linear(at, n)
-  at = math.max(at, 0)
-  local i = clamp(math.floor(at), n)
-  local t = math.min(at - i, 1)
-  return { i, clamp(i + 1, n) }, { 1 - t, t }
-end
-
-local function cubic(at, n)
-  local i = math.floor(at)
-  local t = at - i
-  return { clamp(i - 1, n), clamp(i, n), clamp(i + 1, n), clamp(i + 2, n) },
+local function cubic(i, scale, n, align_corners)
+  local at = source(i, scale, align_corners)
+  local first = math.floor(at)
+  local t = at - first
+  return { clamp(first - 1, n), clamp(first, n), clamp(first + 1, n), clamp(first + 2, n) },
     { far(t + 1), near(t), near(1 - t), far(2 - t) }
 end
 
--- dims: of the inputs that the mode takes. taps: how many entries. PyTorch computes positions of
--- nearest in f32, and where they are next to a whole number so must others.
+-- dims: of inputs that the mode takes.
 local MODES = {
-  nearest = {
-    taps = 1, entries = function(i, scale, n) return { clamp(math.floor(f32(i * scale)), n) } end,
-  },
-  ['nearest-exact'] = {
-    taps = 1,
-    entries = function(i, scale, n) return { clamp(math.floor(f32((i + 0.5) * scale)), n) } end,
-  },
-  linear = { dims = 3, taps = 2, weights = linear },
-  bilinear = { dims = 4, taps = 2, weights = linear },
-  trilinear = { dims = 5, taps = 2, weights = linear },
-  bicubic = { dims = 4, taps = 4, weights = cubic },
+  nearest = { entries = nearest(0) },
+  ['nearest-exact'] = { entries = nearest(0.5) },
+  linear = { dims = 3, entries = linear, weighted = true },
+  bilinear = { dims = 4, entries = linear, weighted = true },
+  trilinear = { dims = 5, entries = linear, weighted = true },
+  bicubic = { dims = 4, entries = cubic, weighted = true },
   area = {},
 }
 
@@ -70,32 +77,25 @@ local NAMES = {
 
 -- -- resampling ----------------------------------------------------------------------------------
 
--- x with `size` entries along a dimension, `scale` of its own apart.
+-- x with `size` entries along a dimension; `scale`: how far apart they are.
 local function resample(x, dim, size, scale, mode, align_corners)
-  local n, entries, weights = x:size(dim), {}, {}
-  for k = 1, mode.taps do
-    entries[k], weights[k] = {}, {}
-  end
-  scale = mode.entries and f32(scale) or scale
+  local taps, n = {}, x:size(dim)
   for i = 0, size - 1 do
-    local from, by
-    if mode.entries then
-      from = mode.entries(i, scale, n)
-    else
-      from, by = mode.weights(align_corners and i * scale or (i + 0.5) * scale - 0.5, n)
-    end
-    for k = 1, mode.taps do
-      entries[k][i + 1], weights[k][i + 1] = from[k] + 1, by and by[k]
+    local entries, weights = mode.entries(i, scale, n, align_corners)
+    for k, entry in ipairs(entries) do
+      local tap = taps[k] or { positions = {}, weights = {} }
+      tap.positions[i + 1], tap.weights[i + 1] = entry + 1, weights and weights[k]
+      taps[k] = tap
     end
   end
   local shape, sum = { size }, nil
   for d = dim + 1, x:dim() do
     shape[d - dim + 1] = 1
   end
-  for k = 1, mode.taps do
-    local part = positions.index_select(x, dim, create.tensor(entries[k], { dtype = 'i64' }))
-    if not mode.entries then
-      part = part * create.tensor(weights[k], { dtype = x:dtype() }):reshape(shape)
+  for _, tap in ipairs(taps) do
+    local part = positions.index_select(x, dim, create.tensor(tap.positions, { dtype = 'i64' }))
+    if mode.weighted then
+      part = part * create.tensor(tap.weights, { dtype = x:dtype() }):reshape(shape)
     end
     sum = sum and sum + part or part
   end
@@ -146,7 +146,7 @@ function interpolate.options(what, opts)
   if (opts.size == nil) == (opts.scale_factor == nil) then
     errors.raise('ValueError', "%s: %s of 'size' and 'scale_factor' are given, expected one", what,
       opts.size == nil and 'none' or 'both')
-  elseif opts.align_corners ~= nil and not MODES[opts.mode or 'nearest'].weights then
+  elseif opts.align_corners ~= nil and not MODES[opts.mode or 'nearest'].weighted then
     errors.raise('ValueError', "%s: 'align_corners' is given in mode '%s', which has no weights; "
       .. 'expected linear, bilinear, bicubic or trilinear', what, opts.mode or 'nearest')
   end
@@ -181,11 +181,11 @@ local function run(x, opts)
     return spatial.functions[('adaptive_avg_pool%dd'):format(n)](x, size)
   end
   local dtype, out = x:dtype(), x
-  if mode.weights and not dtypes.is_floating(dtype) then
+  if mode.weighted and not dtypes.is_floating(dtype) then
     errors.raise('TypeError', "%s: x is %s, expected a floating dtype in mode '%s'", WHAT, dtype,
       name)
-  elseif mode.weights and dtype ~= 'f64' then -- narrow results are rounded once
-    out = x:f32()
+  elseif mode.weighted and dtype ~= 'f64' and dtype ~= 'f32' then
+    out = x:f32() -- so that a narrow result is rounded once
   end
   for d = 1, n do
     local from, to = sizes[d + 2], size[d]

@@ -225,8 +225,6 @@ end
 ---@alias ms.ops.Sizes integer|integer[]  one for all spatial dimensions, or one each
 ---@alias ms.ops.Conv
 ---| fun(x: ms.Tensor, w: ms.Tensor, bias?: ms.Tensor, opts?: ms.ops.ConvOptions): ms.Tensor
---- w (C, O / groups, ...): the gradient of a convolution with respect to its input. The result has
---- (in - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1 positions.
 ---@alias ms.ops.ConvTranspose
 ---| fun(x: ms.Tensor, w: ms.Tensor, b?: ms.Tensor, opts?: ms.ops.ConvTransposeOptions): ms.Tensor
 ---@alias ms.ops.MaxPool

@@ -40,9 +40,10 @@ end
 
 local function lstm_step(x, hidden, _, c)
   local gates = x + hidden
-  local i, f, o = part(gates, 1, 4):sigmoid(), part(gates, 2, 4):sigmoid(), part(gates, 4, 4)
-  c = f * c + i * part(gates, 3, 4):tanh()
-  return o:sigmoid() * c:tanh(), c
+  local input, forget = part(gates, 1, 4):sigmoid(), part(gates, 2, 4):sigmoid()
+  local new, output = part(gates, 3, 4):tanh(), part(gates, 4, 4):sigmoid()
+  c = forget * c + input * new
+  return output * c:tanh(), c
 end
 
 local function gru_step(x, hidden, h)
@@ -80,8 +81,8 @@ end
 
 -- Weights and biases of one layer and direction, or of a cell.
 local function declare(self, suffix, input_size, opts)
-  local gates, hidden = self._kind.gates * self.hidden_size, self.hidden_size
-  local proj, rule = self.proj_size or 0, rules.fan_in_uniform(hidden)
+  local hidden, proj = self.hidden_size, self.proj_size or 0
+  local gates, rule = self._kind.gates * hidden, rules.fan_in_uniform(hidden)
   local dtype = { dtype = opts.dtype }
   self:param('weight_ih' .. suffix, { gates, input_size }, rule, dtype)
   self:param('weight_hh' .. suffix, { gates, proj > 0 and proj or hidden }, rule, dtype)
