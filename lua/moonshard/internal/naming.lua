@@ -42,7 +42,7 @@ function naming.space(name, members, lazy)
     __index = function(_, key)
       if lazy[key] then
         local value = once.run(name .. '.' .. key, require, lazy[key])
-        if type(value) == 'table' and getmetatable(value) == nil then
+        if type(value) == 'table' and getmetatable(value) == nil and value[key] ~= nil then
           value = value[key]
         end
         rawset(members, key, value)

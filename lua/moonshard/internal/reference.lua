@@ -540,17 +540,18 @@ local function append(out, list)
   end
 end
 
--- The names nearest to one that does not exist: as a whole, and those whose last part begins with
--- its last part, or else is nearest to it.
+-- The names nearest to one that does not exist: those whose last part begins with its last part, or
+-- else is nearest to it, as a whole or in its last part.
 local function nearest(name)
   local last = name:match '[^.]*$'
-  local lasts, names = util.sorted_keys(all.by_last), { errors.nearest(name, all.names) }
+  local lasts, names = util.sorted_keys(all.by_last), {}
   for _, known in ipairs(lasts) do
     if #last > 2 and known:lower():find(last:lower(), 1, true) == 1 then
       append(names, all.by_last[known])
     end
   end
-  if not names[2] then
+  if not names[1] then
+    names[1] = errors.nearest(name, all.names)
     append(names, all.by_last[errors.nearest(last, lasts)] or {})
   end
   local list, seen = {}, {}
