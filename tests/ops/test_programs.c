@@ -371,7 +371,7 @@ static void test_ops_programs__give_what_plain_loops_give(void **state)
     }
     print_message("%d programs: %d gradients, %d read while added to\n", (int)n,
                   (int)gradients_checked, (int)gradients_read);
-    assert_true(gradients_checked > n && gradients_read > n / 50);
+    assert_true(gradients_checked > n && gradients_read >= n / 50);
 }
 
 int main(void)
