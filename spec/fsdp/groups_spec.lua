@@ -174,6 +174,10 @@ describe('sub-groups', function()
       local opt = optim.SGD(outer:parameters(), { lr = 0.1 })
       opt:step()
       checks.close(first(ms.ones(1, 3)):totable(), second(ms.ones(1, 3)), 0)
+      local pair = nn.Sequential(wrap(nn.Linear(3, 3), {}), wrap(nn.Linear(3, 3), {}))
+      wrap(pair, {})
+      pair[1](ms.ones(1, 3)) -- a root, beside which the other is one, too
+      assert.same({ 3, 3 }, pair[2]:state_dict().weight:shape())
       checks.raises('AssertionError', 'was used before the module around it',
         wrap(nn.Sequential(first), {}), ms.ones(1, 3))
     end)

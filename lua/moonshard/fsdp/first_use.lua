@@ -140,7 +140,7 @@ local function root_around(instance)
   local root, holds = outermost(instance), false
   for _, other in ipairs(plan.instances(root)) do
     local tree = other._tree
-    if tree and tree.root ~= root and tree.outer ~= root._tree then
+    if tree and tree.root ~= root and not (tree.outer and tree.outer == root._tree) then
       return instance
     end
     holds = holds or other == instance
