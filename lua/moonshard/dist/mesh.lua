@@ -15,7 +15,6 @@ local notes = require 'moonshard_ffi.notes'
 
 local C = B.C
 
-
 ---@class ms.dist.DeviceMesh
 ---@field ndim integer
 ---@field shape integer[]
