@@ -421,18 +421,27 @@ static bool smooth_clamp(const call *c, const array *const *in)
     return is_away(in[0], (real)c->p[0]) && is_away(in[0], (real)c->p[1]);
 }
 
+/* The broadcast shape of two operands, and its elements. */
+static int64_t broadcast_numel(const form *a, const form *b, int32_t *ndim, int64_t *shape)
+{
+    int64_t n = 1;
+
+    broadcast_shape(a, b, ndim, shape);
+    for (int32_t d = 0; d < *ndim; d++) {
+        n *= shape[d];
+    }
+    return n;
+}
+
 /* Equal operands share the gradient, as the central difference does; nearly equal ones do not. */
 static bool smooth_choice(const call *c, const array *const *in)
 {
     const form *a = &in[0]->form, *b = &in[1]->form;
-    int64_t shape[MS_MAX_DIMS], n = 1;
+    int64_t shape[MS_MAX_DIMS];
     int32_t ndim;
+    const int64_t n = broadcast_numel(a, b, &ndim, shape);
     bool smooth = true;
 
-    broadcast_shape(a, b, &ndim, shape);
-    for (int32_t d = 0; d < ndim; d++) {
-        n *= shape[d];
-    }
     for (int64_t i = 0; i < n; i++) {
         const real gap = fabsl(in[0]->v[broadcast_at(a, ndim, shape, i)] -
                                in[1]->v[broadcast_at(b, ndim, shape, i)]);
@@ -446,14 +455,11 @@ static bool smooth_choice(const call *c, const array *const *in)
 static bool smooth_remainder(const call *c, const array *const *in)
 {
     const form *a = &in[0]->form, *b = &in[1]->form;
-    int64_t shape[MS_MAX_DIMS], n = 1;
+    int64_t shape[MS_MAX_DIMS];
     int32_t ndim;
+    const int64_t n = broadcast_numel(a, b, &ndim, shape);
     bool smooth = true;
 
-    broadcast_shape(a, b, &ndim, shape);
-    for (int32_t d = 0; d < ndim; d++) {
-        n *= shape[d];
-    }
     for (int64_t i = 0; i < n; i++) {
         const real divisor = in[1]->v[broadcast_at(b, ndim, shape, i)];
         const real quotient = in[0]->v[broadcast_at(a, ndim, shape, i)] / divisor;
