@@ -102,8 +102,8 @@ static ms_status is_zero(const msi_view *v, bool *zero)
     return msi_host_view_end(&host, MS_OK);
 }
 
-/* Take over what the script left in the full gradient. A rank that had no gradient still has none if
- * its elements are zeros. */
+/* Take over what the script left in the full gradient. A rank that had no gradient still has none
+ * if its elements are zeros. */
 static ms_status keep_gradient(ms_fsdp_unit *u, msi_unit_param *p)
 {
     const ms_tensor *full = p->tensor->grad;
