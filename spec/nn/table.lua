@@ -394,7 +394,6 @@ return {
     reference = function(sd, x) return linear(x, sd.weight, sd.bias) end,
     class = nn.Linear,
     refuses = {
-      { 'TypeError', 'nn.Linear takes its arguments one by one: write nn.Linear(2, 3)', { 2, 3 } },
       { 'TypeError', "'out_features' is nil, expected a whole number", 3 },
       { 'ValueError', "'in_features' is -1, expected 0 or more", -1, 2 },
       { 'TypeError', "'bias' is a string, expected true or false", 2, 2, { bias = 'no' } },
@@ -442,7 +441,6 @@ return {
     reference = function(sd, x) return conv2d(framed(x, 1), sd.weight, sd.bias, 1, 1, 1) end,
     class = nn.Conv2d,
     refuses = {
-      { 'TypeError', 'nn.Conv2d takes its arguments one by one', { 2, 3, 3 } },
       { 'TypeError', "'kernel_size' is nil, expected a whole number", 2, 3 },
       { 'ValueError', "'kernel_size' has 3 numbers, expected one or 2", 2, 3, { 3, 3, 3 } },
       { 'ValueError', "'in_channels' is 3, expected a multiple of 'groups' = 2", 3, 4, 3,
