@@ -100,9 +100,9 @@ static void test_optim_optim__has_defaults_of_the_kinds_there_are_only(void **st
 {
     ms_optim_options o = {.lr = 7};
 
-    assert_fails(MS_VALUE_ERROR, "optimizer kind 77 is none, expected 0 to 5",
+    assert_fails(MS_VALUE_ERROR, "unknown optimizer kind 77, expected 0 to",
                  ms_optim_options_init(&o, sizeof(o), 77));
-    assert_fails(MS_VALUE_ERROR, "optimizer kind -1 is none",
+    assert_fails(MS_VALUE_ERROR, "unknown optimizer kind -1",
                  ms_optim_options_init(&o, sizeof(o), -1));
     assert_true(o.lr == 7 && o.struct_size == 0);
 }
@@ -246,7 +246,7 @@ static void test_optim_optim__refuses_parameters_it_cannot_step(void **state)
     assert_true(o.beta2 == 0.999);
     assert_int_equal(sizeof(o), o.struct_size);
     ms_optim_free(optim);
-    assert_fails(MS_VALUE_ERROR, "kind 6 is none", ms_optim_new(&optim, 6));
+    assert_fails(MS_VALUE_ERROR, "unknown optimizer kind", ms_optim_new(&optim, MS_OPTIM_COUNT));
     assert_null(optim);
     ms_tensor_free(ids);
     ms_tensor_free(other);
