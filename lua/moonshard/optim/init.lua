@@ -1,7 +1,7 @@
 --- Optimizers over the local shards of parameters.
 
 local clip = require 'moonshard.optim.clip'
-local naming = require 'moonshard.internal.naming'
+local namespace = require 'moonshard.base.namespace'
 local runtime = require 'moonshard_ffi.optim'
 
 local lazy = {
@@ -20,4 +20,4 @@ local optim = {}
 optim.clip_grad_norm_ = clip.grad_norm_
 optim.clip_grad_value_ = clip.grad_value_
 
-return naming.space('optim', optim, lazy)
+return namespace.space('optim', optim, lazy)

@@ -1,6 +1,6 @@
 --- The optimizers. Their options and states are those of runtime/optim/rules.c.
 
-local class = require 'moonshard.internal.class'
+local class = require 'moonshard.base.class'
 local Optimizer = require 'moonshard.optim.optimizer'
 local runtime = require 'moonshard_ffi.optim'
 
