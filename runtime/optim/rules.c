@@ -45,6 +45,14 @@ static void adamw_arguments(msi_update_args *args, const msi_update *u)
     args->adam.decoupled = true;
 }
 
+/* The largest gradient takes the place of the average of squares. */
+static void adamax_arguments(msi_update_args *args, const msi_update *u)
+{
+    adam_arguments(args, u);
+    args->adam.v = NULL;
+    args->adam.most = u->state[1];
+}
+
 static void rmsprop_arguments(msi_update_args *args, const msi_update *u)
 {
     const ms_optim_options *o = u->options;
@@ -150,6 +158,13 @@ static const msi_rule RULES[MS_OPTIM_COUNT] = {
                        .state = {{.name = "exp_avg"}},
                        KERNEL(lion),
                        .arguments = lion_arguments},
+    [MS_OPTIM_ADAMAX] = {.name = "Adamax",
+                         DEFAULTS(.lr = 2e-3, .beta2 = 0.999, .eps = 1e-8),
+                         .option = {OPTION(lr), OPTION(beta1), OPTION(beta2), OPTION(eps),
+                                    OPTION(weight_decay), OPTION(maximize)},
+                         .state = {{.name = "exp_avg"}, {.name = "exp_inf"}},
+                         KERNEL(adam),
+                         .arguments = adamax_arguments},
 };
 
 ms_status msi_rule_find(const msi_rule **rule, int32_t kind)

@@ -11,6 +11,7 @@ local runtime = require 'moonshard_ffi.optim'
 ---@field RMSprop ms.optim.RMSprop
 ---@field Adagrad ms.optim.Adagrad
 ---@field Lion ms.optim.Lion
+---@field Adamax ms.optim.Adamax
 local classes = {}
 
 for name, rule in next, runtime.rules do
@@ -89,6 +90,18 @@ end
 ---@field lr? number  default 1e-4
 ---@field betas? number[]  of the direction and of the momentum, default { 0.9, 0.99 }
 ---@field weight_decay? number  decoupled, default 0
+---@field maximize? boolean
+
+--- Adamax (arXiv:1412.6980, section 7.1): Adam with the largest gradient, which decays, in place of
+--- the average of squares; torch.optim.Adamax's update and defaults.
+---@class ms.optim.Adamax: ms.optim.Optimizer
+---@overload fun(params: ms.Tensor[]|table[], opts?: ms.optim.Adamax.Options): ms.optim.Adamax
+
+---@class ms.optim.Adamax.Options
+---@field lr? number  default 2e-3
+---@field betas? number[]  default { 0.9, 0.999 }
+---@field eps? number  default 1e-8
+---@field weight_decay? number  L2, default 0
 ---@field maximize? boolean
 
 return classes

@@ -17,6 +17,7 @@ enum {
     MS_OPTIM_RMSPROP = 3,
     MS_OPTIM_ADAGRAD = 4,
     MS_OPTIM_LION = 5,
+    MS_OPTIM_ADAMAX = 6,
     MS_OPTIM_COUNT
 };
 
@@ -27,7 +28,7 @@ typedef struct ms_optim_options {
     double momentum;     /**< SGD, RMSprop */
     double dampening;    /**< SGD */
     double weight_decay; /**< L2, but decoupled for AdamW (arXiv:1711.05101) and Lion */
-    double beta1;        /**< Adam (arXiv:1412.6980), Lion (arXiv:2302.06675) */
+    double beta1;        /**< Adam, Adamax (arXiv:1412.6980), Lion (arXiv:2302.06675) */
     double beta2;
     double eps;
     bool nesterov; /**< SGD; needs momentum and no dampening */
