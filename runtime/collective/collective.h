@@ -16,6 +16,7 @@ enum {
     MSI_GATHER,
     MSI_REDUCE,
     MSI_ALL_TO_ALL,
+    MSI_PERMUTE,
     MSI_COLLECTIVE_COUNT
 };
 

@@ -106,6 +106,10 @@ const msi_collective_row msi_collectives[] = {
                         .shape = MSI_SHAPE_ROWS,
                         .dual = MSI_ALL_TO_ALL,
                         .run = all_to_all},
+    [MSI_PERMUTE] = {.op = OPERATOR("permute_tensor", msi_all_to_all),
+                     .shape = MSI_SHAPE_ROWS,
+                     .dual = MSI_PERMUTE,
+                     .run = all_to_all},
 };
 
 /* -- public functions -------------------------------------------------------------------------- */
@@ -272,4 +276,30 @@ ms_status ms_comm_all_to_all(ms_comm *comm, ms_tensor *out, ms_tensor *in, const
     }
     MS_TRY(check_rows(&attrs, out->v.shape[0], in->v.shape[0], out_rows, in_rows));
     return msi_collective_into(&attrs.base, out, in);
+}
+
+ms_status ms_op_dist_permute(ms_tensor **out, ms_comm *comm, ms_tensor *x, const int64_t *to)
+{
+    msi_all_to_all attrs = {.base = msi_collective_of(MSI_PERMUTE, comm, 0, MS_REDUCE_SUM),
+                            .unequal = true};
+    const int32_t size = ms_comm_size(comm), rank = ms_comm_rank(comm);
+    bool named[MS_MAX_RANKS] = {false};
+
+    if (x->v.ndim == 0 || size > MS_MAX_RANKS) {
+        return MS_FAIL(MS_VALUE_ERROR,
+                       "permute_tensor: x has shape %s, expected a first size, of at most %d ranks",
+                       msi_shape_text(x->v.ndim, x->v.shape), MS_MAX_RANKS);
+    }
+    for (int32_t q = 0; q < size; q++) {
+        if (to[q] < 0 || to[q] >= size || named[to[q]]) {
+            return MS_FAIL(MS_VALUE_ERROR,
+                           "permute_tensor: rank %d sends to rank %d, expected ranks 0 to %d, each "
+                           "once",
+                           (int)q, (int)to[q], (int)size - 1);
+        }
+        named[to[q]] = true;
+        attrs.out[q] = to[q] == rank ? x->v.shape[0] : 0;
+    }
+    attrs.in[to[rank]] = x->v.shape[0];
+    return msi_collective_run(&attrs.base, x, out);
 }

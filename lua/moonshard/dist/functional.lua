@@ -127,6 +127,19 @@ function functional.all_to_all_single(x, output_split_sizes, input_split_sizes, 
     validate.splits(what, 'input_split_sizes', input_split_sizes, size))
 end
 
+--- x of the rank that names this one: rank r's goes to rank src_dst[r + 1]. The gradients go back
+--- the same way. First sizes are equal on all ranks.
+---@param x ms.Tensor  (n, ...)
+---@param src_dst integer[]  by rank, every rank once
+---@param group? ms.dist.Group  default: all ranks
+---@return ms.Tensor  (n, ...)
+function functional.permute_tensor(x, src_dst, group)
+  local what = 'permute_tensor'
+  group = validate.group(what, group)
+  return calls.dist_permute(group, x, validate.splits(what, 'src_dst',
+    arguments.array(what, 'src_dst', src_dst), C.ms_comm_size(group)))
+end
+
 -- How many rows each rank sends this one.
 local function rows_from(group, rows)
   local w, rank = C.ms_comm_size(group), C.ms_comm_rank(group)
