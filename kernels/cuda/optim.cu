@@ -24,8 +24,8 @@ template <class R> struct adam_rule {
         : keep((R)(a.decoupled ? 1 - a.lr * a.weight_decay : 1)), divisor((R)sqrt(a.correction2)),
           rate((R)(a.lr / a.correction1)), beta1((R)a.beta1), beta2((R)a.beta2),
           fresh1((R)(1 - a.beta1)), fresh2((R)(1 - a.beta2)), eps((R)a.eps),
-          decay((R)(a.decoupled ? 0 : a.weight_decay)), maximize(a.maximize),
-          has_v(a.v != NULL), has_most(a.most != NULL)
+          decay((R)(a.decoupled ? 0 : a.weight_decay)), maximize(a.maximize), has_v(a.v != NULL),
+          has_most(a.most != NULL)
     {
     }
     static __device__ void *state(const args &a, int k)

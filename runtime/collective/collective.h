@@ -52,8 +52,8 @@ struct msi_collective_row {
     int32_t shape;  /* MSI_SHAPE_* */
     int32_t root;   /* MSI_ROOT_* */
     bool reduces;
-    bool in_place; /* the verb works on the result, which starts as the operand */
-    int32_t dual;  /* the collective of the gradient */
+    bool in_place;                  /* the verb works on the result, which starts as the operand */
+    const msi_collective_row *dual; /* the collective of the gradient */
     /* `in` is contiguous; in place both are one. */
     ms_status (*run)(const msi_collective *attrs, const msi_view *out, const msi_view *in);
 };
@@ -69,7 +69,8 @@ bool msi_collective_is_root(const msi_collective *attrs);
 /* Error if the group has no such root, or the dtype lacks the reduction. */
 ms_status msi_check_collective(const msi_collective *attrs, int32_t dtype);
 /* For forward: with the serial that identifies the group. */
-msi_collective msi_collective_of(int32_t row, ms_comm *comm, int32_t root, int32_t reduce);
+msi_collective msi_collective_of(const msi_collective_row *row, ms_comm *comm, int32_t root,
+                                 int32_t reduce);
 /* Run a collective on `x`. If it is recorded, its group is kept for backward while it is abandoned.
  */
 ms_status msi_collective_run(const msi_collective *attrs, ms_tensor *x, ms_tensor **out);

@@ -125,9 +125,10 @@ ms_status msi_collective_forward(msi_op_call *c)
     return status;
 }
 
-msi_collective msi_collective_of(int32_t row, ms_comm *comm, int32_t root, int32_t reduce)
+msi_collective msi_collective_of(const msi_collective_row *row, ms_comm *comm, int32_t root,
+                                 int32_t reduce)
 {
-    return (msi_collective){.row = &msi_collectives[row],
+    return (msi_collective){.row = row,
                             .comm = comm,
                             .serial = ms_comm_serial(comm),
                             .sequence = msi_comm_next(comm),
@@ -197,7 +198,7 @@ static ms_status run_in_backward(msi_bwd *b, msi_collective *attrs, const msi_vi
 ms_status msi_collective_backward(msi_bwd *b)
 {
     const msi_collective *attrs = msi_bwd_attrs(b);
-    const msi_collective_row *row = attrs->row, *dual = &msi_collectives[row->dual];
+    const msi_collective_row *row = attrs->row, *dual = row->dual;
     const msi_view *g = msi_bwd_grad(b, 0), *x = msi_bwd_operand(b, 0);
     msi_all_to_all how = {.base = {.row = dual, .root = attrs->root, .reduce = MS_REDUCE_SUM}};
     msi_view moved;

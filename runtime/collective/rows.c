@@ -57,6 +57,7 @@ static ms_status all_to_all(const msi_collective *a, const msi_view *out, const 
 
 /* -- rows -------------------------------------------------------------------------------------- */
 
+#define ROW(name) (&msi_collectives[name])
 #define OPERATOR(text, attrs)                                                                      \
     {                                                                                              \
         .name = text, .meta = msi_collective_meta, .forward = msi_collective_forward,              \
@@ -70,45 +71,45 @@ const msi_collective_row msi_collectives[] = {
     [MSI_ALL_REDUCE] = {.op = OPERATOR("all_reduce", msi_collective),
                         REDUCES("all_reduce"),
                         .in_place = true,
-                        .dual = MSI_ALL_REDUCE,
+                        .dual = ROW(MSI_ALL_REDUCE),
                         .run = all_reduce},
     [MSI_ALL_GATHER] = {.op = OPERATOR("all_gather", msi_collective),
                         .shape = MSI_SHAPE_WHOLE,
-                        .dual = MSI_REDUCE_SCATTER,
+                        .dual = ROW(MSI_REDUCE_SCATTER),
                         .run = all_gather},
     [MSI_REDUCE_SCATTER] = {.op = OPERATOR("reduce_scatter", msi_collective),
                             REDUCES("reduce_scatter"),
                             .shape = MSI_SHAPE_PART,
-                            .dual = MSI_ALL_GATHER,
+                            .dual = ROW(MSI_ALL_GATHER),
                             .run = reduce_scatter},
     [MSI_BROADCAST] = {.op = OPERATOR("broadcast", msi_collective),
                        .root = MSI_ROOT_GIVES,
                        .in_place = true,
-                       .dual = MSI_ALL_REDUCE,
+                       .dual = ROW(MSI_ALL_REDUCE),
                        .run = broadcast},
     [MSI_SCATTER] = {.op = OPERATOR("scatter", msi_collective),
                      .shape = MSI_SHAPE_PART,
                      .root = MSI_ROOT_GIVES,
-                     .dual = MSI_GATHER,
+                     .dual = ROW(MSI_GATHER),
                      .run = scatter},
     [MSI_GATHER] = {.op = OPERATOR("gather", msi_collective),
                     .shape = MSI_SHAPE_WHOLE,
                     .root = MSI_ROOT_GETS,
-                    .dual = MSI_SCATTER,
+                    .dual = ROW(MSI_SCATTER),
                     .run = gather},
     [MSI_REDUCE] = {.op = OPERATOR("reduce", msi_collective),
                     REDUCES("reduce"),
                     .root = MSI_ROOT_GETS,
                     .in_place = true,
-                    .dual = MSI_BROADCAST,
+                    .dual = ROW(MSI_BROADCAST),
                     .run = reduce},
     [MSI_ALL_TO_ALL] = {.op = OPERATOR("all_to_all", msi_all_to_all),
                         .shape = MSI_SHAPE_ROWS,
-                        .dual = MSI_ALL_TO_ALL,
+                        .dual = ROW(MSI_ALL_TO_ALL),
                         .run = all_to_all},
     [MSI_PERMUTE] = {.op = OPERATOR("permute_tensor", msi_all_to_all),
                      .shape = MSI_SHAPE_ROWS,
-                     .dual = MSI_PERMUTE,
+                     .dual = ROW(MSI_PERMUTE),
                      .run = all_to_all},
 };
 
@@ -117,7 +118,7 @@ const msi_collective_row msi_collectives[] = {
 static ms_status run(ms_tensor **out, int32_t row, ms_comm *comm, ms_tensor *x, int32_t root,
                      int32_t how)
 {
-    const msi_collective attrs = msi_collective_of(row, comm, root, how);
+    const msi_collective attrs = msi_collective_of(ROW(row), comm, root, how);
 
     return msi_collective_run(&attrs, x, out);
 }
@@ -125,8 +126,7 @@ static ms_status run(ms_tensor **out, int32_t row, ms_comm *comm, ms_tensor *x, 
 static ms_status run_into(int32_t row, ms_comm *comm, ms_tensor *out, ms_tensor *in, int32_t root,
                           int32_t how)
 {
-    const msi_collective attrs = {
-        .row = &msi_collectives[row], .comm = comm, .root = root, .reduce = how};
+    const msi_collective attrs = {.row = ROW(row), .comm = comm, .root = root, .reduce = how};
 
     return msi_collective_into(&attrs, out, in);
 }
@@ -250,7 +250,7 @@ static ms_status check_rows(msi_all_to_all *attrs, int64_t n_out, int64_t n_in,
 ms_status ms_op_all_to_all(ms_tensor **out, ms_comm *comm, ms_tensor *x, const int64_t *out_rows,
                            const int64_t *in_rows)
 {
-    msi_all_to_all attrs = {.base = msi_collective_of(MSI_ALL_TO_ALL, comm, 0, MS_REDUCE_SUM)};
+    msi_all_to_all attrs = {.base = msi_collective_of(ROW(MSI_ALL_TO_ALL), comm, 0, MS_REDUCE_SUM)};
 
     if (x->v.ndim == 0) {
         return MS_FAIL(MS_VALUE_ERROR, "all_to_all: x has shape (), expected a first size");
@@ -262,7 +262,7 @@ ms_status ms_op_all_to_all(ms_tensor **out, ms_comm *comm, ms_tensor *x, const i
 ms_status ms_comm_all_to_all(ms_comm *comm, ms_tensor *out, ms_tensor *in, const int64_t *out_rows,
                              const int64_t *in_rows)
 {
-    msi_all_to_all attrs = {.base = {.row = &msi_collectives[MSI_ALL_TO_ALL], .comm = comm}};
+    msi_all_to_all attrs = {.base = {.row = ROW(MSI_ALL_TO_ALL), .comm = comm}};
 
     MS_TRY(msi_check_pair("all_to_all", out, in));
     if (out->v.ndim == 0 || out->v.ndim != in->v.ndim ||
@@ -280,7 +280,7 @@ ms_status ms_comm_all_to_all(ms_comm *comm, ms_tensor *out, ms_tensor *in, const
 
 ms_status ms_op_dist_permute(ms_tensor **out, ms_comm *comm, ms_tensor *x, const int64_t *to)
 {
-    msi_all_to_all attrs = {.base = msi_collective_of(MSI_PERMUTE, comm, 0, MS_REDUCE_SUM),
+    msi_all_to_all attrs = {.base = msi_collective_of(ROW(MSI_PERMUTE), comm, 0, MS_REDUCE_SUM),
                             .unequal = true};
     const int32_t size = ms_comm_size(comm), rank = ms_comm_rank(comm);
     bool named[MS_MAX_RANKS] = {false};
