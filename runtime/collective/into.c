@@ -83,16 +83,14 @@ ms_status msi_collective_into(const msi_collective *attrs, ms_tensor *out, ms_te
     if (row->in_place) {
         in = out;
         MS_TRY(check_operand(row->op.name, "t", out));
-        MS_TRY(msi_check_collective(attrs, out->v.dtype));
     } else if (is_root) {
         MS_TRY(check_both(attrs, out, in));
-        MS_TRY(msi_check_collective(attrs, out->v.dtype));
     } else {
         writes = row->root == MSI_ROOT_GIVES;
         out = in = writes ? out : in;
-        MS_TRY(msi_check_collective(attrs, MS_DTYPE_F32));
         MS_TRY(check_operand(row->op.name, writes ? "out" : "in", out));
     }
+    MS_TRY(msi_check_collective(attrs, out->v.dtype));
     if (writes && (!out->v.storage->meta || !in->v.storage->meta)) {
         MS_TRY(msi_tensor_check_write(out, row->op.name));
     }

@@ -59,23 +59,23 @@ static int compare_names(const void *a, const void *b)
     return x->group < y->group ? -1 : 1;
 }
 
-/* "step of SGD": of a group, named by its place among those sorted. */
-static msi_note note_of(const ms_optim *optim, const char *what, const char *names, int32_t at)
+/* "step of SGD", with the group's place among those sorted. */
+static msi_note note_of(const ms_optim *optim, const char *what, int32_t at)
 {
     msi_note note = {.number = {at + 1}, .n_numbers = 1};
     char text[MSI_LABEL_TEXT];
 
     snprintf(text, sizeof(text), "%s of %s", what, optim->rule->name);
     msi_label_set(&note.label, text);
-    msi_label_words(&note.text, names);
     return note;
 }
 
 static void note_group(const ms_optim *optim, const msi_param *through, int32_t at)
 {
     const msi_named_group *named = &optim->named[at];
-    msi_note note = note_of(optim, "parameters", "group number names#", at);
+    msi_note note = note_of(optim, "parameters", at);
 
+    msi_label_words(&note.text, "group number names#");
     note.number[note.n_numbers++] = named->n_params;
     note.number[note.n_numbers++] = msi_note_hash(named->names);
     through->ops->note(through->unit, &note);
@@ -85,18 +85,16 @@ static void note_settings(const ms_optim *optim, const msi_param *through, int32
 {
     const ms_optim_options *o = &optim->groups[optim->named[at].group];
     const int32_t *option = optim->rule->option;
-    char names[MSI_LABEL_TEXT] = "group";
+    msi_note note = note_of(optim, "step", at);
+    char names[256] = "group"; /* room for the longest names */
     size_t length = strlen(names);
-    msi_note note;
 
     for (int32_t i = 0; i < MSI_RULE_OPTIONS && option[i] != MSI_OPTION_NONE; i++) {
         length += (size_t)snprintf(names + length, sizeof(names) - length, " %s",
                                    msi_option_name(option[i]));
-    }
-    note = note_of(optim, "step", names, at);
-    for (int32_t i = 0; i < MSI_RULE_OPTIONS && option[i] != MSI_OPTION_NONE; i++) {
         note.number[note.n_numbers++] = msi_option_value(o, option[i]);
     }
+    msi_label_words(&note.text, names);
     through->ops->note(through->unit, &note);
 }
 
