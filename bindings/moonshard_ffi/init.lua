@@ -29,8 +29,6 @@ local B = {
   typeof = ffi.typeof,
 }
 
-local OUT_OF_MEMORY = -8
-
 --- `depth`: open scopes.
 B.state = { depth = 0 }
 
@@ -114,7 +112,7 @@ end
 --- End of a caller that failed. Who catches that memory was out finds what could be collected.
 local function failed(status)
   local e = error_of(status)
-  if status == OUT_OF_MEMORY then
+  if status == C.MS_OUT_OF_MEMORY then
     B.give_back()
   end
   error(e, 0)
@@ -123,7 +121,7 @@ end
 --- End of one that only makes a tensor: where memory was out it is called once more after a
 --- collection, unless it was out for what a device did before.
 local function again(status, name, ...)
-  if status == OUT_OF_MEMORY and not C.ms_error_is_late() then
+  if status == C.MS_OUT_OF_MEMORY and not C.ms_error_is_late() then
     B.give_back()
     status = C[name](...)
   end

@@ -7,9 +7,15 @@ local C, calls = B.C, B.calls
 
 local parameter = {}
 
-local DTYPES = { f32 = 0, f64 = 1, bf16 = 2, i64 = 3, u8 = 4, bool = 5, f16 = 6, i32 = 7 }
-local RULES = { none = 0, constant = 1, uniform = 2, normal = 3 }
-local MAX_DIMS = 8
+local DTYPES = {}
+for number = 0, C.MS_DTYPE_COUNT - 1 do
+  DTYPES[B.string(C.ms_dtype_name(number))] = number
+end
+local RULES = {
+  none = C.MS_INIT_NONE, constant = C.MS_INIT_CONSTANT, uniform = C.MS_INIT_UNIFORM,
+  normal = C.MS_INIT_NORMAL,
+}
+local MAX_DIMS = C.MS_MAX_DIMS
 
 --- Number of a dtype name. TypeError when it is none.
 ---@param name string
