@@ -3,7 +3,8 @@
 --- Reads the preprocessed public header (`cc -E -P -DMS_FFI_CDEF moonshard.h`) and writes what Lua
 --- and C need to meet, so that nothing about the ABI is written twice:
 ---   OUTDIR/moonshard/cdef.lua   the declarations for ffi.cdef, and their hash
----   OUTDIR/moonshard/calls.lua  one Lua caller per function that takes or gives tensors
+---   OUTDIR/moonshard/calls.lua  one Lua caller per function that takes tensors, or a handle
+---                               and numbers
 ---   OUTDIR/shims.c              the C functions behind them: refs with a generation, not pointers
 ---   OUTDIR/abi_hash.c           ms_abi_hash(), and sizes and offsets of every public struct
 ---   OUTDIR/abi_hash.h           the same hash for code compiled against the headers
@@ -49,5 +50,9 @@ local hash = abi.hash(text)
 write('shims.c', shims.source(shimmed, api.opaque))
 write('abi_hash.c', abi.source(api, hash))
 write('abi_hash.h', ('#define MSI_ABI_HASH "%s"\n'):format(hash))
-write('moonshard/calls.lua', calls.source(shimmed, api.opaque))
+local called = shims.direct(api)
+for _, shim in ipairs(shimmed) do
+  called[#called + 1] = shim
+end
+write('moonshard/calls.lua', calls.source(called, api.opaque))
 write('moonshard/cdef.lua', ('return { hash = %q, text = [[\n%s]] }\n'):format(hash, text))

@@ -1,5 +1,6 @@
---- The Lua callers of the shims: check operands, make the ref that comes back, call, raise what
---- failed, and give the ref to the collector when no scope owns it.
+--- The Lua callers of the shims, and of functions of a handle and numbers: check operands, make the
+--- ref that is returned, call, raise what failed, and give the ref to the collector when no scope
+--- owns it.
 ---
 --- They are generated because they are the hot path and all alike; each is one FFI call.
 
@@ -88,7 +89,7 @@ function calls.source(list, opaque)
     say("handle.%s = ffi.typeof '%s *'", name, name)
   end
   for _, shim in ipairs(list) do
-    local name = shim.name:gsub('^msf_', '')
+    local name = shim.name:gsub('^msf?_', '')
     local label = METHODS[name] or name:gsub('^tensor_', ''):gsub('^comm_', '')
     local params = {}
     for _, p in ipairs(shim.params) do

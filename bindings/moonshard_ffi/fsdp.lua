@@ -1,7 +1,8 @@
---- Units and trees. A tree owns its units.
+--- Units and trees, where a call takes more than a handle and numbers (those are in
+--- moonshard_ffi.calls). A tree owns its units.
 ---
---- A unit or tree is made into a holder, which frees it with itself: who has the holder before the
---- call has what was made, also when an error comes right after the call.
+--- A unit or tree is made into a holder, which frees it when the holder is collected. The caller
+--- makes the holder first, so that an error right after the call leaks nothing.
 
 local B = require 'moonshard_ffi'
 local parameter = require 'moonshard_ffi.parameter'
@@ -22,11 +23,6 @@ local STRATEGY_NAMES = { [0] = 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
 --- Rank and size of a group.
 function fsdp.place(comm)
   return C.ms_comm_rank(comm), C.ms_comm_size(comm)
-end
-
---- Does this rank stand for all members of a group?
-function fsdp.is_fake(comm)
-  return C.ms_comm_is_fake(comm)
 end
 
 local Hold = B.typeof 'struct { ms_comm *group; double serial; }'
@@ -175,27 +171,9 @@ function fsdp.unit(holder, comm, name, options, tensors, names)
   calls.fsdp_unit_new(holder, comm, name, unit_options(options), refs, n, texts_of(names))
 end
 
---- Elements of a unit's flat parameter, without the padding of the last shards.
----@return integer
-function fsdp.flat_numel(unit)
-  return tonumber(C.ms_layout_total(C.ms_fsdp_unit_layout(unit)))
-end
-
 --- Let `fn(address of refs)` reduce the gradients of a tree.
 function fsdp.set_comm_hook(tree, fn)
   B.check(B.core.comm_hook(B.new('ms_fsdp_tree *[1]', tree), fn))
-end
-
---- Let the next forwards of a unit gather and compute in the parameters' own dtype.
----@param on boolean
-function fsdp.set_full_precision(unit, on)
-  B.check(C.ms_fsdp_unit_set_full_precision(unit, on))
-end
-
---- The flat parameter of a unit: the same tensor at every call.
----@return ms.Tensor
-function fsdp.flat(unit)
-  return calls.fsdp_unit_flat(unit)
 end
 
 --- What a plan must know of a unit.
@@ -243,28 +221,6 @@ function fsdp.tree(holder, comm, options, units, root_has_unit)
   B.check(status)
 end
 
-function fsdp.init(tree)
-  B.check(C.ms_fsdp_tree_init(tree))
-end
-
-function fsdp.tree_pre_forward(tree)
-  B.check(C.ms_fsdp_tree_pre_forward(tree))
-end
-
-function fsdp.tree_post_forward(tree)
-  B.check(C.ms_fsdp_tree_post_forward(tree))
-end
-
---- While a forward runs, no shard can be read.
----@param hide boolean
-function fsdp.hide_shards(tree, hide)
-  C.ms_fsdp_tree_hide_shards(tree, hide)
-end
-
-function fsdp.unit_pre_forward(unit)
-  B.check(C.ms_fsdp_unit_pre_forward(unit))
-end
-
 local one = B.new('ms_ref[1]') -- a list made for each forward is garbage
 
 ---@param outputs ms.Tensor|ms.Tensor[]
@@ -292,42 +248,12 @@ function fsdp.failed(comm, err)
   C.ms_comm_failed(comm, text)
 end
 
-function fsdp.set_sync(tree, sync)
-  B.check(C.ms_fsdp_tree_set_sync(tree, sync))
-end
-
----@return boolean  what set_sync() has set
-function fsdp.sync(tree)
-  return C.ms_fsdp_tree_sync(tree)
-end
-
-function fsdp.set_gradient_factor(tree, factor)
-  B.check(C.ms_fsdp_tree_set_gradient_factor(tree, factor))
-end
-
-function fsdp.unshard(unit)
-  B.check(C.ms_fsdp_unit_unshard(unit))
-end
-
-function fsdp.reshard(unit)
-  B.check(C.ms_fsdp_unit_reshard(unit))
-end
-
 function fsdp.summon(tree, units, with_grads)
   local list = B.new('ms_fsdp_unit *[?]', math.max(#units, 1))
   for i = 1, #units do
     list[i - 1] = units[i]
   end
   B.check(C.ms_fsdp_tree_summon_units(tree, list, #units, with_grads))
-end
-
-function fsdp.unsummon(tree, writeback)
-  B.check(C.ms_fsdp_tree_unsummon(tree, writeback))
-end
-
----@return boolean
-function fsdp.summoned(tree)
-  return C.ms_fsdp_tree_summoned(tree)
 end
 
 --- Full-precision copies of all `n` parameters in one tensor, and the element (from 1) at which
@@ -340,11 +266,6 @@ function fsdp.gather_all(unit, n)
     starts[i] = tonumber(offsets[i - 1]) + 1
   end
   return flat, starts
-end
-
---- Store this rank's elements of full values.
-function fsdp.load(unit, index, value)
-  calls.fsdp_unit_load(unit, index - 1, value)
 end
 
 ---@class ms.Plan  bytes this rank holds in a step of training, exact: ms_fsdp_plan says when

@@ -1,9 +1,9 @@
 --- What FSDP asks of classes, policies, groups and batches it is given.
 
+local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.internal.errors'
 local members = require 'moonshard.dist.members'
-local runtime = require 'moonshard_ffi.fsdp'
 local util = require 'moonshard.internal.util'
 local tree = require 'moonshard.nn.tree'
 
@@ -14,7 +14,7 @@ local check = {}
 ---@param group ms.dist.Group  of the model
 ---@param dealt_to ms.dist.Group|false|nil  among whose ranks its batch was dealt out
 function check.batch(group, dealt_to)
-  if dealt_to and dealt_to ~= group and not runtime.is_fake(group)
+  if dealt_to and dealt_to ~= group and not B.C.ms_comm_is_fake(group)
     and not members.same(dealt_to, group) then
     errors.raise('ValueError', 'FSDP: the batch comes from a data.Loader that deals to ranks %s, '
       .. 'but the model is sharded over ranks %s; give both the same process_group',

@@ -236,7 +236,7 @@ local function initialise(tree)
     instance._tree = tree
     instance._is_root = i == 1 and not tree.outer
   end
-  runtime.init(tree.handle)
+  B.calls.fsdp_tree_init(tree.handle)
   note_options(tree.instances)
 end
 

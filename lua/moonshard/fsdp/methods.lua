@@ -1,6 +1,7 @@
 --- What scripts call of a sharded model: methods of wrapped modules, and of the state of those that
 --- are sharded in place.
 
+local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local clip = require 'moonshard.optim.clip'
 local dist = require 'moonshard.dist'
@@ -24,15 +25,15 @@ local function restore_sync(before, ok, err)
     runtime.failed(before[1].tree.root.process_group, err)
   end
   for _, its in ipairs(before) do
-    if runtime.sync(its.tree.handle) ~= its.sync then
-      runtime.set_sync(its.tree.handle, its.sync)
+    if B.C.ms_fsdp_tree_sync(its.tree.handle) ~= its.sync then
+      B.calls.fsdp_tree_set_sync(its.tree.handle, its.sync)
     end
   end
 end
 
 local function unsynchronised(before, fn, ...)
   for _, its in ipairs(before) do
-    runtime.set_sync(its.tree.handle, false)
+    B.calls.fsdp_tree_set_sync(its.tree.handle, false)
   end
   return fn(...)
 end
@@ -52,7 +53,7 @@ function methods:no_sync(fn, ...)
   end
   local before = {}
   for i, its in ipairs(first_use.trees(tree)) do
-    before[i] = { tree = its, sync = runtime.sync(its.handle) }
+    before[i] = { tree = its, sync = B.C.ms_fsdp_tree_sync(its.handle) }
   end
   return guard.run('no_sync', restore_sync, before, unsynchronised, before, fn, ...)
 end
@@ -109,7 +110,7 @@ end
 function methods:unshard()
   self:_lazy_init()
   if self._unit then
-    runtime.unshard(self._unit)
+    B.calls.fsdp_unit_unshard(self._unit)
   end
 end
 
@@ -117,7 +118,7 @@ end
 function methods:reshard()
   self:_lazy_init()
   if self._unit then
-    runtime.reshard(self._unit)
+    B.calls.fsdp_unit_reshard(self._unit)
   end
 end
 
@@ -134,7 +135,7 @@ function methods:set_gradient_factor(factor)
     end
   end
   for _, tree in ipairs(first_use.trees(self:_lazy_init())) do
-    runtime.set_gradient_factor(tree.handle, factor or 0)
+    B.calls.fsdp_tree_set_gradient_factor(tree.handle, factor or 0)
   end
 end
 

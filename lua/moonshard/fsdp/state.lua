@@ -6,6 +6,7 @@
 --- of all units below: it is the one whose forward is called first, or the outermost one, where
 --- anything else comes first.
 
+local B = require 'moonshard_ffi'
 local buffers = require 'moonshard.fsdp.buffers'
 local check = require 'moonshard.fsdp.check'
 local class = require 'moonshard.internal.class'
@@ -343,12 +344,12 @@ end
 function State:_flat_parameter(always)
   local unit, tree = self._unit, self._tree
   if not unit or self.use_orig_params and not always
-    or tree and tree.ready and runtime.summoned(tree.handle) then
+    or tree and tree.ready and B.C.ms_fsdp_tree_summoned(tree.handle) then
     return nil
   end
   local flat = self._flat
   if not flat then
-    flat = scope.keep(runtime.flat(unit))
+    flat = scope.keep(B.calls.fsdp_unit_flat(unit))
     self._flat = flat
     parameter.stands_for(flat, self)
   end
@@ -408,7 +409,7 @@ local function unit_forward(self, call, ...)
     local training = self.face.training
     dtype = training and dtype or nil
     if unit then
-      runtime.set_full_precision(unit, not training)
+      B.calls.fsdp_unit_set_full_precision(unit, not training)
     end
   end
   local casts = dtype and casts_inputs(self, unit)
@@ -419,7 +420,7 @@ local function unit_forward(self, call, ...)
     end
     return call(self:wrapped(), ...)
   end
-  runtime.unit_pre_forward(unit)
+  B.calls.fsdp_unit_pre_forward(unit)
   if casts then
     return after_forward(unit,
       call(self:wrapped(), forward_values.cast(dtype, select('#', ...), ...)))
@@ -451,13 +452,13 @@ local function end_forward(tree, ok, err)
     explain_dtypes(tree, err)
     runtime.reset(tree.handle, err)
   end
-  runtime.hide_shards(tree.handle, false)
+  B.C.ms_fsdp_tree_hide_shards(tree.handle, false)
   tree.running = false
 end
 
 local function close_root(self, tree, ...)
   if self._is_root then
-    runtime.tree_post_forward(tree.handle)
+    B.calls.fsdp_tree_post_forward(tree.handle)
   end
   return ...
 end
@@ -487,8 +488,8 @@ local function outermost_forward(self, tree, call, ...)
     buffers.cast(instance)
   end
   graph.before_backward(tree, check_fields)
-  runtime.tree_pre_forward(tree.handle)
-  runtime.hide_shards(tree.handle, true)
+  B.calls.fsdp_tree_pre_forward(tree.handle)
+  B.C.ms_fsdp_tree_hide_shards(tree.handle, true)
   return close_root(self, tree, unit_forward(self, call, ...))
 end
 

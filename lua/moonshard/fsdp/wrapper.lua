@@ -4,6 +4,7 @@
 --- Paths do not show the wrapper, and reading a field it does not have reads the wrapped module's:
 --- model.wte, model:generate(...).
 
+local B = require 'moonshard_ffi'
 local Module = require 'moonshard.nn.module'
 local ModuleDict = require 'moonshard.nn.module_dict'
 local ModuleList = require 'moonshard.nn.module_list'
@@ -15,7 +16,6 @@ local guard = require 'moonshard.internal.guard'
 local methods = require 'moonshard.fsdp.methods'
 local module_tree = require 'moonshard.nn.tree'
 local naming = require 'moonshard.internal.naming'
-local runtime = require 'moonshard_ffi.fsdp'
 local summon_full_params = require 'moonshard.fsdp.summon'
 local util = require 'moonshard.internal.util'
 
@@ -140,7 +140,7 @@ function FSDP:apply(fn)
   local tree = self._fsdp:_lazy_init()
   if tree.applies then -- by the instance around this one
     return Module.apply(self, fn)
-  elseif runtime.summoned(tree.handle) then
+  elseif B.C.ms_fsdp_tree_summoned(tree.handle) then
     errors.raise('ValueError', 'apply: expected to be in states [IDLE] but current state is '
       .. 'SUMMON_FULL_PARAMS')
   end
