@@ -178,6 +178,12 @@ function arguments.whole(what, name, value, default, lowest)
   return value
 end
 
+--- A whole number of 0 or more.
+---@return integer
+function arguments.count(what, name, value, default)
+  return arguments.whole(what, name, value, default, 0)
+end
+
 -- -- what the generated callers end in ------------------------------------------------------------
 
 function arguments.no_tensor(what, name, value)

@@ -5,20 +5,17 @@
 --- makes the holder first, so that an error right after the call leaks nothing.
 
 local B = require 'moonshard_ffi'
+local options = require 'moonshard.options'
 local parameter = require 'moonshard_ffi.parameter'
 
 local C, calls = B.C, B.calls
 
 local fsdp = {}
 
--- Hybrid ones divide parameters among a part of the group.
-fsdp.STRATEGIES = {
-  FULL_SHARD = 0, SHARD_GRAD_OP = 1, NO_SHARD = 2, HYBRID_SHARD = 0, _HYBRID_SHARD_ZERO2 = 1,
+local STATES = {
+  [C.MS_UNIT_SHARDED] = 'SHARDED', [C.MS_UNIT_PUBLISHED] = 'PUBLISHED',
+  [C.MS_UNIT_UNSHARDED] = 'UNSHARDED',
 }
-fsdp.PREFETCH = { none = 0, BACKWARD_PRE = 1, BACKWARD_POST = 2 }
-
-local STATES = { [0] = 'SHARDED', 'PUBLISHED', 'UNSHARDED' }
-local STRATEGY_NAMES = { [0] = 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
 
 --- Rank and size of a group.
 function fsdp.place(comm)
@@ -123,32 +120,29 @@ function fsdp.held(holder)
   return holder[0] ~= nil and holder[0] or nil
 end
 
-local function dtype_or_none(name)
-  return name == nil and -1 or parameter.dtype(name)
-end
+local CONVERT = {
+  choice = function(name, row)
+    for _, value in ipairs(row.values) do
+      if value[1] == name then
+        return C[value[2]]
+      end
+    end
+  end,
+  floating = function(name) return parameter.dtype(name) end,
+}
 
----@class ms.bindings.UnitOptions
----@field strategy string
----@field param_dtype? string
----@field reduce_dtype? string
----@field use_orig_params boolean
----@field full_precision_in_eval? boolean  default false
----@field shard_group? ffi.cdata*  a part of the group
----@field keep_low_precision_grads? boolean  default false
----@field offload_params? boolean  default false
-
----@param options ms.bindings.UnitOptions
-local function unit_options(options)
-  local o = B.new('ms_fsdp_unit_options')
-  C.ms_fsdp_unit_options_init(o, B.sizeof(o))
-  o.strategy = fsdp.STRATEGIES[options.strategy]
-  o.param_dtype = dtype_or_none(options.param_dtype)
-  o.reduce_dtype = dtype_or_none(options.reduce_dtype)
-  o.use_orig_params = options.use_orig_params
-  o.full_precision_in_eval = options.full_precision_in_eval or false
-  o.shard_group = options.shard_group
-  o.keep_low_precision_grads = options.keep_low_precision_grads or false
-  o.offload_params = options.offload_params or false
+-- A struct of options: each is the field of `values`, or of one of its groups, that has its name.
+-- Where there is none C's default remains.
+local function struct_of(struct, values)
+  local o = B.new(struct)
+  C[struct .. '_init'](o, B.sizeof(o))
+  for _, row in ipairs(options[struct]) do
+    local from = row.group and (values[row.group] or {}) or values
+    local value, convert = from[row.name or row.field], CONVERT[row.kind]
+    if value ~= nil then
+      o[row.field] = convert and convert(value, row) or value
+    end
+  end
   return o
 end
 
@@ -163,12 +157,13 @@ end
 --- Group parameters.
 ---@param holder ffi.cdata*  a new one, for the unit
 ---@param name string
----@param options ms.bindings.UnitOptions
+---@param values table  with the options of ms_fsdp_unit_options by their names in scripts
 ---@param tensors ms.Tensor[]
 ---@param names string[]
-function fsdp.unit(holder, comm, name, options, tensors, names)
+function fsdp.unit(holder, comm, name, values, tensors, names)
   local refs, n = B.array(tensors, 'params')
-  calls.fsdp_unit_new(holder, comm, name, unit_options(options), refs, n, texts_of(names))
+  calls.fsdp_unit_new(holder, comm, name, struct_of('ms_fsdp_unit_options', values), refs, n,
+    texts_of(names))
 end
 
 --- Let `fn(address of refs)` reduce the gradients of a tree.
@@ -186,29 +181,20 @@ end
 
 --- The same of one that fsdp.unit() would make; makes none.
 ---@return ffi.cdata* group
-function fsdp.group(comm, name, options, tensors, names)
+function fsdp.group(comm, name, values, tensors, names)
   local group, refs, n = B.new('ms_fsdp_group'), B.array(tensors, 'params')
-  calls.fsdp_group_describe(group, comm, name, unit_options(options), refs, n, texts_of(names))
+  calls.fsdp_group_describe(group, comm, name, struct_of('ms_fsdp_unit_options', values), refs, n,
+    texts_of(names))
   return group
-end
-
----@param options { backward_prefetch: string, forward_prefetch: boolean, n_slots?: integer }
-local function tree_options(options)
-  local o = B.new('ms_fsdp_tree_options')
-  C.ms_fsdp_tree_options_init(o, B.sizeof(o))
-  o.backward_prefetch = fsdp.PREFETCH[options.backward_prefetch]
-  o.forward_prefetch = options.forward_prefetch
-  o.n_slots = options.n_slots or 0
-  return o
 end
 
 --- A tree over units in module order. Takes the units over.
 ---@param holder ffi.cdata*  a new one, for the tree
----@param options { backward_prefetch: string, forward_prefetch: boolean, n_slots?: integer }
+---@param values table  with the options of ms_fsdp_tree_options by their names in scripts
 ---@param units ffi.cdata*[]  their holders
 ---@param root_has_unit boolean
-function fsdp.tree(holder, comm, options, units, root_has_unit)
-  local o = tree_options(options)
+function fsdp.tree(holder, comm, values, units, root_has_unit)
+  local o = struct_of('ms_fsdp_tree_options', values)
   local list = B.new('ms_fsdp_unit *[?]', math.max(#units, 1))
   for i = 1, #units do
     list[i - 1] = units[i][0]
@@ -310,15 +296,17 @@ function fsdp.plan(tree, micro_batches, dry)
 end
 
 --- The same of a tree that fsdp.tree() would make over units like these.
+---@param values table  as for fsdp.tree()
 ---@param groups ffi.cdata*[]  in module order, the root's first if it has one
 ---@return ms.Plan
-function fsdp.dry_run(comm, options, groups, root_has_unit, micro_batches)
+function fsdp.dry_run(comm, values, groups, root_has_unit, micro_batches)
   local p, list = B.new('ms_fsdp_plan'), B.new('ms_fsdp_group[?]', #groups)
   for i, group in ipairs(groups) do
     list[i - 1] = group
     list[i - 1].is_root = i == 1 and root_has_unit
   end
-  B.check(C.ms_fsdp_dry_run(p, comm, tree_options(options), list, #groups, micro_batches))
+  B.check(C.ms_fsdp_dry_run(p, comm, struct_of('ms_fsdp_tree_options', values), list, #groups,
+    micro_batches))
   return plan_of(p)
 end
 
@@ -360,7 +348,6 @@ function fsdp.info(unit)
   local i = B.new('ms_fsdp_unit_info')
   B.check(C.ms_fsdp_unit_info_get(unit, i))
   return {
-    strategy = STRATEGY_NAMES[i.strategy],
     n_params = i.n_params,
     numel = tonumber(i.numel),
     padded_numel = tonumber(i.padded_numel),

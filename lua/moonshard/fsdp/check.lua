@@ -74,7 +74,8 @@ function check.policy(policy)
   return arguments.fn('FSDP', 'auto_wrap_policy', policy)
 end
 
-local HYBRID = { HYBRID_SHARD = true, _HYBRID_SHARD_ZERO2 = true }
+--- Strategies that divide parameters inside a shard group.
+check.HYBRID = { HYBRID_SHARD = true, _HYBRID_SHARD_ZERO2 = true }
 
 --- ValueError if one of two strategies in a model divides parameters inside groups and the other
 --- among all ranks.
@@ -82,7 +83,8 @@ local HYBRID = { HYBRID_SHARD = true, _HYBRID_SHARD_ZERO2 = true }
 ---@param other string
 ---@param name string  of the module with the other one
 function check.one_division(strategy, other, name)
-  if strategy ~= 'NO_SHARD' and other ~= 'NO_SHARD' and HYBRID[strategy] ~= HYBRID[other] then
+  local mixed = check.HYBRID[strategy] ~= check.HYBRID[other]
+  if strategy ~= 'NO_SHARD' and other ~= 'NO_SHARD' and mixed then
     errors.raise('ValueError', '%s has %s, other modules of the model %s: a model cannot mix '
       .. 'hybrid strategies with others, except NO_SHARD', name, other, strategy)
   end

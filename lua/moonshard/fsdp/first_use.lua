@@ -12,6 +12,7 @@ local checks = require 'moonshard.fsdp.check'
 local errors = require 'moonshard.internal.errors'
 local module_tree = require 'moonshard.nn.tree'
 local notes = require 'moonshard_ffi.notes'
+local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
@@ -90,13 +91,6 @@ local function plan_trees(root)
   return top
 end
 
-local function tree_options(root)
-  return {
-    backward_prefetch = root.backward_prefetch,
-    forward_prefetch = root.forward_prefetch,
-  }
-end
-
 -- What the tree's holder has, made unless it was.
 local function handle_of(tree)
   if not runtime.held(tree.holder) then
@@ -104,23 +98,18 @@ local function handle_of(tree)
     for _, instance in ipairs(tree.instances) do
       units[#units + 1] = instance._unit_holder
     end
-    runtime.tree(tree.holder, root.process_group, tree_options(root), units,
+    runtime.tree(tree.holder, root.process_group, root, units,
       root._unit ~= nil and not tree.outer)
   end
   return runtime.held(tree.holder)
 end
 
--- Options that show in no unit, but must be the same on all ranks.
+-- Options that the runtime does not know, but must be the same on all ranks.
 local function note_options(instances)
   local paths = module_tree.paths(plan.faces(instances))
   for i, instance in ipairs(instances) do
-    local precision = instance.mixed_precision
     notes.numbers(instance.process_group, ("FSDP '%s'"):format(paths[i]),
-      'cast_forward_inputs cast_root_forward_inputs limit_all_gathers buffer_dtype', {
-        precision.cast_forward_inputs and 1 or 0, precision.cast_root_forward_inputs and 1 or 0,
-        instance.limit_all_gathers and 1 or 0,
-        precision.buffer_dtype and parameter.dtype(precision.buffer_dtype) or -1,
-      })
+      options.compared(instance))
   end
 end
 
@@ -210,7 +199,7 @@ local function dry_run(tree, micro_batches)
   end
   check(tree.instances)
   local groups, root_has_unit = plan.groups(tree.instances)
-  return runtime.dry_run(tree.root.process_group, tree_options(tree.root), groups,
+  return runtime.dry_run(tree.root.process_group, tree.root, groups,
     root_has_unit and not tree.outer, micro_batches)
 end
 

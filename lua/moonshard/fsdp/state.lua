@@ -32,16 +32,10 @@ local values = require 'moonshard.fsdp.values'
 local watch = require 'moonshard.fsdp.watch'
 local wrap = require 'moonshard.fsdp.wrap'
 
----@class ms.fsdp.State: ms.fsdp.Methods, ms.fsdp.Values
+---@class ms.fsdp.State: ms.fsdp.Methods, ms.fsdp.Values, ms.fsdp.Options
 ---@field face ms.nn.Module  the wrapper, or the module itself
 ---@field in_place boolean
 ---@field reason string  why the module is sharded by itself
----@field sharding_strategy string
----@field backward_prefetch string
----@field forward_prefetch boolean
----@field cpu_offload { offload_params: boolean }
----@field mixed_precision ms.fsdp.MixedPrecision
----@field use_orig_params boolean
 ---@field process_group ms.dist.Group  over which gradients are summed
 ---@field shard_group ms.dist.Group  among whose ranks parameters are divided: the same, or with
 ---  hybrid sharding a part of it
@@ -55,13 +49,6 @@ for _, functions in ipairs { methods, values } do
     State[name] = fn
   end
 end
-
---- Options that scripts read as fields of a wrapped module.
-State.OPTIONS = {
-  'sharding_strategy', 'backward_prefetch', 'forward_prefetch', 'mixed_precision',
-  'use_orig_params', 'limit_all_gathers', 'process_group', 'device_mesh', 'cpu_offload',
-  'device_id',
-}
 
 -- Let param_init_fn set the initial values of parameters that have none, while their handles show
 -- them whole. It gets each module that holds one, a tied one in its first place. After an error the
@@ -177,7 +164,7 @@ function State:init(face, module, opts, inherited, inner)
   self._ignored = once.run('wrapping', wrap_below, module, opts, inherited, inner,
     self._initialised)
   self.face, self.in_place = face, face == module
-  for _, name in ipairs(self.OPTIONS) do
+  for _, name in ipairs(options.FIELDS) do
     self[name] = opts[name]
   end
   self.reason, self.param_init_fn = opts.reason, opts.param_init_fn
@@ -204,7 +191,7 @@ end
 function State:shard_alike(module, ignored_set)
   local opts = { _ignored = ignored_set, _reason = self.reason,
     hybrid_groups = self.hybrid_groups }
-  for _, name in ipairs(self.OPTIONS) do
+  for _, name in ipairs(options.FIELDS) do
     opts[name] = self[name]
   end
   if not self.in_place then
@@ -268,19 +255,6 @@ local function warn_of_gradients(tensors, names, group)
   end
 end
 
-local function unit_options(self)
-  return {
-    strategy = self.sharding_strategy,
-    param_dtype = self.mixed_precision.param_dtype,
-    reduce_dtype = self.mixed_precision.reduce_dtype,
-    use_orig_params = self.use_orig_params,
-    full_precision_in_eval = self.full_precision_in_eval,
-    shard_group = self.sharding_strategy ~= 'NO_SHARD' and self.shard_group or nil,
-    keep_low_precision_grads = self.mixed_precision.keep_low_precision_grads,
-    offload_params = self.cpu_offload.offload_params,
-  }
-end
-
 --- Called by the plan: make the unit, if there is to be one. Changes nothing else but the draft.
 ---@param draft ms.fsdp.Draft
 function State:_make_unit(draft)
@@ -295,8 +269,7 @@ function State:_make_unit(draft)
     draft.shapes[i] = parameter.shape(tensor)
     draft.index_of[parameter.key(tensor)] = i
   end
-  runtime.unit(draft.holder, self.process_group, draft.name, unit_options(self), draft.tensors,
-    draft.names)
+  runtime.unit(draft.holder, self.process_group, draft.name, self, draft.tensors, draft.names)
 end
 
 --- Called by the plan: what it must know of the unit, made or not; nil where there is to be none.
@@ -306,8 +279,7 @@ function State:_group(draft)
   if unit then
     return runtime.group_of(unit)
   elseif #draft.tensors > 0 then
-    return runtime.group(self.process_group, draft.name, unit_options(self), draft.tensors,
-      draft.names)
+    return runtime.group(self.process_group, draft.name, self, draft.tensors, draft.names)
   end
 end
 

@@ -2,7 +2,7 @@
 --- moonshard.fsdp.state.
 ---
 --- Paths do not show the wrapper, and reading a field it does not have reads the wrapped module's:
---- model.wte, model:generate(...).
+--- model.wte, model:generate(...). Options are fields: model.sharding_strategy.
 
 local B = require 'moonshard_ffi'
 local Module = require 'moonshard.nn.module'
@@ -16,17 +16,12 @@ local guard = require 'moonshard.internal.guard'
 local methods = require 'moonshard.fsdp.methods'
 local module_tree = require 'moonshard.nn.tree'
 local naming = require 'moonshard.internal.naming'
+local options = require 'moonshard.fsdp.options'
 local summon_full_params = require 'moonshard.fsdp.summon'
 local util = require 'moonshard.internal.util'
 
 ---@class ms.fsdp.FSDP: ms.nn.Module, ms.fsdp.Methods
 ---@field module ms.nn.Module  what is wrapped
----@field sharding_strategy string
----@field backward_prefetch string
----@field forward_prefetch boolean
----@field cpu_offload { offload_params: boolean }
----@field mixed_precision ms.fsdp.MixedPrecision
----@field use_orig_params boolean
 ---@field rank integer
 ---@field world_size integer
 ---@overload fun(module: ms.nn.Module, opts?: ms.fsdp.Options): ms.fsdp.FSDP
@@ -36,7 +31,7 @@ FSDP._shows_entries = true
 FSDP._transparent = true
 
 local OF_STATE = { rank = true, world_size = true }
-for _, name in ipairs(State.OPTIONS) do
+for _, name in ipairs(options.FIELDS) do
   OF_STATE[name] = true
 end
 
