@@ -146,7 +146,7 @@ end
 ---@return string
 function options.source(lists)
   local out = { '/* Generated from the options of the public headers. */\n',
-    '#include "options.h"\n\n#include "moonshard.h"\n' }
+    '#include "option_table.h"\n\n#include "moonshard.h"\n' }
   for _, list in ipairs(lists) do
     local defaults, fields, rows = {}, {}, {}
     for i, option in ipairs(list) do

@@ -30,7 +30,7 @@
 #include "gather.h"
 #include "moonshard/fsdp.h"
 #include "op.h"
-#include "options.h"
+#include "option_table.h"
 #include "reduction.h"
 
 extern const msi_option_table msi_fsdp_unit_options; /* generated from moonshard/fsdp.h */

@@ -1,5 +1,5 @@
 /* Options of public structs: defaults, checks, and texts of their numbers. */
-#include "options.h"
+#include "option_table.h"
 
 #include "moonshard/tensor.h"
 

@@ -1,7 +1,7 @@
 /* Options of a public struct, as tables that the generator makes from the comments of its header
  * (bindings/generator/options.lua). */
-#ifndef MSI_OPTIONS_H
-#define MSI_OPTIONS_H
+#ifndef MSI_OPTION_TABLE_H
+#define MSI_OPTION_TABLE_H
 
 #include "base.h"
 
