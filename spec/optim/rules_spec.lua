@@ -2,7 +2,7 @@
 local ms = require 'moonshard'
 local nn, optim, checkpoint = ms.nn, ms.optim, ms.checkpoint
 local checks = require 'support.checks'
-local json = require 'moonshard.internal.json'
+local json = require 'moonshard.base.json'
 local shell = require 'support.shell'
 local wrap = require 'support.wrap'
 

@@ -10,9 +10,9 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local validate = require 'moonshard.dist.validate'
-local naming = require 'moonshard.internal.naming'
+local namespace = require 'moonshard.base.namespace'
 local ops = require 'moonshard.ops'
 
 local C, calls = B.C, B.calls
@@ -163,4 +163,4 @@ function functional.all_to_all(list, group)
   return out
 end
 
-return naming.space('dist.functional', functional)
+return namespace.space('dist.functional', functional)

@@ -2,9 +2,9 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local members = require 'moonshard.dist.members'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 local tree = require 'moonshard.nn.tree'
 
 local check = {}

@@ -5,9 +5,9 @@
 local Module = require 'moonshard.nn.module'
 local State = require 'moonshard.fsdp.state'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local module_tree = require 'moonshard.nn.tree'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 local composable = {}
 

@@ -9,14 +9,14 @@
 local B = require 'moonshard_ffi'
 local buffers = require 'moonshard.fsdp.buffers'
 local checks = require 'moonshard.fsdp.check'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local module_tree = require 'moonshard.nn.tree'
 local notes = require 'moonshard_ffi.notes'
 local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
-local scope = require 'moonshard.internal.scope'
+local scope = require 'moonshard.base.scope'
 local settings = require 'moonshard.fsdp.settings'
 
 ---@class ms.fsdp.Tree  what the instances of a model share

@@ -1,7 +1,7 @@
 --- The modules of a tree that FSDP shards.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local tree = require 'moonshard.nn.tree'
 
 ---@param module ms.nn.Module

@@ -2,9 +2,9 @@
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 local tree = require 'moonshard.nn.tree'
 
 local ignored = {}

@@ -5,14 +5,14 @@ local BatchNorm = require 'moonshard.nn.batch_norm'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
 local declared = require 'moonshard.options'
-local device = require 'moonshard.internal.device'
-local errors = require 'moonshard.internal.errors'
+local device = require 'moonshard.base.device'
+local errors = require 'moonshard.base.errors'
 local members = require 'moonshard.dist.members'
 local mesh = require 'moonshard.dist.mesh'
 local parameter = require 'moonshard_ffi.parameter'
 local policies = require 'moonshard.fsdp.policies'
 local runtime = require 'moonshard_ffi.fsdp'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 local options = {}
 

@@ -6,8 +6,8 @@
 --- asked for.
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.internal.errors'
-local guard = require 'moonshard.internal.guard'
+local errors = require 'moonshard.base.errors'
+local finally = require 'moonshard.base.finally'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
 
@@ -210,7 +210,7 @@ function plan.seal(top)
   end
   local drafts = {}
   sealing = true
-  guard.run('making units', seal_made, drafts, make_units, drafts, top)
+  finally.run(seal_made, drafts, make_units, drafts, top)
   return true
 end
 

@@ -9,25 +9,25 @@
 local B = require 'moonshard_ffi'
 local buffers = require 'moonshard.fsdp.buffers'
 local check = require 'moonshard.fsdp.check'
-local class = require 'moonshard.internal.class'
+local class = require 'moonshard.base.class'
 local dist = require 'moonshard.dist'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local first_use = require 'moonshard.fsdp.first_use'
 local forward_values = require 'moonshard.fsdp.forward_values'
-local graph = require 'moonshard.internal.graph'
-local guard = require 'moonshard.internal.guard'
+local graph = require 'moonshard.base.graph'
+local finally = require 'moonshard.base.finally'
 local ignored = require 'moonshard.fsdp.ignored'
 local members = require 'moonshard.dist.members'
 local methods = require 'moonshard.fsdp.methods'
 local module_tree = require 'moonshard.nn.tree'
-local once = require 'moonshard.internal.once'
+local without_jit = require 'moonshard.base.without_jit'
 local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
-local samples = require 'moonshard.internal.samples'
-local scope = require 'moonshard.internal.scope'
-local util = require 'moonshard.internal.util'
+local samples = require 'moonshard.base.samples'
+local scope = require 'moonshard.base.scope'
+local util = require 'moonshard.base.util'
 local values = require 'moonshard.fsdp.values'
 local watch = require 'moonshard.fsdp.watch'
 local wrap = require 'moonshard.fsdp.wrap'
@@ -161,7 +161,7 @@ end
 ---@param inner fun(module: ms.nn.Module, opts: table): ms.nn.Module  shards what the policy chooses
 function State:init(face, module, opts, inherited, inner)
   self._initialised = {} -- modules, by param_init_fn
-  self._ignored = once.run('wrapping', wrap_below, module, opts, inherited, inner,
+  self._ignored = without_jit.run(wrap_below, module, opts, inherited, inner,
     self._initialised)
   self.face, self.in_place = face, face == module
   for _, name in ipairs(options.FIELDS) do
@@ -357,7 +357,7 @@ function State:_lazy_init(alone)
   local tree = self._tree
   plan.check_sealed(self)
   return tree and tree.ready and tree
-    or once.run('the first use of FSDP', first_use.ready, self, alone)
+    or without_jit.run(first_use.ready, self, alone)
 end
 
 -- -- forward -------------------------------------------------------------------------------------
@@ -476,7 +476,7 @@ function State:forward(call, ...)
   elseif not tree.ready then
     self:_lazy_init(true)
   end
-  return guard.run('a forward', end_forward, tree, outermost_forward, self, tree, call, ...)
+  return finally.run(end_forward, tree, outermost_forward, self, tree, call, ...)
 end
 
 return State

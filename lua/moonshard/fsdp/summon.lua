@@ -2,8 +2,8 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
-local guard = require 'moonshard.internal.guard'
+local errors = require 'moonshard.base.errors'
+local finally = require 'moonshard.base.finally'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
 local tree = require 'moonshard.nn.tree'
@@ -123,7 +123,7 @@ local function summon_full_params(module, opts, fn, ...)
   arguments.fn('summon_full_params', 'fn', fn)
   local roots = opts.recurse == false and { tree.state(module) } or roots_of(module, {})
   local held = { writeback = check(opts, roots) }
-  return guard.run('summon_full_params', close, held, summoned, held, roots, opts, fn, ...)
+  return finally.run(close, held, summoned, held, roots, opts, fn, ...)
 end
 
 return summon_full_params

@@ -4,13 +4,13 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local frozen = require 'moonshard.fsdp.frozen'
-local guard = require 'moonshard.internal.guard'
+local finally = require 'moonshard.base.finally'
 local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local policies = require 'moonshard.fsdp.policies'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 local tree = require 'moonshard.nn.tree'
 
 local wrap = {}
@@ -230,7 +230,7 @@ function wrap.enable_wrap(opts, fn, ...)
   end
   arguments.fn('enable_wrap', 'fn', fn)
   context = util.merged(errors.options('enable_wrap', opts, CONTEXT))
-  return guard.run('enable_wrap', function() context = nil end, nil, fn, ...)
+  return finally.run(function() context = nil end, nil, fn, ...)
 end
 
 --- Inside enable_wrap: the module wrapped, with these options over its. Outside: the module.

@@ -10,15 +10,14 @@ local ModuleDict = require 'moonshard.nn.module_dict'
 local ModuleList = require 'moonshard.nn.module_list'
 local State = require 'moonshard.fsdp.state'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local first_use = require 'moonshard.fsdp.first_use'
-local guard = require 'moonshard.internal.guard'
+local finally = require 'moonshard.base.finally'
 local methods = require 'moonshard.fsdp.methods'
 local module_tree = require 'moonshard.nn.tree'
-local naming = require 'moonshard.internal.naming'
 local options = require 'moonshard.fsdp.options'
 local summon_full_params = require 'moonshard.fsdp.summon'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 ---@class ms.fsdp.FSDP: ms.nn.Module, ms.fsdp.Methods
 ---@field module ms.nn.Module  what is wrapped
@@ -139,7 +138,7 @@ function FSDP:apply(fn)
     errors.raise('ValueError', 'apply: expected to be in states [IDLE] but current state is '
       .. 'SUMMON_FULL_PARAMS')
   end
-  return guard.run('apply', stop_applying, tree, summon_full_params, self, nil, applied, tree, fn,
+  return finally.run(stop_applying, tree, summon_full_params, self, nil, applied, tree, fn,
     self)
 end
 
@@ -147,4 +146,4 @@ function FSDP:extra_repr()
   return self.sharding_strategy
 end
 
-return naming.methods(FSDP)
+return FSDP

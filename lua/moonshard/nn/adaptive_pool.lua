@@ -4,7 +4,7 @@
 
 local Module = require 'moonshard.nn.module'
 local ops = require 'moonshard.ops'
-local spatial = require 'moonshard.internal.spatial'
+local spatial = require 'moonshard.ops.spatial'
 
 ---@class ms.nn._AdaptiveAvgPool: ms.nn.Module
 ---@field output_size (integer|false)[]

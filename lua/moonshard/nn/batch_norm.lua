@@ -12,8 +12,9 @@ local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
 local check = require 'moonshard.nn.check'
-local create = require 'moonshard.internal.create'
-local errors = require 'moonshard.internal.errors'
+local create = require 'moonshard.base.create'
+local device = require 'moonshard.base.device'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
 
@@ -55,7 +56,7 @@ function BatchNorm:init(num_features, opts)
   check.sizes(name, 0, { 'num_features' }, num_features)
   opts = errors.options(name, opts, self.options)
   if opts.device ~= nil then
-    errors.device(name, opts.device)
+    device.check(name, opts.device)
   end
   self.num_features = num_features
   self.eps = arguments.number(name, 'eps', opts.eps, 1e-5)

@@ -1,7 +1,7 @@
 --- Binary cross-entropy of sigmoid(x), see ops.binary_cross_entropy_with_logits.
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 
 ---@alias ms.nn.BCEOptions

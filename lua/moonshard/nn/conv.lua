@@ -6,10 +6,10 @@
 
 local Module = require 'moonshard.nn.module'
 local check = require 'moonshard.nn.check'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
-local spatial = require 'moonshard.internal.spatial'
+local spatial = require 'moonshard.ops.spatial'
 
 ---@class ms.nn._ConvNd: ms.nn.Module
 ---@field in_channels integer

@@ -1,10 +1,10 @@
 --- Copies of modules, with all below: layers that a model repeats, and whole models.
 
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local autograd = require 'moonshard.autograd'
 local hooks = require 'moonshard.nn.hooks'
 local parameter = require 'moonshard_ffi.parameter'
-local scope = require 'moonshard.internal.scope'
+local scope = require 'moonshard.base.scope'
 local tree = require 'moonshard.nn.tree'
 
 -- What a module has by being where it is and having run.

@@ -4,7 +4,7 @@
 ---         weight (V)
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 
 ---@class ms.nn.CrossEntropyLoss: ms.nn.Module

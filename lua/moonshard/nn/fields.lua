@@ -6,7 +6,7 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local declared = require 'moonshard.nn.declared'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
 

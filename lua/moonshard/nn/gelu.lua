@@ -1,7 +1,7 @@
 --- Gaussian error linear unit (arXiv:1606.08415).
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 
 ---@class ms.nn.GELU: ms.nn.Module

@@ -1,7 +1,7 @@
 --- Squares of small differences, magnitudes of others, see ops.huber_loss.
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 
 ---@class ms.nn.HuberLoss: ms.nn.Module

@@ -1,6 +1,6 @@
 --- Layers: what models are made of.
 
-local naming = require 'moonshard.internal.naming'
+local namespace = require 'moonshard.base.namespace'
 
 local lazy = {
   Module = 'moonshard.nn.module',
@@ -144,4 +144,4 @@ local lazy = {
 ---@field SmoothL1Loss ms.nn.SmoothL1Loss
 ---@field HuberLoss ms.nn.HuberLoss
 ---@field init ms.nn.init
-return naming.space('nn', {}, lazy)
+return namespace.space('nn', {}, lazy)

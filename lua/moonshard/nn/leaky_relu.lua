@@ -2,7 +2,6 @@
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
-local check = require 'moonshard.nn.check'
 local ops = require 'moonshard.ops'
 
 ---@class ms.nn.LeakyReLU: ms.nn.Module
@@ -14,7 +13,6 @@ LeakyReLU._settings = { 'negative_slope' }
 
 ---@param negative_slope? number  default 0.01
 function LeakyReLU:init(negative_slope)
-  check.positional(self._name, negative_slope)
   self.negative_slope = arguments.number(self._name, 'negative_slope', negative_slope, 0.01)
 end
 

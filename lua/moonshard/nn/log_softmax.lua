@@ -2,7 +2,6 @@
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
-local check = require 'moonshard.nn.check'
 local ops = require 'moonshard.ops'
 
 ---@class ms.nn.LogSoftmax: ms.nn.Module
@@ -14,7 +13,6 @@ LogSoftmax._settings = { 'dim' }
 
 ---@param dim integer  from 1, or from the end
 function LogSoftmax:init(dim)
-  check.positional(self._name, dim)
   self.dim = arguments.whole(self._name, 'dim', dim)
 end
 

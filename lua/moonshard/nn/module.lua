@@ -11,21 +11,21 @@
 
 local Buffer = require 'moonshard.nn.buffer'
 local casts = require 'moonshard.nn.casts'
-local class = require 'moonshard.internal.class'
+local class = require 'moonshard.base.class'
 local declared = require 'moonshard.nn.declared'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local fields = require 'moonshard.nn.fields'
-local guard = require 'moonshard.internal.guard'
+local finally = require 'moonshard.base.finally'
 local hooks = require 'moonshard.nn.hooks'
-local once = require 'moonshard.internal.once'
-local samples = require 'moonshard.internal.samples'
-local scope = require 'moonshard.internal.scope'
+local without_jit = require 'moonshard.base.without_jit'
+local samples = require 'moonshard.base.samples'
+local scope = require 'moonshard.base.scope'
 local tree = require 'moonshard.nn.tree'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 local watched = require 'moonshard.nn.watched'
 local arguments = require 'moonshard_ffi.arguments'
 local parameter = require 'moonshard_ffi.parameter'
-local zero_grad = require 'moonshard.internal.zero_grad'
+local zero_grad = require 'moonshard.autograd.zero_grad'
 
 ---@class ms.nn.DeclaredParam
 ---@field name string
@@ -488,7 +488,7 @@ end
 
 --- What must have happened before parameters are handed out; a wrapper groups them here.
 function Module:_prepare()
-  once.run('naming parameters', prepare, self)
+  without_jit.run(prepare, self)
 end
 
 function Module:_prepare_self()
@@ -519,7 +519,7 @@ end
 --- Give all declared parameters their names, memory and first values. The first call does it.
 ---@return self
 function Module:materialize()
-  once.run('materialize', materialize, self)
+  without_jit.run(materialize, self)
   return self
 end
 
@@ -542,7 +542,7 @@ end
 
 local function forward_with_buffers(module, ...)
   local forward = hooks.any(module) and hooks.forward or module.forward
-  return guard.run(module._scope, keep_buffers, module, forward, module, ...)
+  return finally.run(keep_buffers, module, forward, module, ...)
 end
 
 -- The same in a scope that is open.
@@ -660,7 +660,7 @@ end
 --- for a part of an instance. Dropout draws other masks.
 ---@return self
 function Module:deepcopy()
-  return once.run('deepcopy', require('moonshard.nn.copy').deep, self)
+  return without_jit.run(require('moonshard.nn.copy').deep, self)
 end
 
 --- Drop all gradients.

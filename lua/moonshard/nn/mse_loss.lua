@@ -1,7 +1,7 @@
 --- Mean (or sum, or each) of (x - y)^2 over all elements.
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 
 ---@class ms.nn.MSELoss: ms.nn.Module

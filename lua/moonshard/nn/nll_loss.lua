@@ -3,7 +3,7 @@
 --- Shapes: x (..., C) or (N, C, ...)  targets i64 (...)  weight (C)
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 
 ---@class ms.nn.NLLLoss: ms.nn.Module

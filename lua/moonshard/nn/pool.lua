@@ -3,9 +3,9 @@
 --- Shapes: x (N, C, ...) or (C, ...)
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
-local spatial = require 'moonshard.internal.spatial'
+local spatial = require 'moonshard.ops.spatial'
 
 ---@class ms.nn._Pool: ms.nn.Module
 ---@field kernel_size integer[]

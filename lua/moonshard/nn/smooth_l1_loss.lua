@@ -1,7 +1,7 @@
 --- Squares of small differences, magnitudes of others, see ops.smooth_l1_loss.
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 
 ---@class ms.nn.SmoothL1Loss: ms.nn.Module

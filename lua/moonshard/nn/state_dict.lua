@@ -6,10 +6,10 @@
 --- more than the order.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local members = require 'moonshard.dist.members'
 local parameter = require 'moonshard_ffi.parameter'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 local tree = require 'moonshard.nn.tree'
 
 local state_dict = {}

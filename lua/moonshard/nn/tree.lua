@@ -5,10 +5,10 @@
 --- `head.weight = parameter` ties one, and a field set to nil holds nothing any more.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
-local scope = require 'moonshard.internal.scope'
-local trace = require 'moonshard.internal.trace'
+local scope = require 'moonshard.base.scope'
+local trace = require 'moonshard.base.trace'
 
 local tree = {}
 

@@ -1,6 +1,6 @@
 --- Adagrad (Duchi et al., JMLR 12, 2011), torch.optim.Adagrad's update and defaults.
 
-local class = require 'moonshard.internal.class'
+local class = require 'moonshard.base.class'
 local Optimizer = require 'moonshard.optim.optimizer'
 
 ---@class ms.optim.Adagrad: ms.optim.Optimizer

@@ -1,6 +1,6 @@
 --- Adam (arXiv:1412.6980): weight decay enters the gradient; torch.optim.Adam's defaults.
 
-local class = require 'moonshard.internal.class'
+local class = require 'moonshard.base.class'
 local Optimizer = require 'moonshard.optim.optimizer'
 
 ---@class ms.optim.Adam: ms.optim.Optimizer

@@ -1,6 +1,6 @@
 --- AdamW (arXiv:1711.05101): weight decay apart from the gradient; torch.optim.AdamW's defaults.
 
-local class = require 'moonshard.internal.class'
+local class = require 'moonshard.base.class'
 local Optimizer = require 'moonshard.optim.optimizer'
 
 ---@class ms.optim.AdamW: ms.optim.Optimizer

@@ -1,7 +1,7 @@
 --- Optimizers over the local shards of parameters.
 
 local clip = require 'moonshard.optim.clip'
-local naming = require 'moonshard.internal.naming'
+local namespace = require 'moonshard.base.namespace'
 
 local lazy = {
   Optimizer = 'moonshard.optim.optimizer',
@@ -28,4 +28,4 @@ local optim = {}
 optim.clip_grad_norm_ = clip.grad_norm_
 optim.clip_grad_value_ = clip.grad_value_
 
-return naming.space('optim', optim, lazy)
+return namespace.space('optim', optim, lazy)

@@ -1,7 +1,7 @@
 --- Lion (arXiv:2302.06675): the sign of a momentum, with weight decay apart from the gradient. The
 --- paper's defaults; the state has the name that Adam's has.
 
-local class = require 'moonshard.internal.class'
+local class = require 'moonshard.base.class'
 local Optimizer = require 'moonshard.optim.optimizer'
 
 ---@class ms.optim.Lion: ms.optim.Optimizer

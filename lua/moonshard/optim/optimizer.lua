@@ -3,16 +3,15 @@
 --- `opt.param_groups[i].lr` reads and writes a group's option; see moonshard.optim.group.
 
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.internal.class'
-local zero_grad = require 'moonshard.internal.zero_grad'
-local errors = require 'moonshard.internal.errors'
-local guard = require 'moonshard.internal.guard'
+local class = require 'moonshard.base.class'
+local zero_grad = require 'moonshard.autograd.zero_grad'
+local errors = require 'moonshard.base.errors'
+local finally = require 'moonshard.base.finally'
 local members = require 'moonshard.dist.members'
-local naming = require 'moonshard.internal.naming'
 local param_group = require 'moonshard.optim.group'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.optim'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 local whole_state = require 'moonshard.optim.whole_state'
 
 ---@class ms.optim.Optimizer
@@ -515,7 +514,7 @@ function Optimizer:load_state_dict(sd)
   end
   check_state_dict(self, sd)
   local undo = {}
-  local after = guard.run('load_state_dict', take_back, undo, prepare_load, self, sd, undo)
+  local after = finally.run(take_back, undo, prepare_load, self, sd, undo)
   for _, finish in ipairs(after) do
     finish()
   end
@@ -529,10 +528,4 @@ function Optimizer:__tostring()
   return ('%s(\n%s\n)'):format(self._name:match('[^.]*$'), table.concat(lines, '\n'))
 end
 
-local fields = { 'param_groups', 'defaults', state = 'opt:state_dict().state' }
-for _, name in ipairs(runtime.names) do
-  fields[name] = ('opt.param_groups[i].%s'):format(name)
-end
-fields.lr = fields.lr .. ', or opt:set_lr(lr) for all groups'
-
-return naming.close(Optimizer, fields)
+return Optimizer

@@ -1,6 +1,6 @@
 --- RMSprop (Hinton, Coursera lecture 6e), torch.optim.RMSprop's update and defaults.
 
-local class = require 'moonshard.internal.class'
+local class = require 'moonshard.base.class'
 local Optimizer = require 'moonshard.optim.optimizer'
 
 ---@class ms.optim.RMSprop: ms.optim.Optimizer

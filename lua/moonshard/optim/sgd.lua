@@ -1,6 +1,6 @@
 --- Stochastic gradient descent with momentum (torch.optim.SGD's update and defaults).
 
-local class = require 'moonshard.internal.class'
+local class = require 'moonshard.base.class'
 local Optimizer = require 'moonshard.optim.optimizer'
 
 ---@class ms.optim.SGD: ms.optim.Optimizer

@@ -2,8 +2,8 @@
 --- the elements of this rank.
 
 local arguments = require 'moonshard_ffi.arguments'
-local create = require 'moonshard.internal.create'
-local errors = require 'moonshard.internal.errors'
+local create = require 'moonshard.base.create'
+local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
 
 local whole_state = {}
