@@ -50,7 +50,7 @@ static void describe(const ms_fsdp_unit *u, plan_entry *e)
     memset(e, 0, sizeof(*e));
     effective.param_dtype = u->param_dtype;
     effective.reduce_dtype = u->reduce_dtype;
-    msi_options_record(&e->options, &effective, &msi_fsdp_unit_options);
+    e->options = msi_options_record(&effective, &msi_fsdp_unit_options);
     e->name = u->label;
     e->numel = u->numel;
     e->shard_numel = u->shard_numel;
@@ -135,17 +135,22 @@ static ms_status compare_options(const ms_fsdp_tree *tree, const msi_option_tabl
                                  const char *of, const msi_option_record *first,
                                  const msi_option_record *theirs, int32_t q)
 {
-    const int32_t i = msi_options_differ(first, theirs);
     char text[MSI_OPTION_TEXT], other[MSI_OPTION_TEXT];
 
-    return i < 0 ? MS_OK
-                 : MS_FAIL(MS_COMM_ERROR,
+    for (int32_t i = 0; i < table->n_options; i++) {
+        const msi_option *o = &table->options[i];
+
+        if (first->numbers[i] != theirs->numbers[i]) {
+            return MS_FAIL(MS_COMM_ERROR,
                            "the ranks wrapped different models: %s%s is %s on rank %d and %s on "
                            "rank %d",
-                           table->options[i].name, of, msi_option_text(table, i, first, text),
+                           o->name, of, msi_option_text(o, first->numbers[i], text),
                            (int)msi_comm_rank_in_job(tree->comm, 0),
-                           msi_option_text(table, i, theirs, other),
+                           msi_option_text(o, theirs->numbers[i], other),
                            (int)msi_comm_rank_in_job(tree->comm, q));
+        }
+    }
+    return MS_OK;
 }
 
 /* Compare plans `all` (world, most) with rank 0's. */
@@ -184,14 +189,14 @@ static ms_status compare_plans(ms_fsdp_tree *tree, const plan_entry *all, int32_
 /* Compare options of trees, and find the maximum number of units, to `*most` (first 0). */
 static ms_status compare_trees(ms_fsdp_tree *tree, int32_t *most)
 {
-    tree_entry mine = {.n_units = tree->n_units};
+    const tree_entry mine = {tree->n_units,
+                             msi_options_record(&tree->options, &msi_fsdp_tree_options)};
     tree_entry *all = calloc((size_t)tree->world, sizeof(*all));
 
     if (all == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare the plans of %d ranks",
                        (int)tree->world);
     }
-    msi_options_record(&mine.options, &tree->options, &msi_fsdp_tree_options);
     ms_status status =
         msi_tree_gather(tree, "the first use of FSDP (number of units)", &mine, sizeof(mine), all);
 
