@@ -177,10 +177,13 @@ function arguments.whole(what, name, value, default, lowest)
   return value
 end
 
---- A whole number of 0 or more.
+--- A whole number of 0 or more that an int32_t has room for.
 ---@return integer
-function arguments.count(what, name, value, default)
-  return arguments.whole(what, name, value, default, 0)
+function arguments.count(what, name, value)
+  if arguments.whole(what, name, value, nil, 0) > 0x7fffffff then
+    errors.raise('ValueError', "%s: '%s' is %.17g, expected at most 2^31 - 1", what, name, value)
+  end
+  return value
 end
 
 -- -- what the generated callers end in ------------------------------------------------------------
