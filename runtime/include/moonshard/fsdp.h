@@ -91,7 +91,9 @@ typedef struct ms_fsdp_tree_options {
      * @lua forward_prefetch
      * @compared */
     bool forward_prefetch;
-    /** Parameter slots in the ring, at most one per unit; 0: two, or three with prefetch.
+    /** Slots that units gather parameters into in turn, at most one per unit; 0: two, or three with
+     * prefetch. More slots take more memory and wait less for other ranks.
+     * @lua parameter_slots
      * @compared */
     int32_t n_slots;
 } ms_fsdp_tree_options;
