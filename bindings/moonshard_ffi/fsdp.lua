@@ -17,11 +17,6 @@ local STATES = {
   [C.MS_UNIT_UNSHARDED] = 'UNSHARDED',
 }
 
---- Rank and size of a group.
-function fsdp.place(comm)
-  return C.ms_comm_rank(comm), C.ms_comm_size(comm)
-end
-
 local Hold = B.typeof 'struct { ms_comm *group; double serial; }'
 
 local function let_go(hold)

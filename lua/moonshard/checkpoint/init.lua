@@ -83,7 +83,7 @@ end
 
 local function add_model(writer, part_of, comm)
   local model, prefix = part_of.value, part_of.prefix
-  local rank, params = sharding.place(comm), tree.prepared_params(model:materialize())
+  local rank, params = B.C.ms_comm_rank(comm), tree.prepared_params(model:materialize())
   for _, p in ipairs(params) do
     local part, extent = parameter.part(p.tensor)
     local mine = writes(p.tensor, rank)
@@ -97,7 +97,7 @@ local function add_model(writer, part_of, comm)
 end
 
 local function add_optimizer(writer, part_of, comm, list)
-  local rank, optimizer = sharding.place(comm), part_of.value
+  local rank, optimizer = B.C.ms_comm_rank(comm), part_of.value
   runtime.same(writer, 'the ' .. part_of.label, optimizer.kind)
   local names, order = fits.names(optimizer, list)
   fits.models(optimizer, parts.values(list, 'model'))
@@ -127,7 +127,7 @@ local function add_loader(writer, part)
 end
 
 local function add_state(writer, part, comm)
-  local rank = sharding.place(comm)
+  local rank = B.C.ms_comm_rank(comm)
   local encoded = state.encode(state.of(part), function(value, path)
     local elements, extent, sharded, first = state.elements(value)
     local mine = sharded and first or not sharded and rank == 0
@@ -152,7 +152,7 @@ local function guarded(comm, handle, fail, discard, fn)
   if ok then
     return err
   end
-  local _, size = sharding.place(comm)
+  local size = B.C.ms_comm_size(comm)
   if size == 1 then
     discard(handle)
     error(err, 0)
@@ -331,7 +331,7 @@ local function load_states(comm, load)
     local taken, why = pcall(give)
     ok, err = ok and taken, err or why
   end
-  local _, size = sharding.place(comm)
+  local size = B.C.ms_comm_size(comm)
   if #load.states > 0 and size > 1 then
     local failed = sharding.exchange(comm, 'checkpoint.load', { ok and 0 or 1 })[1]
     for rank, flag in ipairs(failed) do
@@ -507,7 +507,7 @@ function Manager:save(opts)
   local path = checkpoint.save(self.root, runtime.step_name(opts.step), opts)
   local comm = validate.group('checkpoint.save', parts.of('checkpoint.save', opts),
     opts.process_group)
-  if sharding.place(comm) == 0 then
+  if B.C.ms_comm_rank(comm) == 0 then
     local ok, err = pcall(runtime.rotate, self.root, opts.step, self.keep or 0)
     if not ok then -- the checkpoint is safe: an old one too many ends no training
       errors.warn('UserWarning', 'old checkpoints are not removed: ' .. tostring(err), comm)
@@ -567,7 +567,7 @@ function checkpoint.export(path, model, opts)
   local own = apart(comm, path, model)
   local sd = model:state_dict { rank0_only = true }
   local names, tensors, seen = {}, {}, {}
-  if own or sharding.place(comm) == 0 then
+  if own or B.C.ms_comm_rank(comm) == 0 then
     for _, name in ipairs(sd) do
       local key = parameter.key(sd[name])
       if not seen[key] then -- a tied parameter goes in once: the format refuses shared memory

@@ -11,7 +11,6 @@ local members = require 'moonshard.dist.members'
 local mesh = require 'moonshard.dist.mesh'
 local parameter = require 'moonshard_ffi.parameter'
 local policies = require 'moonshard.fsdp.policies'
-local runtime = require 'moonshard_ffi.fsdp'
 local util = require 'moonshard.base.util'
 
 local options = {}
@@ -157,7 +156,7 @@ local function check_across(shard, replicate)
   for _, rank in ipairs(members.list(replicate)) do
     common[#common + 1] = in_shard[rank] and rank or nil
   end
-  local own = runtime.place(B.world())
+  local own = B.C.ms_comm_rank(B.world())
   if #common ~= 1 or common[1] ~= own then
     errors.raise('ValueError', 'the shard group has ranks %s and the replicate group ranks %s, '
       .. 'expected rank %d as the only common one', members.text(shard), members.text(replicate),
@@ -189,9 +188,9 @@ local function hybrid_groups(name, given)
   shard = arguments.group('FSDP', 'the shard group', shard)
   replicate = arguments.group('FSDP', 'the replicate group', replicate)
   check_across(shard, replicate)
-  local _, inside = runtime.place(shard)
-  local _, across = runtime.place(replicate)
-  local _, world = runtime.place(B.world())
+  local inside = B.C.ms_comm_size(shard)
+  local across = B.C.ms_comm_size(replicate)
+  local world = B.C.ms_comm_size(B.world())
   if inside * across ~= world then
     errors.raise('NotImplementedError', '%s over groups of %d and %d ranks needs a job of %d '
       .. 'ranks, this one has %d', name, inside, across, inside * across, world)
@@ -255,7 +254,7 @@ end
 --- What PyTorch warns about, once per tree. It replaces the strategy in a world of one and names
 --- DistributedDataParallel, which does not exist here.
 function options.warn(opts)
-  local _, world = runtime.place(opts.process_group)
+  local world = B.C.ms_comm_size(opts.process_group)
   if world == 1 and opts.sharding_strategy ~= 'NO_SHARD' then
     errors.warn('UserWarning', ('%s shards nothing since the world size is 1. The strategy stays '
       .. 'as given.'):format(opts.sharding_strategy), opts.process_group)

@@ -1,9 +1,9 @@
 --- Compares what the modules of a model compute with beside their parameters (class, heads,
 --- dropout) over the ranks at the first use of the model.
 
+local B = require 'moonshard_ffi'
 local agree = require 'moonshard.fsdp.agree'
 local errors = require 'moonshard.base.errors'
-local runtime = require 'moonshard_ffi.fsdp'
 local tree = require 'moonshard.nn.tree'
 
 local settings = {}
@@ -51,7 +51,7 @@ end
 ---@param root ms.nn.Module
 ---@param ignored table<ms.nn.Module, boolean>
 function settings.compare(group, root, ignored)
-  local _, world = runtime.place(group)
+  local world = B.C.ms_comm_size(group)
   if world == 1 then
     return
   end

@@ -173,8 +173,9 @@ function State:init(face, module, opts, inherited, inner)
   self.hybrid_groups = opts.hybrid_groups
   local shard, replicate = unpack(opts.hybrid_groups or {})
   self.shard_group = shard or opts.process_group
-  self.rank, self.world_size = runtime.place(self.shard_group)
-  self.replica = replicate and runtime.place(replicate) or 0
+  self.rank = B.C.ms_comm_rank(self.shard_group)
+  self.world_size = B.C.ms_comm_size(self.shard_group)
+  self.replica = replicate and B.C.ms_comm_rank(replicate) or 0
   rawset(face, '_fsdp', self)
 end
 
