@@ -12,7 +12,7 @@ local shims = {}
 local NOT_FOR_SCRIPTS = { ms_tensor_free = true, ms_tensor_retain = true }
 
 ---@class ms.gen.Shim: ms.gen.Function
----@field original string  the function it stands for
+---@field original string  the function that it calls
 ---@field gives boolean    it has an `out`
 
 local function role_of(type)

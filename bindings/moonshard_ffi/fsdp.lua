@@ -19,22 +19,22 @@ local STATES = {
 
 local Hold = B.typeof 'struct { ms_comm *group; double serial; }'
 
-local function let_go(hold)
+local function release(hold)
   if C.ms_comm_serial(hold.group) == hold.serial then
     C.ms_comm_release(hold.group)
   end
 end
 
---- Keep a group, also when it is freed, until the collector finds what comes back here.
+--- Keep a group, even if the script frees it, until the result is collected.
 ---@param comm ffi.cdata*
 ---@return ffi.cdata*
 function fsdp.hold(comm)
-  local hold = B.gc(Hold(comm, C.ms_comm_serial(comm)), let_go)
+  local hold = B.gc(Hold(comm, C.ms_comm_serial(comm)), release)
   C.ms_comm_retain(comm)
   return hold
 end
 
--- In a fake group they would all say the same: none is asked.
+-- Members of a fake group have this rank's values.
 local function of_this_rank(values)
   local lists = {}
   for i, value in ipairs(values) do
@@ -43,10 +43,10 @@ local function of_this_rank(values)
   return lists
 end
 
---- For each of these numbers what every rank that is there says, by rank. Collective.
+--- All-gather of numbers: for each of them the list of all ranks' values. Collective.
 ---@param comm ffi.cdata*
----@param what string  the function that asks, for errors
----@param numbers number[]  as many on every rank
+---@param what string  the calling function, for errors
+---@param numbers number[]  equally many on every rank
 ---@return number[][]
 function fsdp.exchange(comm, what, numbers)
   if C.ms_comm_is_fake(comm) then
@@ -68,9 +68,9 @@ function fsdp.exchange(comm, what, numbers)
   return lists
 end
 
---- The text of every rank that is there, by rank. Collective.
+--- All-gather of a text: the list of all ranks' texts. Collective.
 ---@param comm ffi.cdata*
----@param what string  the function that asks, for errors
+---@param what string  the calling function, for errors
 ---@param text string
 ---@return string[]
 function fsdp.exchange_text(comm, what, text)
@@ -108,7 +108,7 @@ function fsdp.tree_holder()
   return B.gc(B.new('ms_fsdp_tree *[1]'), free_tree)
 end
 
---- What a holder has, or nil.
+--- The handle in a holder, or nil.
 ---@param holder ffi.cdata*
 ---@return ffi.cdata*?
 function fsdp.held(holder)
@@ -166,7 +166,7 @@ function fsdp.set_comm_hook(tree, fn)
   B.check(B.core.comm_hook(B.new('ms_fsdp_tree *[1]', tree), fn))
 end
 
---- What a plan must know of a unit.
+--- The numbers of a unit that a plan needs.
 ---@return ffi.cdata* group  for fsdp.dry_run()
 function fsdp.group_of(unit)
   local group = B.new('ms_fsdp_group')
@@ -174,7 +174,7 @@ function fsdp.group_of(unit)
   return group
 end
 
---- The same of one that fsdp.unit() would make; makes none.
+--- The same for a unit that fsdp.unit() would make, without making it.
 ---@return ffi.cdata* group
 function fsdp.group(comm, name, values, tensors, names)
   local group, refs, n = B.new('ms_fsdp_group'), B.array(tensors, 'params')
@@ -183,7 +183,7 @@ function fsdp.group(comm, name, values, tensors, names)
   return group
 end
 
---- A tree over units in module order. Takes the units over.
+--- Make a tree of units in module order. It owns the units then.
 ---@param holder ffi.cdata*  a new one, for the tree
 ---@param values table  with the options of ms_fsdp_tree_options by their names in scripts
 ---@param units ffi.cdata*[]  their holders
@@ -215,14 +215,14 @@ function fsdp.unit_post_forward(unit, outputs)
   calls.fsdp_unit_post_forward(unit, refs, n)
 end
 
---- After a forward that raised `err`.
+--- End a forward that raised `err`.
 function fsdp.reset(tree, err)
   local _, text = B.errors.report(err)
   C.ms_error_set(B.errors.status(err), text)
   C.ms_fsdp_tree_reset(tree)
 end
 
---- This rank fails by `err`: peers that go on without it are told.
+--- Report to the peers that this rank failed with `err`.
 ---@param comm ffi.cdata*
 function fsdp.failed(comm, err)
   local _, text = B.errors.report(err)
@@ -249,22 +249,23 @@ function fsdp.gather_all(unit, n)
   return flat, starts
 end
 
----@class ms.Plan  bytes this rank holds in a step of training, exact: ms_fsdp_plan says when
+---@class ms.Plan  exact bytes of this rank in a training step; ms_fsdp_plan defines the step
 ---@field masters integer    full-precision shards
----@field gradients integer  the most they take at once, what no_sync accumulates among them
----@field per_state integer  one optimizer state buffer, of trainable parameters
+---@field gradients integer  their maximum, accumulated ones of no_sync included
+---@field per_state integer  one optimizer state buffer for all trainable parameters
 ---@field arena integer      slots, shared by the ranks of the host
 ---@field param_slots integer     of the arena: for parameters
----@field own_slots integer       of these what is this rank's alone (layouts pull and nccl)
----@field gradient_slots integer  of the arena: for gradients, a part for every rank
----@field own_gradients integer   of these what is this rank's alone (layout nccl)
----@field param_ring integer      slots for parameters that units take in turn
----@field param_homes integer     the same, of one unit each
+---@field own_slots integer       of these: private to this rank (layouts pull and nccl)
+---@field gradient_slots integer  of the arena: for gradients, one part per rank
+---@field own_gradients integer   of these: private to this rank (layout nccl)
+---@field param_ring integer      parameter slots that units use in turn
+---@field param_homes integer     parameter slots that one unit owns
 ---@field gradient_ring integer
 ---@field gradient_homes integer
----@field gathered integer   parameters of other ranks that this one reads in a step
----@field reduced integer    gradients of other ranks that it reads, or sums they made
----@field same_numerics boolean  all ranks compute alike: equal bits for every strategy and world
+---@field gathered integer   bytes of other ranks' parameters that this rank reads in a step
+---@field reduced integer    bytes of other ranks' gradients, or of their sums, that it reads
+---@field same_numerics boolean  all ranks compute equally, so bits do not depend on strategy and
+---  world size
 
 local PLAN = {
   'masters', 'gradients', 'per_state', 'arena', 'param_slots', 'own_slots', 'gradient_slots',
@@ -281,7 +282,7 @@ local function plan_of(p)
 end
 
 ---@param micro_batches integer  backwards of this rank in a step, all but the last in no_sync
----@param dry boolean  from numbers alone: the tree need not be initialised, and is not
+---@param dry boolean  computed from numbers, without initialising the tree
 ---@return ms.Plan
 function fsdp.plan(tree, micro_batches, dry)
   local p = B.new('ms_fsdp_plan')
@@ -290,7 +291,7 @@ function fsdp.plan(tree, micro_batches, dry)
   return plan_of(p)
 end
 
---- The same of a tree that fsdp.tree() would make over units like these.
+--- The same for a tree that fsdp.tree() would make of units like these.
 ---@param values table  as for fsdp.tree()
 ---@param groups ffi.cdata*[]  in module order, the root's first if it has one
 ---@return ms.Plan
@@ -305,7 +306,7 @@ function fsdp.dry_run(comm, values, groups, root_has_unit, micro_batches)
   return plan_of(p)
 end
 
----@param params ms.Tensor[]  in the same order on all ranks; of other trees and plain ones, too
+---@param params ms.Tensor[]  in the same order on all ranks; also of other trees, and plain ones
 ---@return ms.Tensor  (), f64: the total norm before clipping
 function fsdp.clip(tree, params, max_norm, norm_type, error_if_nonfinite)
   local refs, n = B.array(params, 'params')
@@ -324,7 +325,7 @@ function fsdp.hash(tree, params)
 end
 
 ---@class ms.UnitInfo
----@field name string  where it stands (the wrapper says)
+---@field name string  its path (set by the caller, as is the strategy)
 ---@field strategy string
 ---@field n_params integer
 ---@field numel integer  of the parameters, without padding
@@ -335,7 +336,7 @@ end
 ---@field reduce_dtype string
 ---@field dtype string  of the master shard
 ---@field state 'SHARDED'|'PUBLISHED'|'UNSHARDED'
----@field model integer  number of the model among those the ranks have used; 0: not used yet
+---@field model integer  number of the model in the order of first use; 0: not used yet
 ---@field is_root boolean
 
 ---@return ms.UnitInfo

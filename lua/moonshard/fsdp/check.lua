@@ -1,4 +1,4 @@
---- What FSDP asks of classes, policies, groups and batches it is given.
+--- Checks of classes, policies, groups and batches for FSDP.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -9,8 +9,8 @@ local tree = require 'moonshard.nn.tree'
 
 local check = {}
 
---- Ranks that share samples are those that sum gradients: else some would count twice, and others
---- not at all.
+--- ValueError if a batch was dealt among other ranks than those that sum gradients: some samples
+--- would count twice, others not at all.
 ---@param group ms.dist.Group  of the model
 ---@param dealt_to ms.dist.Group|false|nil  among whose ranks its batch was dealt out
 function check.batch(group, dealt_to)

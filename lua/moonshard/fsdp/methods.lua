@@ -1,5 +1,4 @@
---- What scripts call of a sharded model: methods of wrapped modules, and of the state of those that
---- are sharded in place.
+--- Methods of sharded models: of wrapped modules, and of the states of modules sharded in place.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -103,8 +102,8 @@ function methods:clip_grad_norm_(max_norm, norm_type, opts)
 end
 
 --- Gather this instance's own parameters and show them until reshard(), until a backward or, with
---- FULL_SHARD, a forward lets them go, or until a step or a load writes them: then they show what
---- this rank holds, as it is now. Collective. Gathers nothing when they are gathered as they are.
+--- FULL_SHARD, a forward reshards them, or until a step or a load writes them: then they show this
+--- rank's shard. Collective. Does nothing if they are gathered and unchanged.
 function methods:unshard()
   self:_lazy_init()
   if self._unit then
@@ -112,7 +111,7 @@ function methods:unshard()
   end
 end
 
---- Let this instance's full parameters go. RuntimeError during its forward or backward.
+--- Free this instance's full parameters. RuntimeError during its forward or backward.
 function methods:reshard()
   self:_lazy_init()
   if self._unit then
@@ -192,8 +191,8 @@ function methods:hash()
   return runtime.hash((holder or tree).handle, params)
 end
 
---- What each unit below holds, in module order.
----@return ms.UnitInfo[]  `shared` lists tied parameters and the places they stand in
+--- Layout and state of each unit below, in module order.
+---@return ms.UnitInfo[]  `shared` lists tied parameters and their paths
 function methods:units()
   self.face:_prepare()
   local out, instances = {}, plan.instances(self)
@@ -210,8 +209,9 @@ function methods:units()
   return out
 end
 
---- What this rank's shard of the unit's flat parameter holds: parallel lists over the parameters of
---- which it has elements. Offsets are the first and the last element in the parameter, from 0.
+--- The contents of this rank's shard of the unit's flat parameter: parallel lists over the
+--- parameters of which it has elements. Offsets are the first and the last element in the
+--- parameter, from 0.
 ---@return { param_names: string[], param_shapes: integer[][], param_numels: integer[],
 ---  param_offsets: integer[][] }
 function methods:shard_metadata()
@@ -249,11 +249,11 @@ local function sum_of(plans)
   return sum
 end
 
---- Bytes this rank will hold for parameters, gradients, optimizer states and slots when a step is
+--- Bytes of this rank for parameters, gradients, optimizer states and slots when a step is
 --- `micro_batches` backwards (default: one) of which all but the last run in no_sync. The plan is
---- of the whole model, whichever instance is asked. Frozen parameters count as they are now. The
---- first call allocates the model's memory and is collective. A dry run only computes the numbers:
---- before the first use it takes no memory, makes no units and asks no rank (`same_numerics` is
+--- of the whole model, for every instance. Frozen parameters count as they are now. The first call
+--- allocates the model's memory and is collective. A dry run only computes the numbers: before the
+--- first use it takes no memory, makes no units and does not communicate (`same_numerics` is
 --- false), so the model may still be changed, or wrapped in another. With a fake group as
 --- `process_group` a model of any size is planned for any number of ranks.
 ---@param opts? { micro_batches?: integer, dry_run?: boolean }

@@ -198,7 +198,7 @@ local function hybrid_groups(name, given)
   return { shard, replicate }
 end
 
--- The group over which is sharded.
+-- The group over whose ranks gradients are summed.
 local function group_of(given)
   local name = given.device_mesh ~= nil and 'device_mesh' or 'process_group'
   local over = given[name]
@@ -224,7 +224,7 @@ function options.full_precision_in_eval()
   return (os.getenv('MS_' .. name) or os.getenv(name)) == '1'
 end
 
---- Options with their defaults filled in. What PyTorch takes and this does not is named.
+--- The options with defaults, checked.
 ---@param given ms.fsdp.Options?
 ---@return table
 function options.normalised(given)

@@ -1,10 +1,10 @@
---- The state of a module that FSDP shards: its options, its unit, its place in the tree.
+--- The state of a module that FSDP shards: its options, its unit, its tree.
 ---
---- A wrapped module has the state of its wrapper, one that is sharded in place its own; `face` is
---- the one that stands in the model. A state groups the parameters below it that no nested state
---- takes into one unit, which is gathered around its forward and backward. The root owns the tree
---- of all units below: it is the one whose forward is called first, or the outermost one, where
---- anything else comes first.
+--- A wrapped module has the state of its wrapper, a module sharded in place its own; `face` is the
+--- module that is part of the model. A state groups the parameters below it, except those of nested
+--- states, into one unit, which is gathered around its forward and backward. The root owns the tree
+--- of all units below. It is the state whose forward is called first, or the outermost one if
+--- another method is called first.
 
 local B = require 'moonshard_ffi'
 local buffers = require 'moonshard.fsdp.buffers'
@@ -50,9 +50,9 @@ for _, functions in ipairs { methods, values } do
   end
 end
 
--- Let param_init_fn set the initial values of parameters that have none, while their handles show
--- them whole. It gets each module that holds one, a tied one in its first place. After an error the
--- next use begins with the module that failed.
+-- Let param_init_fn set the initial values of parameters without values, while their handles show
+-- full shapes. It is called with each module that declares one, for tied ones with the first. After
+-- an error the next use begins with the module that failed.
 local function init_params(fn, tensors, holders, done)
   for i, tensor in ipairs(fn and tensors or {}) do
     local module = holders[i]
@@ -112,8 +112,8 @@ local function share_groups(state, opts)
   end
 end
 
--- Options that came from the root through a policy are complete but for what the policy overrode.
--- Gives what is ignored.
+-- Options that came from the root through a policy are complete except for the policy's overrides.
+-- Returns what is ignored.
 local function wrap_below(module, opts, inherited, inner, done)
   local ignored_set = inherited or ignored.of(module, opts)
   for _, below in ipairs(inherited and {} or module:modules()) do
@@ -224,7 +224,7 @@ end
 
 -- -- units ---------------------------------------------------------------------------------------
 
---- Make the units of the tree it is in, unless there are, with their first values.
+--- Make the units of its tree with their initial values, if they were not made yet.
 function State:prepare()
   if not self._planned then
     local sealed = plan.seal(module_tree.outermost(self.face))
@@ -242,7 +242,7 @@ function State:_unit_name()
   return path == '' and self:wrapped()._name or path
 end
 
--- A gradient of a whole parameter has no place in a unit, which holds what ranks have reduced.
+-- A unit has reduced gradients only, so gradients of whole parameters are dropped.
 local function warn_of_gradients(tensors, names, group)
   local lost = {}
   for i, tensor in ipairs(tensors) do
@@ -256,7 +256,7 @@ local function warn_of_gradients(tensors, names, group)
   end
 end
 
---- Called by the plan: make the unit, if there is to be one. Changes nothing else but the draft.
+--- Called by the plan: make the unit, if the module has parameters. Changes the draft only.
 ---@param draft ms.fsdp.Draft
 function State:_make_unit(draft)
   draft.watched = watch.of(draft.modules)
@@ -273,7 +273,7 @@ function State:_make_unit(draft)
   runtime.unit(draft.holder, self.process_group, draft.name, self, draft.tensors, draft.names)
 end
 
---- Called by the plan: what it must know of the unit, made or not; nil where there is to be none.
+--- Called by the plan: the numbers of the unit, made or not; nil without parameters.
 ---@param draft ms.fsdp.Draft
 function State:_group(draft)
   local unit = self._unit
@@ -284,8 +284,8 @@ function State:_group(draft)
   end
 end
 
---- Called by the plan after that, whatever ended it: what was made is this instance's, and modules
---- that it holds parameters of take no other modules and no new parameters.
+--- Called by the plan after that, even after an error: the instance owns the unit, and modules with
+--- parameters in it accept no other modules and no new parameters.
 ---@param draft ms.fsdp.Draft
 function State:_seal(draft)
   local unit = draft.holder and runtime.held(draft.holder)
@@ -351,7 +351,7 @@ function State:_close()
   self._flat = nil
 end
 
---- The tree that this instance is part of, made unless there is one. Collective.
+--- The tree of this instance; the first call makes it. Collective.
 ---@param alone? boolean  make this instance the root, as a forward does: not the one around it
 ---@return ms.fsdp.Tree
 function State:_lazy_init(alone)

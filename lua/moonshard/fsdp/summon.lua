@@ -23,7 +23,7 @@ local KNOWN = {
   with_grads = 'flag',
 }
 
--- The instances below that no other instance contains.
+-- The outermost instances below a module.
 local function roots_of(module, out)
   local state = tree.state(module)
   if state then
@@ -94,11 +94,11 @@ end
 local function summoned(held, roots, opts, fn, ...)
   for _, root in ipairs(roots) do
     root:_lazy_init()
-    tree.params(root.face) -- what stands in the fields must be what is summoned
+    tree.params(root.face) -- the fields must have the parameters that are summoned
     local trees, units = units_of(root, opts.recurse ~= false)
     for _, its in ipairs(trees) do
       if not B.C.ms_fsdp_tree_summoned(its.handle) then
-        held[#held + 1] = its -- first: what is held is let go whatever comes now
+        held[#held + 1] = its -- first: released even after an error
       end
       runtime.summon(its.handle, units[its], opts.with_grads or false)
     end

@@ -1,6 +1,6 @@
 --- Applies wrap policies to a module tree, and the enable_wrap/wrap pair for constructors.
 ---
---- `wrapper(module, options)` shards a module and gives what stands in its place.
+--- `wrapper(module, options)` shards a module and returns its replacement.
 
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
@@ -94,7 +94,7 @@ local function numel_of(module, ignored_params)
   return total
 end
 
--- Gives what stands in the module's place and how many parameters were wrapped in it.
+-- Returns the module's replacement and the number of elements that were wrapped in it.
 local function recurse(module, policy, wrapper, ignored, only_children, done)
   if done[module] then
     return done[module], 0
@@ -123,7 +123,7 @@ end
 
 -- -- policy objects ------------------------------------------------------------------------------
 
--- Children first; a module that stands in several places is wrapped once.
+-- Children first; a module with several parents is wrapped once.
 local function apply(module, chosen, wrapper, done, visited)
   if visited[module] then
     return
