@@ -55,7 +55,7 @@ describe('the generator', function()
     end)
   end
 
-  it('refuses declarations of options that would say less than was meant', function()
+  it('refuses malformed declarations of options', function()
     for field, why in pairs {
       ['/** Text. @compare */ bool a;'] = 'ms_x_options.a: unknown tag @compare',
       ['/** Text. @values A = MS_A @default B */ int32_t a;'] = "@default is 'B', expected a name",
