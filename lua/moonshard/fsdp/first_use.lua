@@ -9,6 +9,7 @@ local B = require 'moonshard_ffi'
 local buffers = require 'moonshard.fsdp.buffers'
 local checks = require 'moonshard.fsdp.check'
 local errors = require 'moonshard.base.errors'
+local module_names = require 'moonshard.nn.names'
 local module_tree = require 'moonshard.nn.tree'
 local notes = require 'moonshard_ffi.notes'
 local options = require 'moonshard.fsdp.options'
@@ -105,7 +106,7 @@ end
 
 -- Options that the runtime does not know, but must be the same on all ranks.
 local function note_options(instances)
-  local paths = module_tree.paths(plan.faces(instances))
+  local paths = module_names.paths(plan.faces(instances))
   for i, instance in ipairs(instances) do
     notes.numbers(instance.process_group, ("FSDP '%s'"):format(paths[i]),
       options.compared(instance))
@@ -116,7 +117,7 @@ end
 local function outermost(instance)
   local module, out = instance.face, instance
   while module do
-    out = module_tree.state(module) or out
+    out = module_tree.manager(module) or out
     module = rawget(module, '_owner')
   end
   return out

@@ -1,7 +1,7 @@
 --- Options of FSDP(module, options): known names, defaults, and what is refused.
 
 local B = require 'moonshard_ffi'
-local BatchNorm = require 'moonshard.nn.batch_norm'
+local BatchNorm = require('moonshard.nn.batch_norm')._BatchNorm
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
 local declared = require 'moonshard.options'

@@ -7,6 +7,7 @@
 --- another method is called first.
 
 local B = require 'moonshard_ffi'
+local auto_wrap = require 'moonshard.fsdp.auto_wrap'
 local buffers = require 'moonshard.fsdp.buffers'
 local check = require 'moonshard.fsdp.check'
 local class = require 'moonshard.base.class'
@@ -20,6 +21,7 @@ local ignored = require 'moonshard.fsdp.ignored'
 local members = require 'moonshard.dist.members'
 local methods = require 'moonshard.fsdp.methods'
 local module_tree = require 'moonshard.nn.tree'
+local module_names = require 'moonshard.nn.names'
 local without_jit = require 'moonshard.base.without_jit'
 local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
@@ -27,10 +29,10 @@ local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
 local samples = require 'moonshard.base.samples'
 local scope = require 'moonshard.base.scope'
+local sealed = require 'moonshard.fsdp.sealed'
 local util = require 'moonshard.base.util'
 local values = require 'moonshard.fsdp.values'
 local watch = require 'moonshard.fsdp.watch'
-local wrap = require 'moonshard.fsdp.wrap'
 
 ---@class ms.fsdp.State: ms.fsdp.Methods, ms.fsdp.Values, ms.fsdp.Options
 ---@field face ms.nn.Module  the wrapper, or the module itself
@@ -71,7 +73,7 @@ local function own_params(module, ignored_set, tensors, holders)
     end
   end
   for _, child in ipairs(module:children()) do
-    if not module_tree.state(child) then
+    if not module_tree.manager(child) then
       own_params(child, ignored_set, tensors, holders)
     end
   end
@@ -81,7 +83,7 @@ end
 -- Let all ranks have rank 0's values. Nested instances have synchronised theirs.
 local function sync(module, opts, ignored_set, done)
   local tensors, holders = own_params(module, ignored_set, {}, {})
-  module_tree.assign_names(module_tree.outermost(module))
+  module_names.assign_names(module_tree.outermost(module))
   init_params(opts.param_init_fn, tensors, holders, done)
   for _, tensor in ipairs(tensors) do
     if not parameter.manager(tensor) then
@@ -117,7 +119,7 @@ end
 local function wrap_below(module, opts, inherited, inner, done)
   local ignored_set = inherited or ignored.of(module, opts)
   for _, below in ipairs(inherited and {} or module:modules()) do
-    local state = module_tree.state(below)
+    local state = module_tree.manager(below)
     if state and not state._planned then
       share_groups(state, opts)
     end
@@ -127,7 +129,7 @@ local function wrap_below(module, opts, inherited, inner, done)
   end
   if opts.auto_wrap_policy then
     local reason = 'chosen by ' .. policy_text(opts.auto_wrap_policy)
-    wrap.auto(module, opts, ignored_set, function(child, own)
+    auto_wrap.below(module, opts, ignored_set, function(child, own)
       return inner(child, util.merged(own, { _ignored = ignored_set, _reason = reason }))
     end)
   end
@@ -176,7 +178,7 @@ function State:init(face, module, opts, inherited, inner)
   self.rank = B.C.ms_comm_rank(self.shard_group)
   self.world_size = B.C.ms_comm_size(self.shard_group)
   self.replica = replicate and B.C.ms_comm_rank(replicate) or 0
-  rawset(face, '_fsdp', self)
+  rawset(face, '_manager', self)
 end
 
 --- The module whose forward runs.
@@ -201,13 +203,45 @@ function State:shard_alike(module, ignored_set)
     local normalised, inherited = State.options_of(opts)
     State(module, module, normalised, inherited)
   end
-  local state = module_tree.state(module)
+  local state = module_tree.manager(module)
   state._state_dict_settings = self._state_dict_settings
   state._comm_hook = self._comm_hook
   for _, entry in ipairs(self._forward_methods or {}) do
     state:register_forward_method(entry.name, entry.method)
   end
   return module
+end
+
+--- See ms.nn.Manager.
+function State.param_assigned(_, module, p, now)
+  return sealed.param_assigned(module, p, now)
+end
+
+---@param module ms.nn.Module
+---@return boolean
+function State:ignores(module)
+  return self._ignored.modules[module] ~= nil
+end
+
+-- The ignored modules and parameters of a state, in a copy: those that are copied so far.
+local function copy_ignored(copy, from)
+  local into = copy.ignored[from] or { modules = {}, params = {} }
+  copy.ignored[from] = into
+  for original, made in next, copy.modules do -- order does not matter
+    into.modules[made] = from.modules[original]
+  end
+  for key, made in next, copy.tensors do -- order does not matter
+    into.params[parameter.key(made)] = from.params[key]
+  end
+  return into
+end
+
+--- Shard the copy of its module.
+---@param copy ms.nn.Copy
+---@param module ms.nn.Module
+---@return ms.nn.Module outer
+function State:copy_onto(copy, module)
+  return self:shard_alike(module, copy_ignored(copy, self._ignored))
 end
 
 --- Let a call of a method of `face` run as a forward.
@@ -227,8 +261,8 @@ end
 --- Make the units of its tree with their initial values, if they were not made yet.
 function State:prepare()
   if not self._planned then
-    local sealed = plan.seal(module_tree.outermost(self.face))
-    if sealed and not self._planned then -- never put in the wrapped module's place: stands alone
+    local made = plan.seal(module_tree.outermost(self.face))
+    if made and not self._planned then -- never put in the wrapped module's place: stands alone
       rawset(self.face, '_owner', nil)
       plan.seal(self.face)
     end
@@ -303,9 +337,9 @@ function State:_seal(draft)
     self._unit = unit
   end
   for _, module in ipairs(draft.modules) do
-    rawset(module, '_planned', true)
+    rawset(module, '_sealed', sealed)
   end
-  rawset(self.face, '_planned', true)
+  rawset(self.face, '_sealed', sealed)
   self._watched = draft.watched
   self._planned = true
 end

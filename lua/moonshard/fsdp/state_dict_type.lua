@@ -70,7 +70,7 @@ local function instances_below(module)
     arguments.refuse('state_dict_type', 'module', module, 'a module')
   end
   for _, below in ipairs(module:modules()) do
-    out[#out + 1] = tree.state(below)
+    out[#out + 1] = tree.manager(below)
   end
   return out
 end

@@ -25,7 +25,7 @@ local KNOWN = {
 
 -- The outermost instances below a module.
 local function roots_of(module, out)
-  local state = tree.state(module)
+  local state = tree.manager(module)
   if state then
     out[#out + 1] = state
     return out
@@ -121,7 +121,7 @@ local function summon_full_params(module, opts, fn, ...)
   end
   opts = errors.options('summon_full_params', opts, KNOWN)
   arguments.fn('summon_full_params', 'fn', fn)
-  local roots = opts.recurse == false and { tree.state(module) } or roots_of(module, {})
+  local roots = opts.recurse == false and { tree.manager(module) } or roots_of(module, {})
   local held = { writeback = check(opts, roots) }
   return finally.run(close, held, summoned, held, roots, opts, fn, ...)
 end

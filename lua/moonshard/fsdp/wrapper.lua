@@ -36,7 +36,7 @@ end
 
 for name, fn in next, methods do
   FSDP[name] = function(self, ...)
-    return fn(self._fsdp, ...)
+    return fn(self._manager, ...)
   end
 end
 
@@ -47,7 +47,7 @@ function FSDP.__index(self, name)
   if value ~= nil then
     return value
   elseif OF_STATE[name] then
-    local state = rawget(self, '_fsdp')
+    local state = rawget(self, '_manager')
     return state and state[name]
   elseif type(name) == 'string' and name:byte() == 95 then -- '_'
     return nil
@@ -95,7 +95,7 @@ local function call(module, ...)
 end
 
 function FSDP:forward(...)
-  local state = type(self) == 'table' and rawget(self, '_fsdp')
+  local state = type(self) == 'table' and rawget(self, '_manager')
   if not state then
     errors.raise('TypeError', "FSDP:forward: 'self' is %s, expected what FSDP() returned; write "
       .. "model(x) or model:forward(x), and for the wrapped module's own forward "
@@ -107,7 +107,7 @@ end
 ---@param opts? { rank0_only?: boolean }
 ---@return ms.StateDict
 function FSDP:state_dict(opts)
-  self._fsdp:_lazy_init()
+  self._manager:_lazy_init()
   return Module.state_dict(self, opts)
 end
 
@@ -131,7 +131,7 @@ end
 ---@param fn fun(module: ms.nn.Module)
 ---@return self
 function FSDP:apply(fn)
-  local tree = self._fsdp:_lazy_init()
+  local tree = self._manager:_lazy_init()
   if tree.applies then -- by the instance around this one
     return Module.apply(self, fn)
   elseif B.C.ms_fsdp_tree_summoned(tree.handle) then

@@ -209,4 +209,27 @@ function BatchNorm:extra_repr()
     tostring(self.affine), tostring(self.bias ~= nil), tostring(self.track_running_stats))
 end
 
-return BatchNorm
+local classes = { _BatchNorm = BatchNorm }
+
+--- Batch normalisation of (N, C) or (N, C, L).
+---@class ms.nn.BatchNorm1d: ms.nn._BatchNorm
+---@overload fun(num_features: integer, opts?: ms.nn.BatchNorm.Options): ms.nn.BatchNorm1d
+local BatchNorm1d = BatchNorm.extend('nn.BatchNorm1d')
+BatchNorm1d._least_dims, BatchNorm1d._most_dims, BatchNorm1d._expected_dims = 2, 3, '2 or 3'
+classes.BatchNorm1d = BatchNorm1d
+
+--- Batch normalisation of (N, C, H, W).
+---@class ms.nn.BatchNorm2d: ms.nn._BatchNorm
+---@overload fun(num_features: integer, opts?: ms.nn.BatchNorm.Options): ms.nn.BatchNorm2d
+local BatchNorm2d = BatchNorm.extend('nn.BatchNorm2d')
+BatchNorm2d._least_dims, BatchNorm2d._most_dims, BatchNorm2d._expected_dims = 4, 4, '4'
+classes.BatchNorm2d = BatchNorm2d
+
+--- Batch normalisation of (N, C, D, H, W).
+---@class ms.nn.BatchNorm3d: ms.nn._BatchNorm
+---@overload fun(num_features: integer, opts?: ms.nn.BatchNorm.Options): ms.nn.BatchNorm3d
+local BatchNorm3d = BatchNorm.extend('nn.BatchNorm3d')
+BatchNorm3d._least_dims, BatchNorm3d._most_dims, BatchNorm3d._expected_dims = 5, 5, '5'
+classes.BatchNorm3d = BatchNorm3d
+
+return classes

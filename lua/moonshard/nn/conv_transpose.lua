@@ -5,7 +5,7 @@
 ---         positions
 --- Init:   as nn.Conv2d; fan_in is out / groups times the filter's elements, as PyTorch.
 
-local Conv = require 'moonshard.nn.conv'
+local Conv = require('moonshard.nn.conv')._ConvNd
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'

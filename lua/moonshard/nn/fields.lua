@@ -69,7 +69,7 @@ end
 
 local function assign_parameter(self, field, tensor)
   if declared(self._params, 'name', field) then
-    tree.check_unplanned(self, 'parameter', field)
+    tree.check_unsealed(self, 'parameter', field)
     rawset(self, field, tensor)
   else
     self:tie(field, tensor)

@@ -35,8 +35,8 @@ end
 -- The innermost FSDP instance around each module that does not ignore it, of those from `module`
 -- down.
 local function managers_of(module, around, out)
-  around = tree.state(module) or around
-  out[module] = around and not around._ignored.modules[module] and around or nil
+  around = tree.manager(module) or around
+  out[module] = around and not around:ignores(module) and around or nil
   for _, child in ipairs(tree.children(module)) do
     managers_of(child.module, around, out)
   end

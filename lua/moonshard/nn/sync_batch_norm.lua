@@ -1,7 +1,7 @@
 --- Batch normalisation of (N, C, ...) by the mean and variance over the batches of all ranks of a
 --- group, while it trains. Ranks may have batches of different sizes. The backward is collective.
 
-local BatchNorm = require 'moonshard.nn.batch_norm'
+local BatchNorm = require('moonshard.nn.batch_norm')._BatchNorm
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local create = require 'moonshard.base.create'
