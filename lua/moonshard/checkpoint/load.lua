@@ -160,7 +160,7 @@ local function load_states(comm, load)
     local taken, why = pcall(give)
     ok, err = ok and taken, err or why
   end
-  local _, size = sharding.place(comm)
+  local size = B.C.ms_comm_size(comm)
   if #load.states > 0 and size > 1 then
     local failed = sharding.exchange(comm, 'checkpoint.load', { ok and 0 or 1 })[1]
     for rank, flag in ipairs(failed) do

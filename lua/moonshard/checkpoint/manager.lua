@@ -1,11 +1,11 @@
 --- One folder of checkpoints.
 
+local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
 local errors = require 'moonshard.base.errors'
 local parts = require 'moonshard.checkpoint.parts'
 local runtime = require 'moonshard_ffi.checkpoint'
-local sharding = require 'moonshard_ffi.fsdp'
 local util = require 'moonshard.base.util'
 local validate = require 'moonshard.checkpoint.validate'
 local loading = require 'moonshard.checkpoint.load'
@@ -56,7 +56,7 @@ function Manager:save(opts)
   local path = save(self.root, runtime.step_name(opts.step), opts)
   local comm = validate.group('checkpoint.save', parts.of('checkpoint.save', opts),
     opts.process_group)
-  if sharding.place(comm) == 0 then
+  if B.C.ms_comm_rank(comm) == 0 then
     local ok, err = pcall(runtime.rotate, self.root, opts.step, self.keep or 0)
     if not ok then -- the checkpoint is safe: an old one too many ends no training
       errors.warn('UserWarning', 'old checkpoints are not removed: ' .. tostring(err), comm)

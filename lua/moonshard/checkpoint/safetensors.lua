@@ -48,7 +48,7 @@ function safetensors.export(path, model, opts)
   local own = apart(comm, path, model)
   local sd = model:state_dict { rank0_only = true }
   local names, tensors, seen = {}, {}, {}
-  if own or sharding.place(comm) == 0 then
+  if own or B.C.ms_comm_rank(comm) == 0 then
     for _, name in ipairs(sd) do
       local key = parameter.key(sd[name])
       if not seen[key] then -- a tied parameter goes in once: the format refuses shared memory

@@ -1,5 +1,6 @@
 --- Saving: every rank writes the elements that it holds.
 
+local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local fits = require 'moonshard.checkpoint.fits'
 local json = require 'moonshard.base.json'
@@ -9,7 +10,6 @@ local parameter = require 'moonshard_ffi.parameter'
 local random = require 'moonshard.base.random'
 local dropout_counters = require 'moonshard.nn.dropout_counters'
 local runtime = require 'moonshard_ffi.checkpoint'
-local sharding = require 'moonshard_ffi.fsdp'
 local state = require 'moonshard.checkpoint.state'
 local state_dict = require 'moonshard.nn.state_dict'
 local tree = require 'moonshard.nn.tree'
@@ -52,7 +52,7 @@ end
 
 local function add_model(writer, part_of, comm)
   local model, prefix = part_of.value, part_of.prefix
-  local rank, params = sharding.place(comm), tree.prepared_params(model:materialize())
+  local rank, params = B.C.ms_comm_rank(comm), tree.prepared_params(model:materialize())
   for _, p in ipairs(params) do
     local part, extent = parameter.part(p.tensor)
     local mine = writes(p.tensor, rank)
@@ -66,7 +66,7 @@ local function add_model(writer, part_of, comm)
 end
 
 local function add_optimizer(writer, part_of, comm, list)
-  local rank, optimizer = sharding.place(comm), part_of.value
+  local rank, optimizer = B.C.ms_comm_rank(comm), part_of.value
   runtime.same(writer, 'the ' .. part_of.label, optimizer.kind)
   local names, order = fits.names(optimizer, list)
   fits.models(optimizer, parts.values(list, 'model'))
@@ -96,7 +96,7 @@ local function add_loader(writer, part)
 end
 
 local function add_state(writer, part, comm)
-  local rank = sharding.place(comm)
+  local rank = B.C.ms_comm_rank(comm)
   local encoded = state.encode(state.of(part), function(value, path)
     local elements, extent, sharded, first = state.elements(value)
     local mine = sharded and first or not sharded and rank == 0

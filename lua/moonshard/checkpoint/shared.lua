@@ -1,7 +1,7 @@
 --- What saving and loading share.
 
+local B = require 'moonshard_ffi'
 local parameter = require 'moonshard_ffi.parameter'
-local sharding = require 'moonshard_ffi.fsdp'
 
 local shared = {}
 
@@ -22,7 +22,7 @@ function shared.guarded(comm, handle, fail, discard, fn)
   if ok then
     return err
   end
-  local _, size = sharding.place(comm)
+  local size = B.C.ms_comm_size(comm)
   if size == 1 then
     discard(handle)
     error(err, 0)

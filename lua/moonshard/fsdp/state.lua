@@ -1,11 +1,12 @@
---- The state of a module that FSDP shards: its options, its unit, its place in the tree.
+--- The state of a module that FSDP shards: its options, its unit, its tree.
 ---
---- A wrapped module has the state of its wrapper, one that is sharded in place its own; `face` is
---- the one that stands in the model. A state groups the parameters below it that no nested state
---- takes into one unit, which is gathered around its forward and backward. The root owns the tree
---- of all units below: it is the one whose forward is called first, or the outermost one, where
---- anything else comes first.
+--- A wrapped module has the state of its wrapper, a module sharded in place its own; `face` is the
+--- module that is part of the model. A state groups the parameters below it, except those of nested
+--- states, into one unit, which is gathered around its forward and backward. The root owns the tree
+--- of all units below. It is the state whose forward is called first, or the outermost one if
+--- another method is called first.
 
+local B = require 'moonshard_ffi'
 local auto_wrap = require 'moonshard.fsdp.auto_wrap'
 local buffers = require 'moonshard.fsdp.buffers'
 local check = require 'moonshard.fsdp.check'
@@ -33,16 +34,10 @@ local util = require 'moonshard.base.util'
 local values = require 'moonshard.fsdp.values'
 local watch = require 'moonshard.fsdp.watch'
 
----@class ms.fsdp.State: ms.fsdp.Methods, ms.fsdp.Values
+---@class ms.fsdp.State: ms.fsdp.Methods, ms.fsdp.Values, ms.fsdp.Options
 ---@field face ms.nn.Module  the wrapper, or the module itself
 ---@field in_place boolean
 ---@field reason string  why the module is sharded by itself
----@field sharding_strategy string
----@field backward_prefetch string
----@field forward_prefetch boolean
----@field cpu_offload { offload_params: boolean }
----@field mixed_precision ms.fsdp.MixedPrecision
----@field use_orig_params boolean
 ---@field process_group ms.dist.Group  over which gradients are summed
 ---@field shard_group ms.dist.Group  among whose ranks parameters are divided: the same, or with
 ---  hybrid sharding a part of it
@@ -57,16 +52,9 @@ for _, functions in ipairs { methods, values } do
   end
 end
 
---- Options that scripts read as fields of a wrapped module.
-State.OPTIONS = {
-  'sharding_strategy', 'backward_prefetch', 'forward_prefetch', 'mixed_precision',
-  'use_orig_params', 'limit_all_gathers', 'process_group', 'device_mesh', 'cpu_offload',
-  'device_id',
-}
-
--- Let param_init_fn set the initial values of parameters that have none, while their handles show
--- them whole. It gets each module that holds one, a tied one in its first place. After an error the
--- next use begins with the module that failed.
+-- Let param_init_fn set the initial values of parameters without values, while their handles show
+-- full shapes. It is called with each module that declares one, for tied ones with the first. After
+-- an error the next use begins with the module that failed.
 local function init_params(fn, tensors, holders, done)
   for i, tensor in ipairs(fn and tensors or {}) do
     local module = holders[i]
@@ -126,8 +114,8 @@ local function share_groups(state, opts)
   end
 end
 
--- Options that came from the root through a policy are complete but for what the policy overrode.
--- Gives what is ignored.
+-- Options that came from the root through a policy are complete except for the policy's overrides.
+-- Returns what is ignored.
 local function wrap_below(module, opts, inherited, inner, done)
   local ignored_set = inherited or ignored.of(module, opts)
   for _, below in ipairs(inherited and {} or module:modules()) do
@@ -178,7 +166,7 @@ function State:init(face, module, opts, inherited, inner)
   self._ignored = without_jit.run(wrap_below, module, opts, inherited, inner,
     self._initialised)
   self.face, self.in_place = face, face == module
-  for _, name in ipairs(self.OPTIONS) do
+  for _, name in ipairs(options.FIELDS) do
     self[name] = opts[name]
   end
   self.reason, self.param_init_fn = opts.reason, opts.param_init_fn
@@ -187,8 +175,9 @@ function State:init(face, module, opts, inherited, inner)
   self.hybrid_groups = opts.hybrid_groups
   local shard, replicate = unpack(opts.hybrid_groups or {})
   self.shard_group = shard or opts.process_group
-  self.rank, self.world_size = runtime.place(self.shard_group)
-  self.replica = replicate and runtime.place(replicate) or 0
+  self.rank = B.C.ms_comm_rank(self.shard_group)
+  self.world_size = B.C.ms_comm_size(self.shard_group)
+  self.replica = replicate and B.C.ms_comm_rank(replicate) or 0
   rawset(face, '_manager', self)
 end
 
@@ -205,7 +194,7 @@ end
 function State:shard_alike(module, ignored_set)
   local opts = { _ignored = ignored_set, _reason = self.reason,
     hybrid_groups = self.hybrid_groups }
-  for _, name in ipairs(self.OPTIONS) do
+  for _, name in ipairs(options.FIELDS) do
     opts[name] = self[name]
   end
   if not self.in_place then
@@ -269,7 +258,7 @@ end
 
 -- -- units ---------------------------------------------------------------------------------------
 
---- Make the units of the tree it is in, unless there are, with their first values.
+--- Make the units of its tree with their initial values, if they were not made yet.
 function State:prepare()
   if not self._planned then
     local made = plan.seal(module_tree.outermost(self.face))
@@ -287,7 +276,7 @@ function State:_unit_name()
   return path == '' and self:wrapped()._name or path
 end
 
--- A gradient of a whole parameter has no place in a unit, which holds what ranks have reduced.
+-- A unit has reduced gradients only, so gradients of whole parameters are dropped.
 local function warn_of_gradients(tensors, names, group)
   local lost = {}
   for i, tensor in ipairs(tensors) do
@@ -301,20 +290,7 @@ local function warn_of_gradients(tensors, names, group)
   end
 end
 
-local function unit_options(self)
-  return {
-    strategy = self.sharding_strategy,
-    param_dtype = self.mixed_precision.param_dtype,
-    reduce_dtype = self.mixed_precision.reduce_dtype,
-    use_orig_params = self.use_orig_params,
-    full_precision_in_eval = self.full_precision_in_eval,
-    shard_group = self.sharding_strategy ~= 'NO_SHARD' and self.shard_group or nil,
-    keep_low_precision_grads = self.mixed_precision.keep_low_precision_grads,
-    offload_params = self.cpu_offload.offload_params,
-  }
-end
-
---- Called by the plan: make the unit, if there is to be one. Changes nothing else but the draft.
+--- Called by the plan: make the unit, if the module has parameters. Changes the draft only.
 ---@param draft ms.fsdp.Draft
 function State:_make_unit(draft)
   draft.watched = watch.of(draft.modules)
@@ -328,24 +304,22 @@ function State:_make_unit(draft)
     draft.shapes[i] = parameter.shape(tensor)
     draft.index_of[parameter.key(tensor)] = i
   end
-  runtime.unit(draft.holder, self.process_group, draft.name, unit_options(self), draft.tensors,
-    draft.names)
+  runtime.unit(draft.holder, self.process_group, draft.name, self, draft.tensors, draft.names)
 end
 
---- Called by the plan: what it must know of the unit, made or not; nil where there is to be none.
+--- Called by the plan: the numbers of the unit, made or not; nil without parameters.
 ---@param draft ms.fsdp.Draft
 function State:_group(draft)
   local unit = self._unit
   if unit then
     return runtime.group_of(unit)
   elseif #draft.tensors > 0 then
-    return runtime.group(self.process_group, draft.name, unit_options(self), draft.tensors,
-      draft.names)
+    return runtime.group(self.process_group, draft.name, self, draft.tensors, draft.names)
   end
 end
 
---- Called by the plan after that, whatever ended it: what was made is this instance's, and modules
---- that it holds parameters of take no other modules and no new parameters.
+--- Called by the plan after that, even after an error: the instance owns the unit, and modules with
+--- parameters in it accept no other modules and no new parameters.
 ---@param draft ms.fsdp.Draft
 function State:_seal(draft)
   local unit = draft.holder and runtime.held(draft.holder)
@@ -377,12 +351,12 @@ end
 function State:_flat_parameter(always)
   local unit, tree = self._unit, self._tree
   if not unit or self.use_orig_params and not always
-    or tree and tree.ready and runtime.summoned(tree.handle) then
+    or tree and tree.ready and B.C.ms_fsdp_tree_summoned(tree.handle) then
     return nil
   end
   local flat = self._flat
   if not flat then
-    flat = scope.keep(runtime.flat(unit))
+    flat = scope.keep(B.calls.fsdp_unit_flat(unit))
     self._flat = flat
     parameter.stands_for(flat, self)
   end
@@ -411,7 +385,7 @@ function State:_close()
   self._flat = nil
 end
 
---- The tree that this instance is part of, made unless there is one. Collective.
+--- The tree of this instance; the first call makes it. Collective.
 ---@param alone? boolean  make this instance the root, as a forward does: not the one around it
 ---@return ms.fsdp.Tree
 function State:_lazy_init(alone)
@@ -442,7 +416,7 @@ local function unit_forward(self, call, ...)
     local training = self.face.training
     dtype = training and dtype or nil
     if unit then
-      runtime.set_full_precision(unit, not training)
+      B.calls.fsdp_unit_set_full_precision(unit, not training)
     end
   end
   local casts = dtype and casts_inputs(self, unit)
@@ -453,7 +427,7 @@ local function unit_forward(self, call, ...)
     end
     return call(self:wrapped(), ...)
   end
-  runtime.unit_pre_forward(unit)
+  B.calls.fsdp_unit_pre_forward(unit)
   if casts then
     return after_forward(unit,
       call(self:wrapped(), forward_values.cast(dtype, select('#', ...), ...)))
@@ -485,13 +459,13 @@ local function end_forward(tree, ok, err)
     explain_dtypes(tree, err)
     runtime.reset(tree.handle, err)
   end
-  runtime.hide_shards(tree.handle, false)
+  B.C.ms_fsdp_tree_hide_shards(tree.handle, false)
   tree.running = false
 end
 
 local function close_root(self, tree, ...)
   if self._is_root then
-    runtime.tree_post_forward(tree.handle)
+    B.calls.fsdp_tree_post_forward(tree.handle)
   end
   return ...
 end
@@ -521,8 +495,8 @@ local function outermost_forward(self, tree, call, ...)
     buffers.cast(instance)
   end
   graph.before_backward(tree, check_fields)
-  runtime.tree_pre_forward(tree.handle)
-  runtime.hide_shards(tree.handle, true)
+  B.calls.fsdp_tree_pre_forward(tree.handle)
+  B.C.ms_fsdp_tree_hide_shards(tree.handle, true)
   return close_root(self, tree, unit_forward(self, call, ...))
 end
 

@@ -9,13 +9,19 @@
 
 /* -- the plan ---------------------------------------------------------------------------------- */
 
+/* A tree's plan, equal on all ranks. */
+typedef struct tree_entry {
+    int32_t n_units;
+    msi_option_record options;
+} tree_entry;
+
 /* One unit's plan, equal on all ranks. */
 typedef struct plan_entry {
     msi_label name;
     int64_t numel, shard_numel;
     uint64_t params; /* hash of names, shapes, flags, order */
-    int32_t strategy, orig_dtype, param_dtype, reduce_dtype, grad_dtype, n_params;
-    int32_t use_orig_params;
+    int32_t n_params, orig_dtype;
+    msi_option_record options;
 } plan_entry;
 
 /* One parameter's plan; gathered only to report which one differs. */
@@ -40,17 +46,17 @@ static param_entry param_entry_of(const msi_unit_param *p)
 
 static void describe(const ms_fsdp_unit *u, plan_entry *e)
 {
+    ms_fsdp_unit_options effective = u->options;
+
     memset(e, 0, sizeof(*e));
+    effective.param_dtype = u->param_dtype;
+    effective.reduce_dtype = u->reduce_dtype;
+    e->options = msi_options_record(&effective, &msi_fsdp_unit_options);
     e->name = u->label;
     e->numel = u->numel;
     e->shard_numel = u->shard_numel;
-    e->strategy = u->options.strategy;
-    e->orig_dtype = u->orig_dtype;
-    e->param_dtype = u->param_dtype;
-    e->reduce_dtype = u->reduce_dtype;
-    e->grad_dtype = u->grad_dtype;
     e->n_params = u->n_params;
-    e->use_orig_params = u->options.use_orig_params;
+    e->orig_dtype = u->orig_dtype;
     for (int32_t p = 0; p < u->n_params; p++) {
         const param_entry param = param_entry_of(&u->params[p]);
 
@@ -59,21 +65,16 @@ static void describe(const ms_fsdp_unit *u, plan_entry *e)
     }
 }
 
-/* "'h.0' (1,234 elements in 12 parameters, FULL_SHARD, dtypes f32/bf16/f32)" */
+/* "'h.0' (1,234 elements of f32 in 12 parameters, 617 in each shard)" */
 static void entry_text(const plan_entry *e, char *text, size_t nbytes)
 {
-    static const char *const strategies[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"};
-
     if (e->n_params == 0) {
         snprintf(text, nbytes, "missing");
         return;
     }
-    snprintf(text, nbytes, "'%s' (%lld elements in %d parameters, %s%s%s, dtypes %s/%s/%s)",
-             e->name.text, (long long)e->numel, e->n_params,
-             e->use_orig_params != 0 ? "use_orig_params, " : "",
-             e->grad_dtype != e->orig_dtype ? "keep_low_precision_grads, " : "",
-             strategies[e->strategy], ms_dtype_name(e->orig_dtype), ms_dtype_name(e->param_dtype),
-             ms_dtype_name(e->reduce_dtype));
+    snprintf(text, nbytes, "'%s' (%lld elements of %s in %d parameters, %lld in each shard)",
+             e->name.text, (long long)e->numel, ms_dtype_name(e->orig_dtype), (int)e->n_params,
+             (long long)e->shard_numel);
 }
 
 /* "'h.0.weight' (4, 4), frozen" */
@@ -130,6 +131,29 @@ done:
     return status;
 }
 
+/* Error if rank q's options differ from rank 0's. `of`: " of unit 'h.0'", or "". */
+static ms_status compare_options(const ms_fsdp_tree *tree, const msi_option_table *table,
+                                 const char *of, const msi_option_record *first,
+                                 const msi_option_record *theirs, int32_t q)
+{
+    char text[MSI_OPTION_TEXT], other[MSI_OPTION_TEXT];
+
+    for (int32_t i = 0; i < table->n_options; i++) {
+        const msi_option *o = &table->options[i];
+
+        if (first->numbers[i] != theirs->numbers[i]) {
+            return MS_FAIL(MS_COMM_ERROR,
+                           "the ranks wrapped different models: %s%s is %s on rank %d and %s on "
+                           "rank %d",
+                           o->name, of, msi_option_text(o, first->numbers[i], text),
+                           (int)msi_comm_rank_in_job(tree->comm, 0),
+                           msi_option_text(o, theirs->numbers[i], other),
+                           (int)msi_comm_rank_in_job(tree->comm, q));
+        }
+    }
+    return MS_OK;
+}
+
 /* Compare plans `all` (world, most) with rank 0's. */
 static ms_status compare_plans(ms_fsdp_tree *tree, const plan_entry *all, int32_t most)
 {
@@ -141,6 +165,12 @@ static ms_status compare_plans(ms_fsdp_tree *tree, const plan_entry *all, int32_
 
             if (memcmp(&all[i], theirs, sizeof(*theirs)) == 0) {
                 continue;
+            }
+            if (memcmp(&all[i].name, &theirs->name, sizeof(theirs->name)) == 0 &&
+                all[i].orig_dtype == theirs->orig_dtype) {
+                snprintf(first, sizeof(first), " of unit '%s'", all[i].name.text);
+                MS_TRY(compare_options(tree, &msi_fsdp_unit_options, first, &all[i].options,
+                                       &theirs->options, q));
             }
             entry_text(&all[i], first, sizeof(first));
             entry_text(theirs, other, sizeof(other));
@@ -157,19 +187,23 @@ static ms_status compare_plans(ms_fsdp_tree *tree, const plan_entry *all, int32_
     return MS_OK;
 }
 
-/* Maximum number of units, to `*most` (first 0). */
-static ms_status largest_tree(ms_fsdp_tree *tree, int32_t *most)
+/* Compare options of trees, and find the maximum number of units, to `*most` (first 0). */
+static ms_status compare_trees(ms_fsdp_tree *tree, int32_t *most)
 {
-    int32_t *counts;
+    const tree_entry mine = {tree->n_units,
+                             msi_options_record(&tree->options, &msi_fsdp_tree_options)};
+    tree_entry *all;
 
-    MS_TRY(msi_new_array(&counts, tree->world, "ranks' plans to compare"));
-    ms_status status = msi_tree_gather(tree, "the first use of FSDP (number of units)",
-                                       &tree->n_units, sizeof(*counts), counts);
+    MS_TRY(msi_new_array(&all, tree->world, "ranks' plans to compare"));
+    ms_status status =
+        msi_tree_gather(tree, "the first use of FSDP (number of units)", &mine, sizeof(mine), all);
 
     for (int32_t q = 0; status == MS_OK && q < tree->world; q++) {
-        *most = counts[q] > *most ? counts[q] : *most;
+        *most = all[q].n_units > *most ? all[q].n_units : *most;
+        status =
+            compare_options(tree, &msi_fsdp_tree_options, "", &all[0].options, &all[q].options, q);
     }
-    free(counts);
+    free(all);
     return status;
 }
 
@@ -197,7 +231,7 @@ ms_status msi_plans_agree(ms_fsdp_tree *tree)
     if (!msi_tree_has_peers(tree)) {
         return MS_OK;
     }
-    MS_TRY(largest_tree(tree, &most));
+    MS_TRY(compare_trees(tree, &most));
     MS_TRY_GOTO(msi_new_array(&mine, most, "units to compare"), done);
     MS_TRY_GOTO(msi_new_array(&all, (int64_t)most * tree->world, "units to compare"), done);
     status = compare_with_peers(tree, most, mine, all);
