@@ -6,7 +6,7 @@
 ---
 --- "All ranks" are those of the group over which the model or optimizer is sharded
 --- (`process_group`), counted from 0. Each group saves under a path of its own, and steps under a
---- root of its own: a path or root where another group of the job saves is a ValueError.
+--- root of its own: of two groups that save one path, the last one replaces the other's.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -461,8 +461,7 @@ end
 
 -- -- one folder of checkpoints -------------------------------------------------------------------
 
---- Checkpoints of one run, named by their step. Of the groups of a job each has a root of its own:
---- where another one has saved a step, save() and resume() are a ValueError.
+--- Checkpoints of one run, named by their step. Each group of a job needs a root of its own.
 ---@class ms.checkpoint.Manager
 ---@field root string
 ---@field keep integer|false  false: nothing is removed

@@ -3,7 +3,6 @@
 #ifndef MSI_PATHS_H
 #define MSI_PATHS_H
 
-#include "comm.h"
 #include "io.h"
 
 #define MSI_MANIFEST_NAME "manifest.json"
@@ -57,10 +56,9 @@ typedef enum msi_lock {
 /* Try to lock the folder at `path` (not a link) until `*fd` is closed. `*fd` is -1 if it is locked
  * by another or missing. */
 ms_status msi_folder_lock(int *fd, msi_lock *lock, const char *path);
-/* Create a folder (or file) with a temporary name for `place` and lock it. `nonce` has
- * MSI_NONCE_ROOM bytes and begins with `mark`. A failure leaves nothing. */
-ms_status msi_temporary_new(int *fd, msi_path path, char *nonce, const char *mark,
-                            const char *place, bool folder);
+/* Create a folder (or file) with a temporary name for `target` and lock it. `nonce` has
+ * MSI_NONCE_ROOM bytes. A failure leaves nothing. */
+ms_status msi_temporary_new(int *fd, msi_path path, char *nonce, const char *target, bool folder);
 /* Remove the files of a checkpoint from the folder at `path`, then the folder. Does not follow
  * links. Foreign files remain, with the folder: then `*others` is true. */
 ms_status msi_folder_remove(const char *path, bool *others);
@@ -79,20 +77,5 @@ typedef struct msi_pointer {
 } msi_pointer;
 
 ms_status msi_pointer_read(msi_pointer *p, const char *root);
-
-/* -- owners ------------------------------------------------------------------------------------ */
-
-/* Groups of one job must not replace each other's checkpoints. A writer's nonce begins with its
- * group's mark: digits of the job, the smallest rank, and a hash of all members. It is in the
- * temporary folder's name and in the manifest. */
-typedef struct msi_owner {
-    char mark[13];
-} msi_owner;
-
-msi_owner msi_owner_of(const ms_comm *comm);
-/* MS_VALUE_ERROR if another group of the job writes or has saved checkpoint `name` under `root`
- * (for a step's name, or NULL: any step). Of two writers that ask, with their folders locked, at
- * least one fails. Unreadable entries are ignored. */
-ms_status msi_owner_check(const char *root, const char *name, const msi_owner *asks);
 
 #endif
