@@ -331,10 +331,11 @@ static void test_comm_wait__gives_up_after_the_limit(void **state)
 
     (void)state;
     setenv("MS_COMM_TIMEOUT", "1", 1);
-    assert_fails(MS_COMM_ERROR,
-                 "no progress for 1 s (MS_COMM_TIMEOUT); last calls: rank 1: nothing (sequence 0), "
-                 "rank 0: barrier() (sequence 1)",
-                 ms_dist_threads(2, wait_past_the_limit, r));
+    assert_fails(
+        MS_COMM_ERROR,
+        "no progress for 1 s (MS_COMM_TIMEOUT); last calls: rank 0: barrier() (sequence 1), "
+        "rank 1: nothing (sequence 0)",
+        ms_dist_threads(2, wait_past_the_limit, r));
     unsetenv("MS_COMM_TIMEOUT");
     assert_int_equal(r[0].status, MS_COMM_ERROR);
     assert_int_equal(r[1].status, MS_COMM_ERROR);
