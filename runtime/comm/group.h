@@ -15,7 +15,6 @@ enum {
     MSI_MAIL = 256 * 1024,  /* bytes of a member's messages on their way, for all others together */
     MSI_CALL_TEXT = 384,    /* text of a fingerprint */
     MSI_OPERATION_TEXT = 256,
-    MSI_RANKS_TEXT = 128,
     MSI_SEQUENCE_TEXT = 48 + MSI_RANKS_TEXT,
     MSI_MODEL_TEXT = 24,
     MSI_NOTED_TEXT = 512,  /* text of differing notes */

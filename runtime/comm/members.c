@@ -63,26 +63,14 @@ void msi_members_of_job(ms_comm *out, msi_job *job, int32_t rank, int32_t *in_jo
 
 const char *msi_ranks_text(const ms_comm *c, const bool *marked, char *buffer, size_t nbytes)
 {
-    char list[96] = "";
-    int32_t n = 0, more = 0;
-    size_t at = 0;
+    int32_t ranks[c->n_members], n = 0;
 
     for (int32_t q = 0; q < c->n_members; q++) {
-        if (marked != NULL && !marked[q]) {
-            continue;
+        if (marked == NULL || marked[q]) {
+            ranks[n++] = c->in_job[q];
         }
-        if (at + sizeof(", 127") + sizeof(" and 127 more") > sizeof(list)) {
-            more++;
-            continue;
-        }
-        at += (size_t)snprintf(list + at, sizeof(list) - at, "%s%d", n++ > 0 ? ", " : "",
-                               (int)c->in_job[q]);
     }
-    if (more > 0) {
-        snprintf(list + at, sizeof(list) - at, " and %d more", (int)more);
-    }
-    snprintf(buffer, nbytes, "%s %s", n == 1 ? "rank" : "ranks", list);
-    return buffer;
+    return msi_ranks_list(ranks, n, buffer, nbytes);
 }
 
 const char *msi_sequence_text(const ms_comm *c, uint64_t seq, char *buffer, size_t nbytes)

@@ -19,6 +19,7 @@ enum {
     MSI_TEXT = 4096,            /* a line and a traceback */
     MSI_LONGEST_S = 1000000000, /* largest limit in seconds; practically none */
     MSI_LOOK_MS = 100,          /* interval at which a sleeper checks for deadlock */
+    MSI_RANKS_TEXT = 128,       /* of msi_ranks_list() */
     MSI_AGAIN_MS = 100          /* minimum distance of a second request (`timeout` sends two) */
 };
 
@@ -203,6 +204,8 @@ ms_status msi_fail_call(const char *call, int error, const char *format, ...) MS
 /* -- process.c --------------------------------------------------------------------------------- */
 /* State ('R', 'S', 'T', ...) and parent of a process. False: it does not exist. */
 bool msi_process_look(pid_t pid, char *state, pid_t *parent);
+/* "rank 1", "ranks 1, 3 and 5 more" */
+const char *msi_ranks_list(const int32_t *ranks, int32_t n, char *buffer, size_t nbytes);
 
 /* -- signals.c: `stop` of a block -------------------------------------------------------------- */
 /* Stop signals of this rank or its launcher, one bit each; counts the call. */

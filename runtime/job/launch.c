@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -224,7 +223,6 @@ enum { NUMBERS = 3, VARIABLES, MAIL = NUMBERS, TEXT = 48, PER_MAILBOX = 12 };
 
 /* A rank's memory for exec, allocated before fork. */
 typedef struct recipe {
-    char *path; /* of the program */
     char **environment;
     /* Our variables, by rank: numbers, and the mailbox list. */
     char (*number)[NUMBERS][TEXT];
@@ -267,63 +265,9 @@ static void describe_job(const recipe *x, const msi_job *job, int32_t rank)
     }
 }
 
-static bool is_program(const char *path)
-{
-    struct stat st;
-
-    return stat(path, &st) == 0 && S_ISREG(st.st_mode) && access(path, X_OK) == 0;
-}
-
-/* The program's path, as execvp() finds it; "" if it is not in PATH. */
-static char *find_program(const char *name)
-{
-    const char *folders = getenv("PATH");
-
-    if (strchr(name, '/') != NULL) {
-        return strdup(name);
-    }
-    folders = folders != NULL ? folders : "/bin:/usr/bin";
-    for (;;) {
-        const char *end = strchrnul(folders, ':');
-        char *path = NULL;
-
-        if (asprintf(&path, "%.*s%s%s", (int)(end - folders), folders, end > folders ? "/" : "",
-                     name) < 0) {
-            return NULL;
-        }
-        if (is_program(path)) {
-            return path;
-        }
-        free(path);
-        if (*end == '\0') {
-            return strdup("");
-        }
-        folders = end + 1;
-    }
-}
-
-const char *msi_launch_why(const ms_launch *launch, int error)
-{
-    struct stat st;
-    bool there = stat(launch->program, &st) == 0;
-
-    if (error == EACCES && there && S_ISDIR(st.st_mode)) {
-        return "it is a folder";
-    }
-    if (error == EACCES && there && access(launch->program, X_OK) != 0) {
-        return "it is not executable (chmod +x)";
-    }
-    if (error == ENOENT && there && strchr(launch->program, '/') != NULL) {
-        return "the interpreter that its first line names is not there";
-    }
-    return error == ENOEXEC ? "it is no program, and its first line names no interpreter"
-                            : strerrordesc_np(error);
-}
-
 static void recipe_free(recipe *x)
 {
     if (x != NULL) {
-        free(x->path);
         free(x->environment);
         free(x->number);
         free(x->mail);
@@ -342,14 +286,12 @@ static ms_status recipe_new(recipe **out, const msi_job *job, const char *progra
         n++;
     }
     if (x != NULL) {
-        x->path = find_program(program);
         x->environment = calloc((size_t)n + VARIABLES + 1, sizeof(*x->environment));
         x->number = calloc(world, sizeof(x->number[0]));
         x->mail_bytes = TEXT + PER_MAILBOX * (world + 1);
         x->mail = calloc(world, x->mail_bytes);
     }
-    if (x == NULL || x->path == NULL || x->environment == NULL || x->number == NULL ||
-        x->mail == NULL) {
+    if (x == NULL || x->environment == NULL || x->number == NULL || x->mail == NULL) {
         recipe_free(x);
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to start %s", program);
     }
@@ -393,7 +335,7 @@ static _Noreturn void become_program(const ms_launch *launch, recipe *x, int32_t
     }
     x->environment[MAIL] = mail_text(x, rank);
     if (hand_over(launch, rank)) {
-        execve(x->path, (char *const *)(uintptr_t)argv, x->environment);
+        execvpe(argv[0], (char *const *)(uintptr_t)argv, x->environment);
     }
     atomic_store(&job->block->rank[rank].exec_error, errno); /* for the launcher's message */
     _exit(errno == ENOENT ? 127 : 126);

@@ -37,8 +37,6 @@ struct ms_launch {
 
 /* -- launch.c ---------------------------------------------------------------------------------- */
 void msi_launch_free(ms_launch *launch);
-/* Text of execve()'s `error` for the program. */
-const char *msi_launch_why(const ms_launch *launch, int error);
 
 /* -- relay.c ----------------------------------------------------------------------------------- */
 /* Block the relayed signals that the process does not ignore. On failure the mask is unchanged. */
@@ -60,8 +58,8 @@ void msi_output_end(msi_output *o, int32_t rank);
 void msi_output_finish(msi_output *o);
 /* Read and print some of each rank's output without waiting. True: there may be more. */
 bool msi_output_move(msi_output *o);
-/* True if output could not be written, as on a full disk. */
-bool msi_output_lost(const msi_output *o);
+/* Why output could not be written (errno), as on a full disk; 0: it was. */
+int32_t msi_output_lost(const msi_output *o);
 /* Time for which pending output made no progress. */
 int64_t msi_output_stuck_ns(const msi_output *o);
 /* Descriptors to poll before msi_output_move(): at most two per rank, and two. Returns their

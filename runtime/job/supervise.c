@@ -82,7 +82,7 @@ static void judge(supervisor *s, int32_t rank, int32_t status)
     if (error != 0) {
         msi_job_abort(s->job, launcher, rank, MSI_CAUSE_FAILED, MS_RUNTIME_ERROR,
                       "rank %d failed: cannot run %s: %s", (int)rank, s->launch->program,
-                      msi_launch_why(s->launch, error));
+                      strerrordesc_np(error));
     } else if (exited) {
         msi_job_abort(s->job, launcher, rank, MSI_CAUSE_DIED, MS_COMM_ERROR,
                       "rank %d exited with code %d%s", (int)rank, (int)child->code,
@@ -225,23 +225,6 @@ static bool somebody_is_late(const supervisor *s)
     return s->alive > 0 && s->alive < s->launch->n;
 }
 
-/* "ranks 0, 2" */
-static void late_text(const supervisor *s, char *buffer, size_t nbytes)
-{
-    size_t at = (size_t)snprintf(buffer, nbytes, s->alive > 1 ? "ranks" : "rank");
-    const char *before = " ";
-
-    for (int32_t r = 0; r < s->launch->n && at + sizeof(", 127, ...") <= nbytes; r++) {
-        if (s->launch->child[r].running) {
-            at += (size_t)snprintf(buffer + at, nbytes - at, "%s%d", before, (int)r);
-            before = ", ";
-        }
-    }
-    if (at + sizeof(", 127, ...") > nbytes) {
-        snprintf(buffer + at, nbytes - at, ", ...");
-    }
-}
-
 /* True if a warning would be printed at once. */
 static bool can_warn(void)
 {
@@ -255,7 +238,8 @@ static void announce_wait(supervisor *s)
 {
     int64_t now = msi_now_ns(), since = now - s->looked_at;
     int64_t limit = s->job->block->announce_ns, quiet = atomic_load(&s->job->block->quiet_until);
-    char late[128], positions[1024], text[1536];
+    int32_t ranks[s->launch->n], n = 0;
+    char late[MSI_RANKS_TEXT], positions[1024], text[1536];
 
     if (limit <= 0 || since < MSI_LOOK_MS * 1000000LL) {
         return;
@@ -272,7 +256,12 @@ static void announce_wait(supervisor *s)
         return;
     }
     s->job->guest->positions(s->job, positions, sizeof(positions));
-    late_text(s, late, sizeof(late));
+    for (int32_t r = 0; r < s->launch->n; r++) {
+        if (s->launch->child[r].running) {
+            ranks[n++] = r;
+        }
+    }
+    msi_ranks_list(ranks, n, late, sizeof(late));
     snprintf(text, sizeof(text), "the launcher has waited %lld s for %s to end; last calls: %s",
              (long long)(s->waited_ns / 1000000000), late, positions);
     ms_warn("UserWarning", text);
@@ -397,8 +386,12 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
     } else {
         *exit_code = s.first_code; /* 0, or the code of stopped ranks */
     }
-    if (*exit_code == 0 && launch->output != NULL && msi_output_lost(launch->output)) {
+    const int32_t lost = launch->output != NULL ? msi_output_lost(launch->output) : 0;
+
+    if (*exit_code == 0 && lost != 0) {
         *exit_code = 1;
+        snprintf(line, sizeof(line), "lines of the ranks are lost: cannot write them: %s",
+                 strerrordesc_np(lost));
     }
     *cause = line;
     launch->owner->asked = s.asked_by;
