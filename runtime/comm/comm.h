@@ -1,6 +1,6 @@
 /* Groups and the words they wait on: the private part of moonshard/comm.h.
  *
- * Every member has a ring of records (its operations, by sequence) in shared memory, and a doorbell
+ * Every member has a ring of records (its operations, by sequence) in shared memory, and a wakeups
  * in its job to sleep on. A rank that changes a word that peers may wait for calls msi_comm_ring().
  * Uses C11 atomics without fences, as ThreadSanitizer requires. */
 #ifndef MSI_COMM_H

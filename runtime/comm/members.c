@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 typedef struct places {
-    int64_t notes, staging, mail, mail_bytes, nbytes;
+    int64_t notes, staging, channel, channel_bytes, nbytes;
 } places;
 
 static places places_of(int32_t size)
@@ -15,9 +15,9 @@ static places places_of(int32_t size)
     p.nbytes = p.staging;
     if (size > 1) {
         p.staging += (int64_t)sizeof(msi_note_record) * MSI_NOTES * size;
-        p.mail = p.staging + (int64_t)size * 2 * MSI_CHUNK;
-        p.mail_bytes = p.mail + (int64_t)sizeof(msi_mail) * size * size;
-        p.nbytes = p.mail_bytes + (int64_t)size * MSI_MAIL;
+        p.channel = p.staging + (int64_t)size * 2 * MSI_CHUNK;
+        p.channel_bytes = p.channel + (int64_t)sizeof(msi_channel) * size * size;
+        p.nbytes = p.channel_bytes + (int64_t)size * MSI_CHANNEL;
     }
     return p;
 }
@@ -30,7 +30,7 @@ int64_t msi_members_bytes(int32_t size)
 uint32_t msi_members_layout(void)
 {
     return (uint32_t)msi_mix64(sizeof(msi_member) + 1000037 * sizeof(msi_note_record) * MSI_NOTES +
-                               MSI_CHUNK + 7919 * (sizeof(msi_mail) + MSI_MAIL));
+                               MSI_CHUNK + 7919 * (sizeof(msi_channel) + MSI_CHANNEL));
 }
 
 void msi_members_place(ms_comm *c, void *memory)
@@ -41,8 +41,8 @@ void msi_members_place(ms_comm *c, void *memory)
     if (c->n_members > 1) {
         c->notes = (void *)((char *)memory + p.notes);
         c->staging = (char *)memory + p.staging;
-        c->mail = (void *)((char *)memory + p.mail);
-        c->mail_bytes = (char *)memory + p.mail_bytes;
+        c->channel = (void *)((char *)memory + p.channel);
+        c->channel_bytes = (char *)memory + p.channel_bytes;
     }
 }
 

@@ -1,6 +1,6 @@
 /* Supervising ranks: the launcher sleeps until an event.
  *
- * The keeper reports each rank's end within a millisecond. The first failure sets the abort word,
+ * The reaper reports each rank's end within a millisecond. The first failure sets the abort word,
  * which ends all waits with a message; ranks still running a second later are killed. Later
  * failures are consequences and not reported as cause. At the end of a job the launcher waits for
  * the reader of its output: without limit after success, else MS_STOP_TIMEOUT seconds without
@@ -36,7 +36,7 @@ static void kill_all(const supervisor *s, int signal)
 {
     for (int32_t r = 0; r < s->launch->n; r++) {
         if (s->launch->child[r].running) {
-            msi_keeper_signal(s->launch, r, signal);
+            msi_reaper_signal(s->launch, r, signal);
         }
     }
 }
@@ -116,12 +116,12 @@ static void receive_deaths(supervisor *s)
 {
     int32_t rank, status;
 
-    while (msi_keeper_read_end(s->launch, &rank, &status)) {
+    while (msi_reaper_read_end(s->launch, &rank, &status)) {
         note_end(s, rank, status);
     }
     if (s->launch->line < 0 && s->alive > 0) { /* the kernel ends ranks with their parent */
         msi_job_abort(s->job, s->launch->n, -1, MSI_CAUSE_DIED, MS_COMM_ERROR,
-                      "the process that keeps the ranks (%d) died", (int)s->launch->keeper);
+                      "the process that keeps the ranks (%d) died", (int)s->launch->reaper);
         for (int32_t r = 0; r < s->launch->n; r++) {
             if (s->launch->child[r].running) {
                 note_end(s, r, SIGKILL);
@@ -166,7 +166,7 @@ static void on_signal(supervisor *s, int32_t signal)
     for (int32_t r = 0; r < s->launch->n && s->ended_by == 0; r++) {
         /* Ranks that catch signals read the word; Ctrl-C of a terminal reaches them, too. */
         if (s->launch->child[r].running && atomic_load(&s->job->block->rank[r].catches) == 0) {
-            msi_keeper_signal(s->launch, r, signal);
+            msi_reaper_signal(s->launch, r, signal);
         }
     }
 }
@@ -361,7 +361,7 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
     ms_status kind;
     const char *text;
 
-    if (getpid() != launch->host) { /* only the launching process can read the keeper's reports */
+    if (getpid() != launch->host) { /* only the launching process can read the reaper's reports */
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "cannot wait for ranks in a copy (fork) of the process %d that started them",
                        (int)launch->host);

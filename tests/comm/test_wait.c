@@ -138,7 +138,7 @@ static bool never(void *user)
     return false;
 }
 
-static ms_status wait_in_vain(void *user, int32_t rank)
+static ms_status wait_in_a_deadlock(void *user, int32_t rank)
 {
     report *r = user;
     msi_fingerprint fp = unshard_of("h.0", 3);
@@ -162,7 +162,7 @@ static void test_comm_wait__finds_ranks_that_all_wait(void **state)
         report *r = reports_new(n);
 
         assert_fails(MS_COMM_ERROR, "every rank waits for another",
-                     ms_dist_threads(n, wait_in_vain, r));
+                     ms_dist_threads(n, wait_in_a_deadlock, r));
         for (int32_t q = 0; q < n; q++) {
             assert_int_equal(r[q].status, MS_COMM_ERROR);
             assert_non_null(strstr(r[q].message, "rank 0: unshard(f32, 3 elements, unit 'h.0'"));
