@@ -15,9 +15,9 @@
 
 /* -- names ------------------------------------------------------------------------------------- */
 
-ms_status msi_temporary_path(msi_path path, const char *place, const char *nonce)
+ms_status msi_temporary_path(msi_path path, const char *target, const char *nonce)
 {
-    return msi_path_set(path, "%s" MSI_TEMPORARY_MARK "%s", place, nonce);
+    return msi_path_set(path, "%s" MSI_TEMPORARY_MARK "%s", target, nonce);
 }
 
 bool msi_is_temporary(const char *entry, const char *name)
@@ -259,14 +259,14 @@ ms_status msi_folder_remove(const char *path, bool *others)
     return *others ? MS_OK : status;
 }
 
-ms_status msi_folder_retire(const char *path, const char *place, bool *others)
+ms_status msi_folder_retire(const char *path, const char *target, bool *others)
 {
     char nonce[MSI_NONCE_ROOM];
     msi_path doomed;
 
     *others = false;
     MS_TRY(msi_io_nonce(nonce));
-    MS_TRY(msi_temporary_path(doomed, place, nonce));
+    MS_TRY(msi_temporary_path(doomed, target, nonce));
     MS_TRY(msi_io_rename(path, doomed));
     MS_TRY(msi_folder_remove(doomed, others));
     return *others ? msi_io_rename(doomed, path) : MS_OK;

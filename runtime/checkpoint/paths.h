@@ -16,8 +16,8 @@ enum { MSI_SHARD_NAME = 64 }; /* bytes of a name, with its zero */
 void msi_shard_name(char *name, int32_t rank, int32_t world, int32_t part);
 /* True if `name` is such a name; sets rank and number of ranks. */
 bool msi_shard_name_read(const char *name, int32_t *rank, int32_t *world);
-/* The temporary name for `place`. */
-ms_status msi_temporary_path(msi_path path, const char *place, const char *nonce);
+/* The temporary name for `target`. */
+ms_status msi_temporary_path(msi_path path, const char *target, const char *nonce);
 /* True if temporary, of `name` or (NULL) of any. */
 bool msi_is_temporary(const char *entry, const char *name);
 /* The step whose ms_checkpoint_step_name() is `name`, or -1. */
@@ -62,9 +62,9 @@ ms_status msi_temporary_new(int *fd, msi_path path, char *nonce, const char *tar
 /* Remove the files of a checkpoint from the folder at `path`, then the folder. Does not follow
  * links. Foreign files remain, with the folder: then `*others` is true. */
 ms_status msi_folder_remove(const char *path, bool *others);
-/* The same, after a rename to a temporary name of `place`: nobody sees a partial folder or adds
+/* The same, after a rename to a temporary name of `target`: nobody sees a partial folder or adds
  * files late. With foreign files the folder gets its name back. */
-ms_status msi_folder_retire(const char *path, const char *place, bool *others);
+ms_status msi_folder_retire(const char *path, const char *target, bool *others);
 /* Remove what dead writers left in `root`: of checkpoint `name` and of `latest`, or all (NULL).
  * Warns about what it cannot remove. */
 ms_status msi_folder_sweep(const char *root, const char *name);
