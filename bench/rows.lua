@@ -10,7 +10,7 @@ package.path = here .. '/?.lua;' .. package.path
 
 local ms = require 'moonshard'
 local adapters = require 'adapters'
-local json = require 'moonshard.internal.json'
+local json = require 'moonshard.base.json'
 local stats = require 'stats'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 

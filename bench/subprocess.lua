@@ -1,7 +1,7 @@
 --- Runs a command that answers with one line of JSON.
 
 local ms = require 'moonshard'
-local json = require 'moonshard.internal.json'
+local json = require 'moonshard.base.json'
 
 local subprocess = {}
 

@@ -1,5 +1,5 @@
 /* JSON for Lua, by Jansson: tables to text and back. Called only by
- * lua/moonshard/internal/json.lua. Argument 2 is the Lua value of null, argument 3 the metatable of
+ * lua/moonshard/base/json.lua. Argument 2 is the Lua value of null, argument 3 the metatable of
  * arrays. On an error: nil, the error's kind, its message. */
 #include "lua_module.h"
 

@@ -1,5 +1,7 @@
 -- Writes the pages of docs/reference/: luajit bindings/reference.lua FOLDER
-local reference = require 'moonshard.internal.reference'
+local reference = require 'moonshard.reference'
+
+reference.use(require 'moonshard', 'moonshard.ms')
 
 local folder = assert(arg[1], 'expected the folder of the pages')
 for _, name in ipairs(reference.pages()) do

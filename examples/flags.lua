@@ -4,7 +4,7 @@
 ---   numbers   whole = true, from = (the least), above = (less than all), below = (more than all)
 ---   strings   one_of = words, filled = true (not empty)
 
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local ms = require 'moonshard'
 
 local flags = {}

@@ -1,7 +1,7 @@
 --- What a training run shows and records: the plan, a line or a progress bar per step,
 --- metrics.jsonl. Only rank 0 makes one.
 
-local json = require 'moonshard.internal.json'
+local json = require 'moonshard.base.json'
 
 local report = {}
 report.__index = report

@@ -1,4 +1,4 @@
--- lua/moonshard/checkpoint.lua: errors of saving and loading, and the state after them
+-- lua/moonshard/checkpoint: errors of saving and loading, and the state after them
 local ms = require 'moonshard'
 local nn, checkpoint = ms.nn, ms.checkpoint
 local checks = require 'support.checks'

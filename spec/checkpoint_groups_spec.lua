@@ -1,4 +1,4 @@
--- lua/moonshard/checkpoint.lua: models over sub-groups of the ranks, each with its own checkpoints.
+-- lua/moonshard/checkpoint: models over sub-groups of the ranks, each with its own checkpoints.
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 local runs = require 'support.runs'

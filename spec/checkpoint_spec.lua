@@ -1,4 +1,4 @@
--- lua/moonshard/checkpoint.lua: saving and restoring runs, on the same and another number of ranks
+-- lua/moonshard/checkpoint: saving and restoring runs, on the same and another number of ranks
 local ms = require 'moonshard'
 local nn, fsdp, checkpoint = ms.nn, ms.fsdp, ms.checkpoint
 local checks = require 'support.checks'

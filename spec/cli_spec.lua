@@ -1,4 +1,4 @@
--- lua/moonshard/internal/cli.lua, rank.lua and bindings/moonshard: the command
+-- lua/moonshard/tools/cli.lua, rank.lua and bindings/moonshard: the command
 local B = require 'moonshard_ffi'
 local files = require 'support.shell'
 local scripts = require 'support.scripts'

@@ -1,4 +1,4 @@
--- lua/moonshard/internal/compare.lua: comparisons, where, all and any (tests/ops tests values)
+-- lua/moonshard/ops/compare.lua: comparisons, where, all and any (tests/ops tests values)
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 

@@ -1,4 +1,4 @@
--- `moonshard doctor`: lua/moonshard/internal/doctor.lua
+-- `moonshard doctor`: lua/moonshard/tools/doctor.lua
 local B = require 'moonshard_ffi'
 local ms = require 'moonshard'
 local shell = require 'support.shell'

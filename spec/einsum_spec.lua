@@ -1,4 +1,4 @@
--- lua/moonshard/internal/einsum.lua
+-- lua/moonshard/ops/einsum.lua
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 

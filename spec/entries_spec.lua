@@ -1,4 +1,4 @@
--- lua/moonshard/internal/entries.lua: t[i], t[i] = x, and unknown names
+-- lua/moonshard/tensor/entries.lua: t[i], t[i] = x, and unknown names
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 

@@ -3,7 +3,7 @@
 local lfs = require 'lfs'
 local ms = require 'moonshard'
 local checks = require 'support.checks'
-local json = require 'moonshard.internal.json'
+local json = require 'moonshard.base.json'
 local shell = require 'support.shell'
 
 local TREE = lfs.currentdir()

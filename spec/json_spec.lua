@@ -1,6 +1,6 @@
--- lua/moonshard/internal/json.lua and bindings/json.c
+-- lua/moonshard/base/json.lua and bindings/json.c
 local checks = require 'support.checks'
-local json = require 'moonshard.internal.json'
+local json = require 'moonshard.base.json'
 local ms = require 'moonshard'
 
 describe('json', function()

@@ -1,4 +1,4 @@
--- lua/moonshard/internal/machine.lua: facts about the machine
+-- lua/moonshard/base/machine.lua: facts about the machine
 local ms = require 'moonshard'
 
 describe('the machine', function()

@@ -1,4 +1,4 @@
--- lua/moonshard/checkpoint.lua: which checkpoints of a folder a Manager keeps
+-- lua/moonshard/checkpoint: which checkpoints of a folder a Manager keeps
 local lfs = require 'lfs'
 local ms = require 'moonshard'
 local checkpoint = ms.checkpoint

@@ -1,4 +1,4 @@
--- lua/moonshard/internal/masks.lua: masked_fill, tril, triu
+-- lua/moonshard/ops/masks.lua: masked_fill, tril, triu
 local ms = require 'moonshard'
 local ops = ms.ops
 local checks = require 'support.checks'

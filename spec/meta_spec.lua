@@ -3,7 +3,7 @@ local ms = require 'moonshard'
 local B = require 'moonshard_ffi'
 local checks = require 'support.checks'
 
-local dtype = require 'moonshard.internal.dtype'
+local dtype = require 'moonshard.base.dtype'
 
 local function meta(t)
   local sizes = t:shape()

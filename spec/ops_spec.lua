@@ -1,7 +1,7 @@
--- lua/moonshard/ops.lua: arguments, methods and errors of operators (tests/ops tests values)
+-- lua/moonshard/ops/init.lua: arguments, methods and errors of operators (tests/ops tests values)
 local ms = require 'moonshard'
 local ops = ms.ops
-local unary = require 'moonshard.internal.unary'
+local unary = require 'moonshard.ops.unary'
 local checks = require 'support.checks'
 
 describe('operators', function()

@@ -1,4 +1,4 @@
--- lua/moonshard/internal/positions.lua: positions from 1, errors, gradients. Expected values are
+-- lua/moonshard/ops/positions.lua: positions from 1, errors, gradients. Expected values are
 -- PyTorch's (tests/ops tests values of the operators below).
 local ms = require 'moonshard'
 local checks = require 'support.checks'

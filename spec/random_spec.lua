@@ -1,4 +1,4 @@
--- lua/moonshard/internal/random.lua: streams of random numbers and their state
+-- lua/moonshard/base/random.lua: streams of random numbers and their state
 local ms = require 'moonshard'
 local nn, checkpoint = ms.nn, ms.checkpoint
 local checks = require 'support.checks'

@@ -4,7 +4,7 @@ local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 local runs = require 'support.runs'
 local shell = require 'support.shell'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 local SOON = 5 -- seconds; errors come within one, but tests share their machine
 local merged = util.merged

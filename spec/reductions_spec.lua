@@ -1,4 +1,4 @@
--- lua/moonshard/internal/reductions.lua: two results, shared gradients, booleans. Expected values
+-- lua/moonshard/ops/reductions.lua: two results, shared gradients, booleans. Expected values
 -- are PyTorch's (tests/ops tests values of the operators below).
 local ms = require 'moonshard'
 local checks = require 'support.checks'

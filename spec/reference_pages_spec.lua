@@ -1,7 +1,9 @@
 -- docs/reference/ and ms.help(): entries of all public names, made from the annotations
 local ms = require 'moonshard'
 local checks = require 'support.checks'
-local reference = require 'moonshard.internal.reference'
+local reference = require 'moonshard.reference'
+
+reference.use(require 'moonshard', 'moonshard.ms')
 local scripts = require 'support.scripts'
 local shell = require 'support.shell'
 
@@ -111,6 +113,6 @@ describe('the reference', function()
       :format(path))
     os.remove(path)
     assert.truthy(output:find('function ops.cumsum(x, dim)', 1, true), output)
-    assert.truthy(output:find('Source: `lua/moonshard/ops.lua`', 1, true), output)
+    assert.truthy(output:find('Source: `lua/moonshard/ops/init.lua`', 1, true), output)
   end)
 end)

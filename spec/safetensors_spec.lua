@@ -1,4 +1,4 @@
--- lua/moonshard/checkpoint.lua: full parameters and any tensors as safetensors files
+-- lua/moonshard/checkpoint: full parameters and any tensors as safetensors files
 local ms = require 'moonshard'
 local nn, fsdp, checkpoint = ms.nn, ms.fsdp, ms.checkpoint
 local checks = require 'support.checks'

@@ -1,7 +1,7 @@
--- lua/moonshard/internal/scope.lua: when tensors are released and collected
+-- lua/moonshard/base/scope.lua: when tensors are released and collected
 local B = require 'moonshard_ffi'
 local ms = require 'moonshard'
-local scope = require 'moonshard.internal.scope'
+local scope = require 'moonshard.base.scope'
 local checks = require 'support.checks'
 
 describe('a scope', function()
@@ -97,31 +97,6 @@ describe('a coroutine', function()
 
   teardown(function()
     assert.equal(0, checks.live_handles())
-  end)
-
-  -- The error of `fn` in a coroutine.
-  local function in_coroutine(fn)
-    return select(2, coroutine.resume(coroutine.create(function()
-      return select(2, pcall(fn))
-    end)))
-  end
-
-  it('cannot yield in a module call', function()
-    local Waits = nn.Module.extend('my.Waits')
-    function Waits:forward(x)
-      coroutine.yield('never seen')
-      return x
-    end
-    local model = nn.Sequential(nn.Sequential(Waits()))
-    local mine = ms.ones(2)
-    local err = in_coroutine(function() return model(ms.ones(1)) end)
-    assert.equal('RuntimeError', err.kind)
-    assert.truthy(err.message:find('coroutine.yield inside a call of 0.0 (my.Waits)', 1, true),
-      err.message)
-    assert.equal(0, B.C.ms_scope_depth())
-    local after = ms.ones(3)
-    checks.close({ 1, 1 }, nn.Sequential(nn.ReLU())(mine))
-    assert.equal(3, after:numel())
   end)
 
   it('may yield between module calls', function()

@@ -1,4 +1,4 @@
--- lua/moonshard/internal/shapes.lua: views and copies with other shapes
+-- lua/moonshard/ops/shapes.lua: views and copies with other shapes
 local ms = require 'moonshard'
 local ops = ms.ops
 local checks = require 'support.checks'

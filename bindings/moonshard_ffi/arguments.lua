@@ -22,8 +22,7 @@ function arguments.noun(value)
   end
   local class = kind == 'table' and (rawget(value, '_name') or getmetatable(value))
   if type(class) == 'table' and rawget(class, '_namespace') then
-    return class._namespace .. ' itself (' .. (class._advice or 'given by a colon; write a dot')
-      .. ')'
+    return class._namespace .. ' itself (given by a colon; write a dot)'
   elseif type(class) == 'string' then
     return 'the class ' .. class
   elseif type(class) == 'table' and type(rawget(class, '_name')) == 'string' then

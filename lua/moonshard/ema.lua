@@ -6,19 +6,18 @@
 ---
 --- Nothing is gathered, and the bits are the same for every strategy and number of ranks.
 
-local ShardedTensor = require 'moonshard.fsdp.sharded_tensor'
+local ShardedTensor = require 'moonshard.dist.sharded_tensor'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
-local class = require 'moonshard.internal.class'
-local create = require 'moonshard.internal.create'
-local errors = require 'moonshard.internal.errors'
-local guard = require 'moonshard.internal.guard'
-local naming = require 'moonshard.internal.naming'
+local class = require 'moonshard.base.class'
+local create = require 'moonshard.base.create'
+local errors = require 'moonshard.base.errors'
+local finally = require 'moonshard.base.finally'
 local parameter = require 'moonshard_ffi.parameter'
-local scope = require 'moonshard.internal.scope'
+local scope = require 'moonshard.base.scope'
 local state_dict = require 'moonshard.nn.state_dict'
 local tree = require 'moonshard.nn.tree'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 ---@class ms.ema
 ---@field decay number
@@ -196,7 +195,7 @@ function EMA:apply(fn, ...)
   check_not_applied(self, 'ema:apply')
   self._applied = true
   local backup = { ema = self, parts = {}, buffers = {} }
-  return guard.run('ema:apply', restore, backup, applied, backup, fn, ...)
+  return finally.run(restore, backup, applied, backup, fn, ...)
 end
 
 -- -- state ---------------------------------------------------------------------------------------
@@ -314,4 +313,4 @@ function EMA:__tostring()
   return ('ema(decay=%g, n_averaged=%d)'):format(self.decay, self.n_averaged)
 end
 
-return naming.close(EMA, { 'decay', 'n_averaged' })
+return EMA

@@ -7,6 +7,6 @@
 --- Submodules (ms.nn, ms.fsdp, ms.optim, ...) are loaded when first used.
 
 require 'moonshard_ffi.library' -- first: it loads the runtime
-local once = require 'moonshard.internal.once'
+local without_jit = require 'moonshard.base.without_jit'
 
-return once.run('moonshard', require, 'moonshard.ms')
+return without_jit.run(require, 'moonshard.ms')

@@ -1,20 +1,20 @@
 --- The names of `ms` itself, which `require 'moonshard'` returns.
 
+local MODULE = ...
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
-local create = require 'moonshard.internal.create'
-local device = require 'moonshard.internal.device'
-local dtype = require 'moonshard.internal.dtype'
-local errors = require 'moonshard.internal.errors'
-local figures = require 'moonshard.internal.figures'
-local naming = require 'moonshard.internal.naming'
+local create = require 'moonshard.base.create'
+local device = require 'moonshard.base.device'
+local dtype = require 'moonshard.base.dtype'
+local errors = require 'moonshard.base.errors'
+local namespace = require 'moonshard.base.namespace'
 local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
-local random = require 'moonshard.internal.random'
-local scope = require 'moonshard.internal.scope'
+local random = require 'moonshard.base.random'
+local scope = require 'moonshard.base.scope'
 require 'moonshard.tensor'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 local C = B.C
 
@@ -30,18 +30,18 @@ local C = B.C
 ---@field bool ms.DType
 local ms = {
   version = B.string(C.ms_version()),
-  class = require 'moonshard.internal.class',
-  errors = naming.space('ms.errors', util.merged(errors)),
-  device = naming.space('ms.device', { available = device.available, info = device.info }),
-  ops = naming.space('ms.ops', util.merged(ops)),
-  autograd = naming.space('ms.autograd', util.merged(autograd),
-    { Function = 'moonshard.internal.custom_function' }),
+  class = require 'moonshard.base.class',
+  errors = namespace.space('ms.errors', util.merged(errors)),
+  device = namespace.space('ms.device', { available = device.available, info = device.info }),
+  ops = namespace.space('ms.ops', util.merged(ops)),
+  autograd = namespace.space('ms.autograd', util.merged(autograd),
+    { Function = 'moonshard.autograd.custom_function' }),
 }
 
 for _, name in ipairs(dtype.names) do
   ms[name] = name
 end
-for _, functions in ipairs { create, require 'moonshard.internal.machine' } do
+for _, functions in ipairs { create, require 'moonshard.base.machine' } do
   for name, fn in next, functions do
     ms[name] = fn
   end
@@ -86,13 +86,13 @@ end
 --- gives the nearest names.
 ---@param what? any
 function ms.help(what)
-  print(require('moonshard.internal.reference').help(what))
+  local reference = require 'moonshard.reference'
+  reference.use(ms, MODULE)
+  print(reference.help(what))
 end
 
 local kinds = { 'parameter', 'gradient', 'optimizer', 'activation', 'arena', 'scratch' }
 local stats = B.new('ms_memory_stats')
-local as_memory, as_live, as_peak = figures 'memory()', figures 'memory().live',
-  figures 'memory().peak'
 
 ---@class ms.Memory
 ---@field live table<string, integer>  bytes in use by kind: parameter, gradient, ...
@@ -114,9 +114,9 @@ function ms.memory()
   for i, kind in ipairs(kinds) do
     live[kind], peak[kind] = tonumber(stats.live[i - 1]), tonumber(stats.peak[i - 1])
   end
-  return as_memory {
-    live = as_live(live),
-    peak = as_peak(peak),
+  return {
+    live = live,
+    peak = peak,
     live_total = tonumber(stats.live_total),
     peak_total = tonumber(stats.peak_total),
     reserved = tonumber(stats.reserved),
@@ -155,4 +155,4 @@ for _, name in ipairs {
   lazy[name] = 'moonshard.' .. name
 end
 
-return naming.space('ms', ms, lazy)
+return namespace.space('ms', ms, lazy)

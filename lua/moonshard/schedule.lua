@@ -4,8 +4,8 @@
 ---     opt:set_lr(lr(step))
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
-local naming = require 'moonshard.internal.naming'
+local errors = require 'moonshard.base.errors'
+local namespace = require 'moonshard.base.namespace'
 
 local schedule = {}
 
@@ -91,4 +91,4 @@ function schedule.constant(opts)
   end
 end
 
-return naming.space('schedule', schedule)
+return namespace.space('schedule', schedule)

@@ -1,4 +1,4 @@
--- lua/moonshard/dist.lua: collectives on tensors
+-- lua/moonshard/dist/init.lua: collectives on tensors
 local ms = require 'moonshard'
 local dist = ms.dist
 local checks = require 'support.checks'

@@ -1,4 +1,4 @@
--- lua/moonshard/dist.lua: groups of ranks as values and arguments.
+-- lua/moonshard/dist/init.lua: groups of ranks as values and arguments.
 local ms = require 'moonshard'
 local lfs = require 'lfs'
 local checks = require 'support.checks'

@@ -1,4 +1,4 @@
--- lua/moonshard/dist.lua: scripts that become ranks
+-- lua/moonshard/dist/init.lua: scripts that become ranks
 local scripts = require 'support.scripts'
 
 local shell, with_script = scripts.shell, scripts.with_script

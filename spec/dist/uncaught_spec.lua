@@ -1,4 +1,4 @@
--- lua/moonshard/dist.lua: errors that a script does not catch
+-- lua/moonshard/dist/init.lua: errors that a script does not catch
 local scripts = require 'support.scripts'
 
 local shell, with_script = scripts.shell, scripts.with_script

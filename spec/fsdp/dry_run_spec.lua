@@ -1,7 +1,7 @@
 -- model:plan { dry_run = true } equals the plan after the first use and changes nothing.
 local ffi = require 'ffi'
 local ms = require 'moonshard'
-local json = require 'moonshard.internal.json'
+local json = require 'moonshard.base.json'
 local runs = require 'support.runs'
 
 local nn, fsdp = ms.nn, ms.fsdp

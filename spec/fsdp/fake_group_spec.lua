@@ -1,7 +1,7 @@
--- lua/moonshard/dist.lua: models over fake groups, which have one rank of many.
+-- lua/moonshard/dist/init.lua: models over fake groups, which have one rank of many.
 local ms = require 'moonshard'
 local checks = require 'support.checks'
-local json = require 'moonshard.internal.json'
+local json = require 'moonshard.base.json'
 local runs = require 'support.runs'
 local shell = require 'support.shell'
 

@@ -1,10 +1,10 @@
--- lua/moonshard/dist.lua: two models in two groups of ranks.
+-- lua/moonshard/dist/init.lua: two models in two groups of ranks.
 local ms = require 'moonshard'
 local checks = require 'support.checks'
 local runs = require 'support.runs'
 local scripts = require 'support.scripts'
 local wrap = require 'support.wrap'
-local merged = require('moonshard.internal.util').merged
+local merged = require('moonshard.base.util').merged
 
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 

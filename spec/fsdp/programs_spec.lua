@@ -20,7 +20,7 @@ end
 
 -- Run a program by ranks that are processes of their own.
 local function launch(p)
-  local main = ([[os.exit(require('moonshard.internal.cli').main { [0] = 'moonshard', 'run', '-n',
+  local main = ([[os.exit(require('moonshard.tools.cli').main { [0] = 'moonshard', 'run', '-n',
     '%d', 'luajit', 'spec/fsdp/programs/rank.lua', [=[%s]=] })]]):format(p.world, maker.text(p))
   local code, output = shell.run('.', ('luajit -e "%s"'):format(main))
   if code ~= 0 then

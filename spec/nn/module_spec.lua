@@ -370,9 +370,6 @@ describe('nn.Module', function()
         assert.equal('RuntimeError', err.kind)
         assert.truthy(err.message:find("attempt to index local 'none'", 1, true), err.message)
         assert.truthy(err.message:find('(in forward of 0.0 (my.Attn), ', 1, true), err.message)
-        err = raised_by(function() return nn.ReLU():evl() end)
-        assert.truthy(err.message:find("attempt to call method 'evl' (a nil value), did you mean "
-          .. "'eval'? (in forward of", 1, true), err.message)
       end)
 
       it('raises the object that the script raised', function()

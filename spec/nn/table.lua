@@ -394,7 +394,6 @@ return {
     reference = function(sd, x) return linear(x, sd.weight, sd.bias) end,
     class = nn.Linear,
     refuses = {
-      { 'TypeError', 'nn.Linear takes its arguments one by one: write nn.Linear(2, 3)', { 2, 3 } },
       { 'TypeError', "'out_features' is nil, expected a whole number", 3 },
       { 'ValueError', "'in_features' is -1, expected 0 or more", -1, 2 },
       { 'TypeError', "'bias' is a string, expected true or false", 2, 2, { bias = 'no' } },
@@ -442,7 +441,6 @@ return {
     reference = function(sd, x) return conv2d(framed(x, 1), sd.weight, sd.bias, 1, 1, 1) end,
     class = nn.Conv2d,
     refuses = {
-      { 'TypeError', 'nn.Conv2d takes its arguments one by one', { 2, 3, 3 } },
       { 'TypeError', "'kernel_size' is nil, expected a whole number", 2, 3 },
       { 'ValueError', "'kernel_size' has 3 numbers, expected one or 2", 2, 3, { 3, 3, 3 } },
       { 'ValueError', "'in_channels' is 3, expected a multiple of 'groups' = 2", 3, 4, 3,
@@ -591,7 +589,6 @@ return {
     end,
     class = nn.Embedding,
     refuses = {
-      { 'TypeError', 'write nn.Embedding(5, 4)', { 5, 4 } },
       { 'ValueError', "'padding_idx' is 5, expected -5 to 4", 5, 4, { padding_idx = 5 } },
     },
   },
@@ -675,7 +672,6 @@ return {
     class = nn.GroupNorm,
     refuses = {
       { 'ValueError', 'num_channels must be divisible by num_groups', 2, 5 },
-      { 'TypeError', 'write nn.GroupNorm(2, 4)', { 2, 4 } },
     },
   },
   {
@@ -693,7 +689,6 @@ return {
     reference = function(sd, x) return batch_norm(sd, x, 0.1) end,
     class = nn.BatchNorm1d,
     refuses = {
-      { 'TypeError', 'write nn.BatchNorm1d(4)', { 4 } },
       { 'TypeError', "'momentum' is a string, expected a number", 4, { momentum = 'none' } },
     },
   },
@@ -821,7 +816,6 @@ return {
     reference = function(_, x) return x end,
     class = nn.Dropout,
     refuses = {
-      { 'TypeError', 'write nn.Dropout(0.5)', { 0.5 } },
       { 'ValueError', 'dropout probability has to be between 0 and 1, but got 1.5', 1.5 },
     },
   },
@@ -1083,7 +1077,6 @@ return {
         gelu_tanh)
     end,
     class = nn.TransformerBlock,
-    refuses = { { 'TypeError', 'write nn.TransformerBlock(8, 2)', { 8, 2 } } },
   },
   {
     name = 'Sequential',

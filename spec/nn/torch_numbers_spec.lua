@@ -2,7 +2,7 @@
 -- (tests/fixtures/modules.py).
 
 local ms = require 'moonshard'
-local json = require 'moonshard.internal.json'
+local json = require 'moonshard.base.json'
 local numbers = require 'support.numbers'
 local nn, formula, close = ms.nn, numbers.formula, numbers.close
 

@@ -5,7 +5,7 @@ local nn, fsdp, optim, ops = ms.nn, ms.fsdp, ms.optim, ms.ops
 local checks = require 'support.checks'
 local reference = require 'support.reference'
 local scripts = require 'support.scripts'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 ffi.cdef 'int setenv(const char *name, const char *value, int overwrite);'
 

@@ -1,6 +1,6 @@
 -- Checkpoints with a changed manifest.
 local checkpoint = require 'moonshard'.checkpoint
-local json = require 'moonshard.internal.json'
+local json = require 'moonshard.base.json'
 
 local checkpoints = {}
 

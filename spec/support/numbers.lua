@@ -2,7 +2,7 @@
 --- that those files wrote.
 
 local ms = require 'moonshard'
-local json = require 'moonshard.internal.json'
+local json = require 'moonshard.base.json'
 
 local numbers = { TOLERANCE = { f64 = 1e-10, f32 = 1e-5 } }
 

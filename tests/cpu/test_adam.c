@@ -1,9 +1,10 @@
-/* kernels/cpu/adam.c: Adam and AdamW against the rule written out in f64. */
+/* kernels/cpu/adam.c: Adam, AdamW and Adamax against the rule written out in f64. */
 #include "kernel_test.h"
 
 static void check(int32_t dtype, int64_t n, int64_t start, uint32_t options)
 {
     typed t[5], old[5]; /* p, g, m, v, most */
+    const bool is_adamax = options & 16, has_most = options & (8 | 16);
     const int64_t bytes = start * dtype_bytes(dtype), step = 1 + options % 5;
     const double lr = 0.01, beta1 = 0.9, beta2 = 0.95, eps = 1e-3;
     const double decay = options & 4 ? 0.125 : 0;
@@ -20,7 +21,7 @@ static void check(int32_t dtype, int64_t n, int64_t start, uint32_t options)
                           .p = (char *)t[0].data + bytes,
                           .g = (char *)t[1].data + bytes,
                           .m = (char *)t[2].data + bytes,
-                          .v = (char *)t[3].data + bytes,
+                          .v = is_adamax ? NULL : (char *)t[3].data + bytes,
                           .lr = lr,
                           .beta1 = beta1,
                           .beta2 = beta2,
@@ -30,7 +31,7 @@ static void check(int32_t dtype, int64_t n, int64_t start, uint32_t options)
                           .correction2 = c2,
                           .decoupled = options & 1,
                           .maximize = options & 2,
-                          .most = options & 8 ? (char *)t[4].data + bytes : NULL};
+                          .most = has_most ? (char *)t[4].data + bytes : NULL};
 
     run_on_all_isas(&(kernel_call){MSI_K_adam,
                                    dtype,
@@ -52,10 +53,10 @@ static void check(int32_t dtype, int64_t n, int64_t start, uint32_t options)
                 g += decay * p;
             }
             m = beta1 * m + (1 - beta1) * g;
-            v = beta2 * v + (1 - beta2) * g * g;
-            most = options & 8 ? fmax(most, v) : most;
-            root = options & 8 ? most : v;
-            move = lr / c1 * m / (sqrt(root) / sqrt(c2) + eps);
+            v = is_adamax ? v : beta2 * v + (1 - beta2) * g * g;
+            most = is_adamax ? fmax(beta2 * most, fabs(g) + eps) : has_most ? fmax(most, v) : most;
+            root = is_adamax ? most * most : has_most ? most : v;
+            move = lr / c1 * m / (is_adamax ? most : sqrt(root) / sqrt(c2) + eps);
             p -= move;
         }
         double tiny = 8 * compute_epsilon(dtype), ulp = typed_epsilon(dtype);
@@ -76,7 +77,7 @@ static void check(int32_t dtype, int64_t n, int64_t start, uint32_t options)
 static void test_cpu_adam__every_combination_of_options(void **state)
 {
     (void)state;
-    check_every_option(check, 40);
+    check_every_option(check, 80);
 }
 
 static void test_cpu_adam__lengths_0_to_130_and_starts_0_to_63(void **state)

@@ -1,10 +1,10 @@
 -- Operators on drawn operands, for compare.py: one line of JSON a case, with what went in, what
 -- came out and the gradients of the operands. Numbers JSON has not are texts.
 local ms = require 'moonshard'
-local ops, json = ms.ops, require 'moonshard.internal.json'
+local ops, json = ms.ops, require 'moonshard.base.json'
 
 local draw = dofile(arg[0]:gsub('[^/]*$', '') .. 'draw.lua')
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 -- Of other seeds one or two values differ by right: slopes of bf16 cancel to what rounding leaves,
 -- and sums of large numbers overflow in one order and not in the other.

@@ -9,7 +9,7 @@
 
 local ms = require 'moonshard'
 local draw = dofile(arg[0]:gsub('[^/]*$', '') .. 'draw.lua')
-local ops, json, util = ms.ops, require 'moonshard.internal.json', require 'moonshard.internal.util'
+local ops, json, util = ms.ops, require 'moonshard.base.json', require 'moonshard.base.util'
 
 local PROGRAMS = tonumber(os.getenv('MS_PROGRAMS')) or 1000
 local SEED = tonumber(os.getenv('MS_SEED')) or 2001 -- as in cases.lua: of others a value may differ

@@ -8,15 +8,14 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
-local class = require 'moonshard.internal.class'
-local create = require 'moonshard.internal.create'
+local class = require 'moonshard.base.class'
+local create = require 'moonshard.base.create'
 local dist = require 'moonshard.dist'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local members = require 'moonshard.dist.members'
 local notes = require 'moonshard_ffi.notes'
 local parameter = require 'moonshard_ffi.parameter'
-local naming = require 'moonshard.internal.naming'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 local Optimizer = require 'moonshard.optim.optimizer'
 
 ---@class ms.amp.GradScaler
@@ -294,4 +293,4 @@ function GradScaler:load_state_dict(sd)
   end
 end
 
-return naming.methods(GradScaler)
+return GradScaler

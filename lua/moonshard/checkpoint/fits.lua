@@ -1,6 +1,6 @@
 --- Does an optimizer fit the model it is saved or loaded with, and the checkpoint it is read from?
 
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
 

@@ -1,12 +1,12 @@
 --- What a checkpoint holds beside the tensors.
 
-local errors = require 'moonshard.internal.errors'
-local json = require 'moonshard.internal.json'
-local random = require 'moonshard.internal.random'
-local runs = require 'moonshard.nn.runs'
+local errors = require 'moonshard.base.errors'
+local json = require 'moonshard.base.json'
+local random = require 'moonshard.base.random'
+local dropout_counters = require 'moonshard.nn.dropout_counters'
 local runtime = require 'moonshard_ffi.checkpoint'
 local state = require 'moonshard.checkpoint.state'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 local meta_data = {}
 
@@ -72,7 +72,8 @@ function meta_data.get(meta, part)
   if type(value) ~= 'table' then
     errors.raise('KeyError', 'the checkpoint has no %s%s', part.label,
       #by_name > 0 and ('; it has %s: %s'):format(many, table.concat(by_name, ', ')) or '')
-  elseif value.dropout ~= nil and part.kind == 'model' and not runs.valid(value.dropout) then
+  elseif value.dropout ~= nil and part.kind == 'model'
+    and not dropout_counters.valid(value.dropout) then
     errors.raise('FormatError', "the meta data of the %s have a 'dropout' that is not how often "
       .. 'each module ran', part.label)
   end

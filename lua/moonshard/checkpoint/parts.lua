@@ -2,8 +2,8 @@
 --- modules, the optimizer and the optimizers, the loader, then everything else by its name.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
-local util = require 'moonshard.internal.util'
+local errors = require 'moonshard.base.errors'
+local util = require 'moonshard.base.util'
 
 local parts = {}
 

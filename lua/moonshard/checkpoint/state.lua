@@ -2,13 +2,13 @@
 --- them: infinite numbers, NaN and tensors stand as tables with one key. Tensors are stored beside
 --- the JSON, of ShardedTensors each rank's own elements.
 
-local ShardedTensor = require 'moonshard.fsdp.sharded_tensor'
+local ShardedTensor = require 'moonshard.dist.sharded_tensor'
 local arguments = require 'moonshard_ffi.arguments'
-local create = require 'moonshard.internal.create'
-local errors = require 'moonshard.internal.errors'
-local json = require 'moonshard.internal.json'
+local create = require 'moonshard.base.create'
+local errors = require 'moonshard.base.errors'
+local json = require 'moonshard.base.json'
 local parameter = require 'moonshard_ffi.parameter'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 local state = {}
 

@@ -2,12 +2,12 @@
 
 local Dataset = require 'moonshard.data.dataset'
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.internal.class'
-local create = require 'moonshard.internal.create'
-local errors = require 'moonshard.internal.errors'
+local class = require 'moonshard.base.class'
+local create = require 'moonshard.base.create'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 local collate = {}
 

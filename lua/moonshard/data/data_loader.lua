@@ -10,15 +10,14 @@
 --- PyTorch's DistributedSampler pads: all ranks have equally many batches of equal size.
 
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.internal.class'
+local class = require 'moonshard.base.class'
 local collate = require 'moonshard.data.collate'
 local dealing = require 'moonshard.data.dealing'
 local dist = require 'moonshard.dist'
-local errors = require 'moonshard.internal.errors'
-local naming = require 'moonshard.internal.naming'
+local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.data'
-local samples = require 'moonshard.internal.samples'
+local samples = require 'moonshard.base.samples'
 
 ---@class ms.data.DataLoader
 ---@field dataset ms.data.Dataset
@@ -313,7 +312,4 @@ function DataLoader:__tostring()
     self.steps_per_epoch, self.rank, self.world_size)
 end
 
-return naming.close(DataLoader, {
-  'dataset', 'batch_size', 'seed', 'shuffle', 'drop_last', 'rank', 'world_size', 'micro_batches',
-  'n_samples', 'samples_per_step', 'steps_per_epoch', 'sampler', 'collate_fn',
-}, 'for i, batch in loader:batches() do')
+return DataLoader

@@ -1,8 +1,8 @@
 --- Samples by index: the base of map-style datasets.
 
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.internal.class'
-local errors = require 'moonshard.internal.errors'
+local class = require 'moonshard.base.class'
+local errors = require 'moonshard.base.errors'
 
 --- A dataset has `len()` and `get(i)`; it may have `get_batch(indices)`, which returns the collated
 --- values of several samples at once.

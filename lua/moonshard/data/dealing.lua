@@ -2,7 +2,7 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local dist = require 'moonshard.dist'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local sharding = require 'moonshard_ffi.fsdp'
 
 local dealing = {}

@@ -1,9 +1,9 @@
 --- Datasets, token files, and the loaders that deal their samples to ranks.
 
-local naming = require 'moonshard.internal.naming'
+local namespace = require 'moonshard.base.namespace'
 local data = require 'moonshard.data.tokens'
 
-return naming.space('data', data, {
+return namespace.space('data', data, {
   Loader = 'moonshard.data.loader',
   DataLoader = 'moonshard.data.data_loader',
   Dataset = 'moonshard.data.dataset',

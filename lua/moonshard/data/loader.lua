@@ -18,15 +18,14 @@
 
 local TokenFile = require 'moonshard.data.token_file'
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.internal.class'
-local create = require 'moonshard.internal.create'
+local class = require 'moonshard.base.class'
+local create = require 'moonshard.base.create'
 local dealing = require 'moonshard.data.dealing'
 local dist = require 'moonshard.dist'
-local errors = require 'moonshard.internal.errors'
-local naming = require 'moonshard.internal.naming'
+local errors = require 'moonshard.base.errors'
 local runtime = require 'moonshard_ffi.data'
-local samples = require 'moonshard.internal.samples'
-local util = require 'moonshard.internal.util'
+local samples = require 'moonshard.base.samples'
+local util = require 'moonshard.base.util'
 
 ---@class ms.data.Loader
 ---@field batch integer
@@ -199,7 +198,4 @@ function Loader:__tostring()
     self.context, self.steps_per_epoch, self.rank, self.world_size)
 end
 
-return naming.close(Loader, {
-  'tokens', 'batch', 'context', 'seed', 'shuffle', 'rank', 'world_size', 'micro_batches',
-  'samples_per_step', 'n_windows', 'steps_per_epoch',
-}, 'for step, x, y in loader:batches() do')
+return Loader

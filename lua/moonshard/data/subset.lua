@@ -2,7 +2,7 @@
 
 local Dataset = require 'moonshard.data.dataset'
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.internal.class'
+local class = require 'moonshard.base.class'
 local collate = require 'moonshard.data.collate'
 
 --- Sample i is sample indices[i] of another dataset.

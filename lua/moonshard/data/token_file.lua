@@ -1,11 +1,10 @@
 --- Files of u16 and u32 tokens: dtypes that tensors do not have.
 
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.internal.class'
-local create = require 'moonshard.internal.create'
-local dims = require 'moonshard.internal.dims'
-local errors = require 'moonshard.internal.errors'
-local naming = require 'moonshard.internal.naming'
+local class = require 'moonshard.base.class'
+local create = require 'moonshard.base.create'
+local dims = require 'moonshard.base.dims'
+local errors = require 'moonshard.base.errors'
 local runtime = require 'moonshard_ffi.data'
 
 --- Tokens of a mapped file, which data.Loader takes. What is read of them are i64 tensors.
@@ -106,4 +105,4 @@ function TokenFile:__tostring()
   return ("TokenFile('%s', %d tokens of %s)"):format(self.path, self:numel(), self._dtype)
 end
 
-return naming.close(TokenFile, { 'path' })
+return TokenFile

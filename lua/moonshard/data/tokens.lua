@@ -1,7 +1,7 @@
 --- Token files, memory-mapped: what is not read takes no memory, and ranks share what is.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local runtime = require 'moonshard_ffi.data'
 local TokenFile = require 'moonshard.data.token_file'
 local Subset = require 'moonshard.data.subset'

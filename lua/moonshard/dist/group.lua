@@ -2,9 +2,9 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local members = require 'moonshard.dist.members'
-local naming = require 'moonshard.internal.naming'
+local namespace = require 'moonshard.base.namespace'
 
 local C = B.C
 
@@ -32,7 +32,7 @@ end
 local metatable = {}
 
 local function no_field(name)
-  naming.missing('a group of ranks', tostring(name), { 'rank', 'ranks', 'size' })
+  namespace.missing('a group of ranks', tostring(name), { 'rank', 'ranks', 'size' })
 end
 
 function metatable.__index(_, name)

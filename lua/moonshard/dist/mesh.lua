@@ -8,9 +8,9 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local device = require 'moonshard.internal.device'
-local errors = require 'moonshard.internal.errors'
-local naming = require 'moonshard.internal.naming'
+local device = require 'moonshard.base.device'
+local errors = require 'moonshard.base.errors'
+local namespace = require 'moonshard.base.namespace'
 local notes = require 'moonshard_ffi.notes'
 
 local C = B.C
@@ -210,7 +210,7 @@ function metatable.__index(mesh, key)
     if type(key) == 'table' then
       errors.raise('RuntimeError', 'Cannot slice a DeviceMesh without mesh_dim_names!')
     end
-    naming.missing('a DeviceMesh without mesh_dim_names', tostring(key), FIELDS)
+    namespace.missing('a DeviceMesh without mesh_dim_names', tostring(key), FIELDS)
   end
   if type(key) == 'table' and #key > 0 then
     return part(mesh, key)

@@ -2,8 +2,8 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
-local util = require 'moonshard.internal.util'
+local errors = require 'moonshard.base.errors'
+local util = require 'moonshard.base.util'
 local validate = require 'moonshard.dist.validate'
 local work = require 'moonshard.dist.work'
 

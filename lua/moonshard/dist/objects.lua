@@ -4,9 +4,9 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local members = require 'moonshard.dist.members'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 local validate = require 'moonshard.dist.validate'
 
 local C, calls = B.C, B.calls

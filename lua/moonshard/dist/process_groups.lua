@@ -2,7 +2,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local validate = require 'moonshard.dist.validate'
 local members = require 'moonshard.dist.members'
 local notes = require 'moonshard_ffi.notes'

@@ -2,8 +2,8 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
-local writable = require 'moonshard.internal.writable'
+local errors = require 'moonshard.base.errors'
+local writable = require 'moonshard.base.writable'
 
 require 'moonshard.dist.group' -- the methods of what comes in and goes out here
 

@@ -4,9 +4,8 @@
 --- it. A message between two ranks goes on in wait(), in is_completed(), and whenever this rank
 --- waits for others.
 
-local class = require 'moonshard.internal.class'
-local naming = require 'moonshard.internal.naming'
-local errors = require 'moonshard.internal.errors'
+local class = require 'moonshard.base.class'
+local errors = require 'moonshard.base.errors'
 
 ---@class ms.dist.Work
 local Work = class 'dist.Work'
@@ -60,7 +59,5 @@ function work.of(async, result, message)
   end
   return result
 end
-
-naming.methods(Work)
 
 return work

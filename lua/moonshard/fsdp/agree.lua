@@ -1,6 +1,6 @@
 --- Ranks compare what they were given before any of them changes the model.
 
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.fsdp'
 

@@ -26,7 +26,7 @@ function buffers.cast(instance)
       end
     end
     for _, child in ipairs(module:children()) do
-      if not tree.state(child) then
+      if not tree.manager(child) then
         visit(child)
       end
     end

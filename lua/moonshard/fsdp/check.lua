@@ -1,10 +1,10 @@
 --- What FSDP asks of classes, policies, groups and batches it is given.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local members = require 'moonshard.dist.members'
 local runtime = require 'moonshard_ffi.fsdp'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 local tree = require 'moonshard.nn.tree'
 
 local check = {}

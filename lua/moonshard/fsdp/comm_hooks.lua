@@ -2,10 +2,10 @@
 --- and the same in a low precision.
 
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.internal.class'
+local class = require 'moonshard.base.class'
 local dist = require 'moonshard.dist'
-local errors = require 'moonshard.internal.errors'
-local naming = require 'moonshard.internal.naming'
+local errors = require 'moonshard.base.errors'
+local namespace = require 'moonshard.base.namespace'
 
 ---@class ms.fsdp.comm_hooks
 local comm_hooks = {}
@@ -111,4 +111,4 @@ function comm_hooks.bf16_compress_hook(state, grad, out)
   compress('bf16', state, grad, out)
 end
 
-return naming.space('fsdp.comm_hooks', comm_hooks)
+return namespace.space('fsdp.comm_hooks', comm_hooks)

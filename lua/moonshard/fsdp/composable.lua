@@ -5,9 +5,9 @@
 local Module = require 'moonshard.nn.module'
 local State = require 'moonshard.fsdp.state'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local module_tree = require 'moonshard.nn.tree'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 local composable = {}
 
@@ -21,7 +21,7 @@ local composable = {}
 function composable.shard(module, opts)
   if not util.is(module, Module) then
     arguments.refuse('composable', 'module', module, 'a module')
-  elseif module_tree.state(module) then
+  elseif module_tree.manager(module) then
     errors.raise('ValueError', 'composable: %s is sharded already', module._name)
   end
   local normalised, inherited = State.options_of(opts)
@@ -37,7 +37,7 @@ function composable.get_state(module)
   if not util.is(module, Module) then
     arguments.refuse('get_state', 'module', module, 'a module')
   end
-  return module_tree.state(module)
+  return module_tree.manager(module)
     or errors.raise('ValueError', 'get_state: %s is not sharded itself', module._name)
 end
 

@@ -55,7 +55,7 @@ local function explain(model)
   model:_prepare()
   local lines = {}
   for _, entry in ipairs(tree.walk(model)) do
-    local state = tree.state(entry.module)
+    local state = tree.manager(entry.module)
     lines[#lines + 1] = state and line_of(state, entry.path) or nil
   end
   return table.concat(lines, '\n')

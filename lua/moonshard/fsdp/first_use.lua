@@ -9,13 +9,14 @@
 local B = require 'moonshard_ffi'
 local buffers = require 'moonshard.fsdp.buffers'
 local checks = require 'moonshard.fsdp.check'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
+local module_names = require 'moonshard.nn.names'
 local module_tree = require 'moonshard.nn.tree'
 local notes = require 'moonshard_ffi.notes'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
-local scope = require 'moonshard.internal.scope'
+local scope = require 'moonshard.base.scope'
 local settings = require 'moonshard.fsdp.settings'
 
 ---@class ms.fsdp.Tree  what the instances of a model share
@@ -112,7 +113,7 @@ end
 
 -- Options that show in no unit, but must be the same on all ranks.
 local function note_options(instances)
-  local paths = module_tree.paths(plan.faces(instances))
+  local paths = module_names.paths(plan.faces(instances))
   for i, instance in ipairs(instances) do
     local precision = instance.mixed_precision
     notes.numbers(instance.process_group, ("FSDP '%s'"):format(paths[i]),
@@ -128,7 +129,7 @@ end
 local function outermost(instance)
   local module, out = instance.face, instance
   while module do
-    out = module_tree.state(module) or out
+    out = module_tree.manager(module) or out
     module = rawget(module, '_owner')
   end
   return out

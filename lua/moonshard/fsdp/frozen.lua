@@ -1,9 +1,9 @@
 --- Refuses, or warns about, units that would hold frozen and trainable parameters together.
 
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 local frozen = {}
 

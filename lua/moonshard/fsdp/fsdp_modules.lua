@@ -1,7 +1,7 @@
 --- The modules of a tree that FSDP shards.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local tree = require 'moonshard.nn.tree'
 
 ---@param module ms.nn.Module
@@ -14,7 +14,7 @@ return function(module, opts)
   opts = errors.options('fsdp_modules', opts, { root_only = 'flag' })
   local out, inner = {}, {}
   for _, m in ipairs(module:modules()) do
-    if tree.state(m) then
+    if tree.manager(m) then
       out[#out + 1] = not (opts.root_only and inner[m]) and m or nil
       for _, below in ipairs(opts.root_only and m:modules() or {}) do
         inner[below] = below ~= m or inner[m]

@@ -2,9 +2,9 @@
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 local tree = require 'moonshard.nn.tree'
 
 local ignored = {}
@@ -65,7 +65,7 @@ end
 
 -- A module and all below it, down to nested instances.
 local function add_subtree(set, module)
-  if tree.state(module) or set.modules[module] then
+  if tree.manager(module) or set.modules[module] then
     return
   end
   set.modules[module] = true
@@ -82,7 +82,7 @@ function ignored.of(module, opts)
   local modules, params = split(opts)
   local set = { modules = {}, params = {} }
   for _, m in ipairs(modules) do
-    if tree.state(m) then
+    if tree.manager(m) then
       errors.raise('ValueError', '`ignored_modules` should not include FSDP modules')
     elseif m == module then
       errors.warn('UserWarning', 'Trying to ignore the top-level module passed into the FSDP '
@@ -99,11 +99,11 @@ function ignored.of(module, opts)
       for _, p in ipairs(tree.params(m, false)) do
         set.params[parameter.key(p.tensor)] = true
       end
-    elseif tree.state(m) then
-      for inner in next, tree.state(m)._ignored.modules do
+    elseif tree.manager(m) then
+      for inner in next, tree.manager(m)._ignored.modules do
         set.modules[inner] = true
       end
-      for key in next, tree.state(m)._ignored.params do
+      for key in next, tree.manager(m)._ignored.params do
         set.params[key] = true
       end
     end

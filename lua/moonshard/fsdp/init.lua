@@ -2,7 +2,7 @@
 --- wrapped models.
 
 local composable = require 'moonshard.fsdp.composable'
-local naming = require 'moonshard.internal.naming'
+local namespace = require 'moonshard.base.namespace'
 local policies = require 'moonshard.fsdp.policies'
 local state_dict_type = require 'moonshard.fsdp.state_dict_type'
 local wrap = require 'moonshard.fsdp.wrap'
@@ -72,7 +72,7 @@ local lazy = {
   comm_hooks = 'moonshard.fsdp.comm_hooks',
   explain = 'moonshard.fsdp.explain',
   ShardedGradScaler = 'moonshard.fsdp.sharded_grad_scaler',
-  ShardedTensor = 'moonshard.fsdp.sharded_tensor',
+  ShardedTensor = 'moonshard.dist.sharded_tensor',
 }
 
-return naming.space('fsdp', fsdp, lazy)
+return namespace.space('fsdp', fsdp, lazy)

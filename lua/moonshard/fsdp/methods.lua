@@ -4,17 +4,15 @@
 local arguments = require 'moonshard_ffi.arguments'
 local clip = require 'moonshard.optim.clip'
 local dist = require 'moonshard.dist'
-local errors = require 'moonshard.internal.errors'
-local figures = require 'moonshard.internal.figures'
+local errors = require 'moonshard.base.errors'
 local first_use = require 'moonshard.fsdp.first_use'
-local guard = require 'moonshard.internal.guard'
+local finally = require 'moonshard.base.finally'
 local module_tree = require 'moonshard.nn.tree'
-local once = require 'moonshard.internal.once'
+local without_jit = require 'moonshard.base.without_jit'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
 
-local as_plan = figures 'plan()'
 
 ---@class ms.fsdp.Methods
 local methods = {}
@@ -54,7 +52,7 @@ function methods:no_sync(fn, ...)
   for i, its in ipairs(first_use.trees(tree)) do
     before[i] = { tree = its, sync = runtime.sync(its.handle) }
   end
-  return guard.run('no_sync', restore_sync, before, unsynchronised, before, fn, ...)
+  return finally.run(restore_sync, before, unsynchronised, before, fn, ...)
 end
 
 -- In order of registration, plain ones among them, whatever the units.
@@ -263,13 +261,13 @@ function methods:plan(opts)
   opts = errors.options('plan', opts, { 'micro_batches', 'dry_run' })
   local micro_batches = arguments.whole('plan', 'micro_batches', opts.micro_batches, 1, 1)
   if arguments.flag('plan', 'dry_run', opts.dry_run, false) then
-    return as_plan(sum_of(once.run('a dry run of FSDP', first_use.dry_run, self, micro_batches)))
+    return sum_of(without_jit.run(first_use.dry_run, self, micro_batches))
   end
   local plans, top = {}, self:_lazy_init()
   for i, tree in ipairs(first_use.trees(top.outer or top)) do
     plans[i] = runtime.plan(tree.handle, micro_batches, false)
   end
-  return as_plan(sum_of(plans))
+  return sum_of(plans)
 end
 
 --- Collectives this rank has called in the instance's group so far, by kind.

@@ -8,17 +8,17 @@
 --- ShardedTensors with this rank's elements.
 
 local B = require 'moonshard_ffi'
-local ShardedTensor = require 'moonshard.fsdp.sharded_tensor'
+local ShardedTensor = require 'moonshard.dist.sharded_tensor'
 local arguments = require 'moonshard_ffi.arguments'
-local create = require 'moonshard.internal.create'
+local create = require 'moonshard.base.create'
 local dist = require 'moonshard.dist'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local members = require 'moonshard.dist.members'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.fsdp'
 local state_dict_type = require 'moonshard.fsdp.state_dict_type'
 local tree = require 'moonshard.nn.tree'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 local whole_state = require 'moonshard.optim.whole_state'
 
 local optim_state = {}

@@ -1,16 +1,16 @@
 --- Options of FSDP(module, options): known names, defaults, and what is refused.
 
 local B = require 'moonshard_ffi'
-local BatchNorm = require 'moonshard.nn.batch_norm'
+local BatchNorm = require('moonshard.nn.batch_norm')._BatchNorm
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
-local device = require 'moonshard.internal.device'
-local errors = require 'moonshard.internal.errors'
+local device = require 'moonshard.base.device'
+local errors = require 'moonshard.base.errors'
 local members = require 'moonshard.dist.members'
 local mesh = require 'moonshard.dist.mesh'
 local policies = require 'moonshard.fsdp.policies'
 local runtime = require 'moonshard_ffi.fsdp'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 local options = {}
 

@@ -6,9 +6,10 @@
 --- asked for.
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.internal.errors'
-local guard = require 'moonshard.internal.guard'
+local errors = require 'moonshard.base.errors'
+local finally = require 'moonshard.base.finally'
 local parameter = require 'moonshard_ffi.parameter'
+local module_names = require 'moonshard.nn.names'
 local tree = require 'moonshard.nn.tree'
 
 local plan = {}
@@ -60,7 +61,7 @@ end
 -- Every place of every parameter, in module order. `instances` lists instances, and by instance the
 -- modules that are watched when it runs.
 local function look(module, path, chain, found, order, instances)
-  local state = tree.state(module)
+  local state = tree.manager(module)
   if state then
     chain = { unpack(chain) }
     chain[#chain + 1] = state
@@ -127,7 +128,7 @@ end
 ---@param instances ms.fsdp.State[]
 ---@return string[]
 function plan.unit_names(instances)
-  local names = tree.paths(plan.faces(instances))
+  local names = module_names.paths(plan.faces(instances))
   for i, instance in ipairs(instances) do
     names[i] = names[i] == '' and instance:wrapped()._name or names[i]
   end
@@ -210,7 +211,7 @@ function plan.seal(top)
   end
   local drafts = {}
   sealing = true
-  guard.run('making units', seal_made, drafts, make_units, drafts, top)
+  finally.run(seal_made, drafts, make_units, drafts, top)
   return true
 end
 
@@ -236,7 +237,7 @@ end
 function plan.instances(instance)
   local out = {}
   for _, module in ipairs(instance.face:modules()) do
-    out[#out + 1] = tree.state(module)
+    out[#out + 1] = tree.manager(module)
   end
   return out
 end
@@ -248,7 +249,7 @@ end
 function plan.validate(module, ignored, use_orig_params)
   local first
   local function visit(m, path)
-    if tree.state(m) then
+    if tree.manager(m) then
       return
     end
     for _, p in ipairs(tree.params(m, false)) do

@@ -13,10 +13,9 @@ local Module = require 'moonshard.nn.module'
 local MultiheadAttention = require 'moonshard.nn.multihead_attention'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
-local class = require 'moonshard.internal.class'
-local errors = require 'moonshard.internal.errors'
-local naming = require 'moonshard.internal.naming'
-local util = require 'moonshard.internal.util'
+local class = require 'moonshard.base.class'
+local errors = require 'moonshard.base.errors'
+local util = require 'moonshard.base.util'
 
 local policies = {}
 
@@ -38,8 +37,6 @@ end
 function Callable:__call(module, looking, numel)
   return self.fn(module, looking, numel)
 end
-
-naming.close(Callable, { 'fn' })
 
 --- A policy of a function that is asked as the callable ones here are: fn(module, true, numel)
 --- whether to look inside, fn(module, false, numel) whether to wrap, where a table gives options in
@@ -154,7 +151,7 @@ end
 -- -- objects -------------------------------------------------------------------------------------
 
 ---@class ms.fsdp.PolicyObject
-local Policy = naming.close(class 'fsdp.Policy', { 'classes', 'fn' })
+local Policy = class 'fsdp.Policy'
 policies.Policy = Policy
 Policy._is_policy = true
 

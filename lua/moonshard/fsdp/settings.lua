@@ -2,7 +2,7 @@
 --- dropout) over the ranks at the first use of the model.
 
 local agree = require 'moonshard.fsdp.agree'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local runtime = require 'moonshard_ffi.fsdp'
 local tree = require 'moonshard.nn.tree'
 

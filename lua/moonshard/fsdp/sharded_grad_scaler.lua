@@ -1,8 +1,8 @@
 --- A loss scale over sharded gradients: ms.amp.GradScaler with a group that is said.
 
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.internal.class'
-local util = require 'moonshard.internal.util'
+local class = require 'moonshard.base.class'
+local util = require 'moonshard.base.util'
 local GradScaler = require 'moonshard.amp.grad_scaler'
 
 ---@class ms.fsdp.ShardedGradScaler: ms.amp.GradScaler

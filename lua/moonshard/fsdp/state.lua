@@ -6,30 +6,32 @@
 --- of all units below: it is the one whose forward is called first, or the outermost one, where
 --- anything else comes first.
 
+local auto_wrap = require 'moonshard.fsdp.auto_wrap'
 local buffers = require 'moonshard.fsdp.buffers'
 local check = require 'moonshard.fsdp.check'
-local class = require 'moonshard.internal.class'
+local class = require 'moonshard.base.class'
 local dist = require 'moonshard.dist'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local first_use = require 'moonshard.fsdp.first_use'
 local forward_values = require 'moonshard.fsdp.forward_values'
-local graph = require 'moonshard.internal.graph'
-local guard = require 'moonshard.internal.guard'
+local graph = require 'moonshard.base.graph'
+local finally = require 'moonshard.base.finally'
 local ignored = require 'moonshard.fsdp.ignored'
 local members = require 'moonshard.dist.members'
 local methods = require 'moonshard.fsdp.methods'
 local module_tree = require 'moonshard.nn.tree'
-local once = require 'moonshard.internal.once'
+local module_names = require 'moonshard.nn.names'
+local without_jit = require 'moonshard.base.without_jit'
 local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
-local samples = require 'moonshard.internal.samples'
-local scope = require 'moonshard.internal.scope'
-local util = require 'moonshard.internal.util'
+local samples = require 'moonshard.base.samples'
+local scope = require 'moonshard.base.scope'
+local sealed = require 'moonshard.fsdp.sealed'
+local util = require 'moonshard.base.util'
 local values = require 'moonshard.fsdp.values'
 local watch = require 'moonshard.fsdp.watch'
-local wrap = require 'moonshard.fsdp.wrap'
 
 ---@class ms.fsdp.State: ms.fsdp.Methods, ms.fsdp.Values
 ---@field face ms.nn.Module  the wrapper, or the module itself
@@ -83,7 +85,7 @@ local function own_params(module, ignored_set, tensors, holders)
     end
   end
   for _, child in ipairs(module:children()) do
-    if not module_tree.state(child) then
+    if not module_tree.manager(child) then
       own_params(child, ignored_set, tensors, holders)
     end
   end
@@ -93,7 +95,7 @@ end
 -- Let all ranks have rank 0's values. Nested instances have synchronised theirs.
 local function sync(module, opts, ignored_set, done)
   local tensors, holders = own_params(module, ignored_set, {}, {})
-  module_tree.assign_names(module_tree.outermost(module))
+  module_names.assign_names(module_tree.outermost(module))
   init_params(opts.param_init_fn, tensors, holders, done)
   for _, tensor in ipairs(tensors) do
     if not parameter.manager(tensor) then
@@ -129,7 +131,7 @@ end
 local function wrap_below(module, opts, inherited, inner, done)
   local ignored_set = inherited or ignored.of(module, opts)
   for _, below in ipairs(inherited and {} or module:modules()) do
-    local state = module_tree.state(below)
+    local state = module_tree.manager(below)
     if state and not state._planned then
       share_groups(state, opts)
     end
@@ -139,7 +141,7 @@ local function wrap_below(module, opts, inherited, inner, done)
   end
   if opts.auto_wrap_policy then
     local reason = 'chosen by ' .. policy_text(opts.auto_wrap_policy)
-    wrap.auto(module, opts, ignored_set, function(child, own)
+    auto_wrap.below(module, opts, ignored_set, function(child, own)
       return inner(child, util.merged(own, { _ignored = ignored_set, _reason = reason }))
     end)
   end
@@ -173,7 +175,7 @@ end
 ---@param inner fun(module: ms.nn.Module, opts: table): ms.nn.Module  shards what the policy chooses
 function State:init(face, module, opts, inherited, inner)
   self._initialised = {} -- modules, by param_init_fn
-  self._ignored = once.run('wrapping', wrap_below, module, opts, inherited, inner,
+  self._ignored = without_jit.run(wrap_below, module, opts, inherited, inner,
     self._initialised)
   self.face, self.in_place = face, face == module
   for _, name in ipairs(self.OPTIONS) do
@@ -187,7 +189,7 @@ function State:init(face, module, opts, inherited, inner)
   self.shard_group = shard or opts.process_group
   self.rank, self.world_size = runtime.place(self.shard_group)
   self.replica = replicate and runtime.place(replicate) or 0
-  rawset(face, '_fsdp', self)
+  rawset(face, '_manager', self)
 end
 
 --- The module whose forward runs.
@@ -212,13 +214,45 @@ function State:shard_alike(module, ignored_set)
     local normalised, inherited = State.options_of(opts)
     State(module, module, normalised, inherited)
   end
-  local state = module_tree.state(module)
+  local state = module_tree.manager(module)
   state._state_dict_settings = self._state_dict_settings
   state._comm_hook = self._comm_hook
   for _, entry in ipairs(self._forward_methods or {}) do
     state:register_forward_method(entry.name, entry.method)
   end
   return module
+end
+
+--- See ms.nn.Manager.
+function State.param_assigned(_, module, p, now)
+  return sealed.param_assigned(module, p, now)
+end
+
+---@param module ms.nn.Module
+---@return boolean
+function State:ignores(module)
+  return self._ignored.modules[module] ~= nil
+end
+
+-- The ignored modules and parameters of a state, in a copy: those that are copied so far.
+local function copy_ignored(copy, from)
+  local into = copy.ignored[from] or { modules = {}, params = {} }
+  copy.ignored[from] = into
+  for original, made in next, copy.modules do -- order does not matter
+    into.modules[made] = from.modules[original]
+  end
+  for key, made in next, copy.tensors do -- order does not matter
+    into.params[parameter.key(made)] = from.params[key]
+  end
+  return into
+end
+
+--- Shard the copy of its module.
+---@param copy ms.nn.Copy
+---@param module ms.nn.Module
+---@return ms.nn.Module outer
+function State:copy_onto(copy, module)
+  return self:shard_alike(module, copy_ignored(copy, self._ignored))
 end
 
 --- Let a call of a method of `face` run as a forward.
@@ -238,8 +272,8 @@ end
 --- Make the units of the tree it is in, unless there are, with their first values.
 function State:prepare()
   if not self._planned then
-    local sealed = plan.seal(module_tree.outermost(self.face))
-    if sealed and not self._planned then -- never put in the wrapped module's place: stands alone
+    local made = plan.seal(module_tree.outermost(self.face))
+    if made and not self._planned then -- never put in the wrapped module's place: stands alone
       rawset(self.face, '_owner', nil)
       plan.seal(self.face)
     end
@@ -329,9 +363,9 @@ function State:_seal(draft)
     self._unit = unit
   end
   for _, module in ipairs(draft.modules) do
-    rawset(module, '_planned', true)
+    rawset(module, '_sealed', sealed)
   end
-  rawset(self.face, '_planned', true)
+  rawset(self.face, '_sealed', sealed)
   self._watched = draft.watched
   self._planned = true
 end
@@ -384,7 +418,7 @@ function State:_lazy_init(alone)
   local tree = self._tree
   plan.check_sealed(self)
   return tree and tree.ready and tree
-    or once.run('the first use of FSDP', first_use.ready, self, alone)
+    or without_jit.run(first_use.ready, self, alone)
 end
 
 -- -- forward -------------------------------------------------------------------------------------
@@ -503,7 +537,7 @@ function State:forward(call, ...)
   elseif not tree.ready then
     self:_lazy_init(true)
   end
-  return guard.run('a forward', end_forward, tree, outermost_forward, self, tree, call, ...)
+  return finally.run(end_forward, tree, outermost_forward, self, tree, call, ...)
 end
 
 return State

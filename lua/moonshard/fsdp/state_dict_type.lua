@@ -9,10 +9,10 @@
 --- Units with NO_SHARD give whole parameters under every type, as PyTorch 2.15 does.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
-local guard = require 'moonshard.internal.guard'
+local errors = require 'moonshard.base.errors'
+local finally = require 'moonshard.base.finally'
 local tree = require 'moonshard.nn.tree'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 local state_dict_type = {}
 
@@ -70,7 +70,7 @@ local function instances_below(module)
     arguments.refuse('state_dict_type', 'module', module, 'a module')
   end
   for _, below in ipairs(module:modules()) do
-    out[#out + 1] = tree.state(below)
+    out[#out + 1] = tree.manager(below)
   end
   return out
 end
@@ -139,7 +139,7 @@ function state_dict_type.block(module, type_name, configs, fn, ...)
     before[instance] = state_dict_type.of(instance)
   end
   state_dict_type.set(module, type_name, configs)
-  return guard.run('state_dict_type', restore, before, fn, ...)
+  return finally.run(restore, before, fn, ...)
 end
 
 return state_dict_type

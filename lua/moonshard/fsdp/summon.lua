@@ -1,8 +1,8 @@
 --- Full parameters for a while: private full-precision copies behind the parameters' handles.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
-local guard = require 'moonshard.internal.guard'
+local errors = require 'moonshard.base.errors'
+local finally = require 'moonshard.base.finally'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
 local tree = require 'moonshard.nn.tree'
@@ -24,7 +24,7 @@ local KNOWN = {
 
 -- The instances below that no other instance contains.
 local function roots_of(module, out)
-  local state = tree.state(module)
+  local state = tree.manager(module)
   if state then
     out[#out + 1] = state
     return out
@@ -120,9 +120,9 @@ local function summon_full_params(module, opts, fn, ...)
   end
   opts = errors.options('summon_full_params', opts, KNOWN)
   arguments.fn('summon_full_params', 'fn', fn)
-  local roots = opts.recurse == false and { tree.state(module) } or roots_of(module, {})
+  local roots = opts.recurse == false and { tree.manager(module) } or roots_of(module, {})
   local held = { writeback = check(opts, roots) }
-  return guard.run('summon_full_params', close, held, summoned, held, roots, opts, fn, ...)
+  return finally.run(close, held, summoned, held, roots, opts, fn, ...)
 end
 
 return summon_full_params

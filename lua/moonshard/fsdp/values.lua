@@ -1,12 +1,12 @@
 --- Values of a sharded module's parameters, as state dicts ask for them.
 
-local ShardedTensor = require 'moonshard.fsdp.sharded_tensor'
+local ShardedTensor = require 'moonshard.dist.sharded_tensor'
 local agree = require 'moonshard.fsdp.agree'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.fsdp'
 local state_dict_type = require 'moonshard.fsdp.state_dict_type'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 ---@class ms.fsdp.Values
 local values = {}

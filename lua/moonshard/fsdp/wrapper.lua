@@ -9,15 +9,14 @@ local ModuleDict = require 'moonshard.nn.module_dict'
 local ModuleList = require 'moonshard.nn.module_list'
 local State = require 'moonshard.fsdp.state'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local first_use = require 'moonshard.fsdp.first_use'
-local guard = require 'moonshard.internal.guard'
+local finally = require 'moonshard.base.finally'
 local methods = require 'moonshard.fsdp.methods'
 local module_tree = require 'moonshard.nn.tree'
-local naming = require 'moonshard.internal.naming'
 local runtime = require 'moonshard_ffi.fsdp'
 local summon_full_params = require 'moonshard.fsdp.summon'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 ---@class ms.fsdp.FSDP: ms.nn.Module, ms.fsdp.Methods
 ---@field module ms.nn.Module  what is wrapped
@@ -42,7 +41,7 @@ end
 
 for name, fn in next, methods do
   FSDP[name] = function(self, ...)
-    return fn(self._fsdp, ...)
+    return fn(self._manager, ...)
   end
 end
 
@@ -53,7 +52,7 @@ function FSDP.__index(self, name)
   if value ~= nil then
     return value
   elseif OF_STATE[name] then
-    local state = rawget(self, '_fsdp')
+    local state = rawget(self, '_manager')
     return state and state[name]
   elseif type(name) == 'string' and name:byte() == 95 then -- '_'
     return nil
@@ -101,7 +100,7 @@ local function call(module, ...)
 end
 
 function FSDP:forward(...)
-  local state = type(self) == 'table' and rawget(self, '_fsdp')
+  local state = type(self) == 'table' and rawget(self, '_manager')
   if not state then
     errors.raise('TypeError', "FSDP:forward: 'self' is %s, expected what FSDP() returned; write "
       .. "model(x) or model:forward(x), and for the wrapped module's own forward "
@@ -113,7 +112,7 @@ end
 ---@param opts? { rank0_only?: boolean }
 ---@return ms.StateDict
 function FSDP:state_dict(opts)
-  self._fsdp:_lazy_init()
+  self._manager:_lazy_init()
   return Module.state_dict(self, opts)
 end
 
@@ -137,14 +136,14 @@ end
 ---@param fn fun(module: ms.nn.Module)
 ---@return self
 function FSDP:apply(fn)
-  local tree = self._fsdp:_lazy_init()
+  local tree = self._manager:_lazy_init()
   if tree.applies then -- by the instance around this one
     return Module.apply(self, fn)
   elseif runtime.summoned(tree.handle) then
     errors.raise('ValueError', 'apply: expected to be in states [IDLE] but current state is '
       .. 'SUMMON_FULL_PARAMS')
   end
-  return guard.run('apply', stop_applying, tree, summon_full_params, self, nil, applied, tree, fn,
+  return finally.run(stop_applying, tree, summon_full_params, self, nil, applied, tree, fn,
     self)
 end
 
@@ -152,4 +151,4 @@ function FSDP:extra_repr()
   return self.sharding_strategy
 end
 
-return naming.methods(FSDP)
+return FSDP

@@ -15,19 +15,19 @@ local ModuleList = require 'moonshard.nn.module_list'
 local TransformerBlock = require 'moonshard.nn.transformer_block'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
-local create = require 'moonshard.internal.create'
+local create = require 'moonshard.base.create'
 local data = require 'moonshard_ffi.data'
-local dtypes = require 'moonshard.internal.dtype'
-local errors = require 'moonshard.internal.errors'
-local guard = require 'moonshard.internal.guard'
-local machine = require 'moonshard.internal.machine'
-local once = require 'moonshard.internal.once'
+local dtypes = require 'moonshard.base.dtype'
+local errors = require 'moonshard.base.errors'
+local finally = require 'moonshard.base.finally'
+local machine = require 'moonshard.base.machine'
+local without_jit = require 'moonshard.base.without_jit'
 local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
-local random = require 'moonshard.internal.random'
+local random = require 'moonshard.base.random'
 local rules = require 'moonshard.nn.rules'
-local scope = require 'moonshard.internal.scope'
-local util = require 'moonshard.internal.util'
+local scope = require 'moonshard.base.scope'
+local util = require 'moonshard.base.util'
 
 ---@class ms.models.GPT: ms.nn.Module
 ---@field vocab integer
@@ -107,7 +107,7 @@ function GPT:init(opts)
     errors.raise('ValueError', '%s: layers is %.17g, expected at most %d', self._name, self.layers,
       MOST_LAYERS)
   end
-  once.run(self._name, build, self, opts)
+  without_jit.run(build, self, opts)
 end
 
 -- 0, 1, ..., T - 1 as i64 (T), kept from call to call.
@@ -220,7 +220,7 @@ function GPT:generate(ids, n, opts)
   for i, module in ipairs(modules) do
     training[i] = module.training
   end
-  return guard.run('generate', function()
+  return finally.run(function()
     for i, module in ipairs(modules) do
       rawset(module, 'training', training[i])
     end

@@ -1,7 +1,7 @@
 --- Models ready to train.
 
-local naming = require 'moonshard.internal.naming'
+local namespace = require 'moonshard.base.namespace'
 
 ---@class ms.models
 ---@field GPT ms.models.GPT
-return naming.space('models', {}, { GPT = 'moonshard.models.gpt' })
+return namespace.space('models', {}, { GPT = 'moonshard.models.gpt' })

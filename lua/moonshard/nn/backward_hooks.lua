@@ -2,12 +2,12 @@
 --- the forward and another one follows it. Their gradients are those of arguments and results.
 
 local B = require 'moonshard_ffi'
-local Function = require 'moonshard.internal.custom_function'
+local Function = require 'moonshard.autograd.custom_function'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
-local class = require 'moonshard.internal.class'
-local errors = require 'moonshard.internal.errors'
-local scope = require 'moonshard.internal.scope'
+local class = require 'moonshard.base.class'
+local errors = require 'moonshard.base.errors'
+local scope = require 'moonshard.base.scope'
 
 local Unchanged = Function.extend 'a module hook'
 

@@ -12,8 +12,9 @@ local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
 local check = require 'moonshard.nn.check'
-local create = require 'moonshard.internal.create'
-local errors = require 'moonshard.internal.errors'
+local create = require 'moonshard.base.create'
+local device = require 'moonshard.base.device'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
 
@@ -55,7 +56,7 @@ function BatchNorm:init(num_features, opts)
   check.sizes(name, 0, { 'num_features' }, num_features)
   opts = errors.options(name, opts, self.options)
   if opts.device ~= nil then
-    errors.device(name, opts.device)
+    device.check(name, opts.device)
   end
   self.num_features = num_features
   self.eps = arguments.number(name, 'eps', opts.eps, 1e-5)
@@ -208,4 +209,27 @@ function BatchNorm:extra_repr()
     tostring(self.affine), tostring(self.bias ~= nil), tostring(self.track_running_stats))
 end
 
-return BatchNorm
+local classes = { _BatchNorm = BatchNorm }
+
+--- Batch normalisation of (N, C) or (N, C, L).
+---@class ms.nn.BatchNorm1d: ms.nn._BatchNorm
+---@overload fun(num_features: integer, opts?: ms.nn.BatchNorm.Options): ms.nn.BatchNorm1d
+local BatchNorm1d = BatchNorm.extend('nn.BatchNorm1d')
+BatchNorm1d._least_dims, BatchNorm1d._most_dims, BatchNorm1d._expected_dims = 2, 3, '2 or 3'
+classes.BatchNorm1d = BatchNorm1d
+
+--- Batch normalisation of (N, C, H, W).
+---@class ms.nn.BatchNorm2d: ms.nn._BatchNorm
+---@overload fun(num_features: integer, opts?: ms.nn.BatchNorm.Options): ms.nn.BatchNorm2d
+local BatchNorm2d = BatchNorm.extend('nn.BatchNorm2d')
+BatchNorm2d._least_dims, BatchNorm2d._most_dims, BatchNorm2d._expected_dims = 4, 4, '4'
+classes.BatchNorm2d = BatchNorm2d
+
+--- Batch normalisation of (N, C, D, H, W).
+---@class ms.nn.BatchNorm3d: ms.nn._BatchNorm
+---@overload fun(num_features: integer, opts?: ms.nn.BatchNorm.Options): ms.nn.BatchNorm3d
+local BatchNorm3d = BatchNorm.extend('nn.BatchNorm3d')
+BatchNorm3d._least_dims, BatchNorm3d._most_dims, BatchNorm3d._expected_dims = 5, 5, '5'
+classes.BatchNorm3d = BatchNorm3d
+
+return classes

@@ -7,7 +7,7 @@
 
 local B = require 'moonshard_ffi'
 local parameter = require 'moonshard_ffi.parameter'
-local scope = require 'moonshard.internal.scope'
+local scope = require 'moonshard.base.scope'
 
 ---@class ms.nn.Buffer  a declaration
 ---@field module ms.nn.Module

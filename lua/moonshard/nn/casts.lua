@@ -2,9 +2,9 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local dtypes = require 'moonshard.internal.dtype'
-local device = require 'moonshard.internal.device'
-local errors = require 'moonshard.internal.errors'
+local dtypes = require 'moonshard.base.dtype'
+local device = require 'moonshard.base.device'
+local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
 
@@ -71,7 +71,7 @@ local function target(name, value)
   elseif type(value) ~= 'string' then
     arguments.refuse('to', name, value, "a dtype such as ms.f16, a tensor, or 'cpu'")
   elseif device.is_name(value) then
-    errors.device('to', value)
+    device.check('to', value)
     return nil, value
   end
   return dtypes.name(dtypes.code(value))

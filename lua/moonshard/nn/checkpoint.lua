@@ -3,8 +3,8 @@
 local B = require 'moonshard_ffi'
 local CheckpointWrapper = require 'moonshard.nn.checkpoint_wrapper'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
-local segments = require 'moonshard.internal.segments'
+local errors = require 'moonshard.base.errors'
+local segments = require 'moonshard.autograd.segments'
 local tree = require 'moonshard.nn.tree'
 
 local function apply(module, policy, opts, done)

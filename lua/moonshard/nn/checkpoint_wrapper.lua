@@ -3,8 +3,8 @@
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
-local segments = require 'moonshard.internal.segments'
+local errors = require 'moonshard.base.errors'
+local segments = require 'moonshard.autograd.segments'
 local tree = require 'moonshard.nn.tree'
 
 ---@class ms.nn.CheckpointWrapper: ms.nn.Module

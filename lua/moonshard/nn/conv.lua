@@ -1,4 +1,4 @@
---- The base of convolutions (cross-correlations, as PyTorch's).
+--- Convolutions (cross-correlations, as PyTorch's), in one to three spatial dimensions.
 ---
 --- Shapes: x (N, in, ...) or (in, ...)  weight (out, in / groups, ...)  bias (out)
 --- Init:   both uniform in [-1/sqrt(fan_in), 1/sqrt(fan_in)), as PyTorch; fan_in is the weight's
@@ -6,10 +6,10 @@
 
 local Module = require 'moonshard.nn.module'
 local check = require 'moonshard.nn.check'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
-local spatial = require 'moonshard.internal.spatial'
+local spatial = require 'moonshard.ops.spatial'
 
 ---@class ms.nn._ConvNd: ms.nn.Module
 ---@field in_channels integer
@@ -161,4 +161,26 @@ function Conv:extra_repr()
   return table.concat(parts, ', ')
 end
 
-return Conv
+local classes = { _ConvNd = Conv }
+
+--- Convolution of (N, C, L).
+---@class ms.nn.Conv1d: ms.nn._ConvNd
+---@overload fun(inputs: integer, outputs: integer, kernel_size: ms.ops.Sizes, opts?: table): any
+classes.Conv1d = Conv.extend('nn.Conv1d')
+
+--- Convolution of (N, C, H, W).
+---@class ms.nn.Conv2d: ms.nn._ConvNd
+---@overload fun(inputs: integer, outputs: integer, kernel_size: ms.ops.Sizes, opts?: table): any
+classes.Conv2d = Conv.extend('nn.Conv2d')
+
+--- Convolution of (N, C, D, H, W).
+---@class ms.nn.Conv3d: ms.nn._ConvNd
+---@overload fun(inputs: integer, outputs: integer, kernel_size: ms.ops.Sizes, opts?: table): any
+classes.Conv3d = Conv.extend('nn.Conv3d')
+
+for n = 1, 3 do
+  local cls = classes[('Conv%dd'):format(n)]
+  cls._spatial, cls._operator = n, ('conv%dd'):format(n)
+end
+
+return classes

@@ -5,11 +5,11 @@
 ---         positions
 --- Init:   as nn.Conv2d; fan_in is out / groups times the filter's elements, as PyTorch.
 
-local Conv = require 'moonshard.nn.conv'
+local Conv = require('moonshard.nn.conv')._ConvNd
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
-local spatial = require 'moonshard.internal.spatial'
+local spatial = require 'moonshard.ops.spatial'
 
 ---@class ms.nn._ConvTransposeNd: ms.nn._ConvNd
 ---@field output_padding integer[]

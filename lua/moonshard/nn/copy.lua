@@ -1,16 +1,16 @@
 --- Copies of modules, with all below: layers that a model repeats, and whole models.
 
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local autograd = require 'moonshard.autograd'
 local hooks = require 'moonshard.nn.hooks'
 local parameter = require 'moonshard_ffi.parameter'
-local scope = require 'moonshard.internal.scope'
+local scope = require 'moonshard.base.scope'
 local tree = require 'moonshard.nn.tree'
 
 -- What a module has by being where it is and having run.
 local OWN = {
   _params = true, _buffers = true, _children = true, _owner = true, _home = true, _fields = true,
-  _ready = true, _scope = true, _site = true, _stream = true, _planned = true, _fsdp = true,
+  _ready = true, _scope = true, _site = true, _stream = true, _sealed = true, _manager = true,
 }
 
 ---@class ms.nn.Copy  one in progress
@@ -92,26 +92,9 @@ end
 
 local copy
 
--- What a state ignores, of what is copied so far: all below it.
-local function copy_ignored(c, from)
-  local into = c.ignored[from] or { modules = {}, params = {} }
-  c.ignored[from] = into
-  for original, made in next, c.modules do -- order does not matter
-    into.modules[made] = from.modules[original]
-  end
-  for key, made in next, c.tensors do -- order does not matter
-    into.params[parameter.key(made)] = from.params[key]
-  end
-  return into
-end
-
-local function shard(c, state, module)
-  return state:shard_alike(module, copy_ignored(c, state._ignored))
-end
-
 local function copy_wrapper(c, from, state)
   c.modules[from] = from -- parameters below may be its own
-  local into = shard(c, state, copy(c, state:wrapped()))
+  local into = state:copy_onto(c, copy(c, state:wrapped()))
   c.modules[from] = into
   for _, field in ipairs(hooks.FIELDS) do
     rawset(into, field, copy_value(c, rawget(from, field)))
@@ -123,10 +106,10 @@ function copy(c, from)
   if c.modules[from] then
     return c.modules[from]
   end
-  local state = tree.state(from)
+  local state = tree.manager(from)
   if state and c.deep and not state.in_place then
     return copy_wrapper(c, from, state)
-  elseif not c.deep and (state or rawget(from, '_planned')) then
+  elseif not c.deep and (state or rawget(from, '_sealed')) then
     errors.raise('RuntimeError', '%s is wrapped by FSDP; copy it before', from._name)
   end
   local into = setmetatable({}, getmetatable(from))
@@ -153,7 +136,7 @@ function copy(c, from)
     into:_take_stream()
   end
   copy_fields(c, from, into, declared)
-  return state and shard(c, state, into) or into
+  return state and state:copy_onto(c, into) or into
 end
 
 local copies = {}
@@ -191,9 +174,9 @@ function copies.deep(module)
   local params, made = tree.prepared_params(module), tree.prepared_params(into:materialize())
   autograd.no_grad(scope.run, 'deepcopy', copy_parts, params, made)
   for original, its in next, c.modules do -- now, as a copy has values without it
-    local state = tree.state(original)
+    local state = tree.manager(original)
     if state then
-      tree.state(its).param_init_fn = state.param_init_fn
+      tree.manager(its).param_init_fn = state.param_init_fn
     end
   end
   return into

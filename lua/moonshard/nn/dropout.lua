@@ -19,10 +19,9 @@
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
-local check = require 'moonshard.nn.check'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
-local sites = require 'moonshard.internal.sites'
+local dropout_streams = require 'moonshard.base.dropout_streams'
 
 ---@class ms.nn.Dropout: ms.nn.Module
 ---@field p number
@@ -34,7 +33,6 @@ Dropout._settings = { 'p' }
 
 ---@param p? number  probability of a zero (default 0.5)
 function Dropout:init(p)
-  check.positional(self._name, p)
   self.p = arguments.number(self._name, 'p', p, 0.5)
   if not (self.p >= 0 and self.p <= 1) then
     errors.raise('ValueError', 'dropout probability has to be between 0 and 1, but got %g', p)
@@ -43,7 +41,7 @@ function Dropout:init(p)
 end
 
 function Dropout:_materialized(path, stream)
-  self._site = sites.of_module(path, stream, self._site)
+  self._site = dropout_streams.of_module(path, stream, self._site)
 end
 
 ---@param x ms.Tensor  (samples, ...)

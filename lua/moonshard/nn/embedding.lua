@@ -6,13 +6,13 @@
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.nn.check'
-local dims = require 'moonshard.internal.dims'
-local errors = require 'moonshard.internal.errors'
+local dims = require 'moonshard.base.dims'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
 local rules = require 'moonshard.nn.rules'
-local scope = require 'moonshard.internal.scope'
-local util = require 'moonshard.internal.util'
+local scope = require 'moonshard.base.scope'
+local util = require 'moonshard.base.util'
 
 ---@class ms.nn.Embedding: ms.nn.Module
 ---@field num_embeddings integer

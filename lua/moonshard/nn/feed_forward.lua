@@ -7,7 +7,7 @@ local Linear = require 'moonshard.nn.linear'
 local LinearGELU = require 'moonshard.nn.linear_gelu'
 local Module = require 'moonshard.nn.module'
 local check = require 'moonshard.nn.check'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 
 ---@class ms.nn.FeedForward: ms.nn.Module
 ---@field fc ms.nn.LinearGELU

@@ -6,7 +6,7 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local declared = require 'moonshard.nn.declared'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
 
@@ -69,7 +69,7 @@ end
 
 local function assign_parameter(self, field, tensor)
   if declared(self._params, 'name', field) then
-    tree.check_unplanned(self, 'parameter', field)
+    tree.check_unsealed(self, 'parameter', field)
     rawset(self, field, tensor)
   else
     self:tie(field, tensor)

@@ -2,7 +2,6 @@
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
-local check = require 'moonshard.nn.check'
 local ops = require 'moonshard.ops'
 
 ---@class ms.nn.Flatten: ms.nn.Module
@@ -16,7 +15,6 @@ Flatten._settings = { 'start_dim', 'end_dim' }
 ---@param start_dim? integer  default 2
 ---@param end_dim? integer  default -1, the last
 function Flatten:init(start_dim, end_dim)
-  check.positional(self._name, start_dim)
   self.start_dim = arguments.whole(self._name, 'start_dim', start_dim, 2)
   self.end_dim = arguments.whole(self._name, 'end_dim', end_dim, -1)
 end

@@ -3,9 +3,9 @@
 --- too, one result is itself.
 
 local BackwardPass = require 'moonshard.nn.backward_hooks'
-local Hook = require 'moonshard.internal.hook'
+local Hook = require 'moonshard.base.hook'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 
 local hooks = {
   --- Fields of modules that have hooks.

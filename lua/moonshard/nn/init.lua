@@ -1,78 +1,60 @@
 --- Layers: what models are made of.
 
-local naming = require 'moonshard.internal.naming'
+local namespace = require 'moonshard.base.namespace'
 
-local lazy = {
-  Module = 'moonshard.nn.module',
-  Linear = 'moonshard.nn.linear',
-  LinearGELU = 'moonshard.nn.linear_gelu',
-  Embedding = 'moonshard.nn.embedding',
-  LayerNorm = 'moonshard.nn.layer_norm',
-  RMSNorm = 'moonshard.nn.rms_norm',
-  GroupNorm = 'moonshard.nn.group_norm',
-  _BatchNorm = 'moonshard.nn.batch_norm',
-  BatchNorm1d = 'moonshard.nn.batch_norm1d',
-  BatchNorm2d = 'moonshard.nn.batch_norm2d',
-  BatchNorm3d = 'moonshard.nn.batch_norm3d',
-  SyncBatchNorm = 'moonshard.nn.sync_batch_norm',
-  _ConvNd = 'moonshard.nn.conv',
-  Conv1d = 'moonshard.nn.conv1d',
-  Conv2d = 'moonshard.nn.conv2d',
-  Conv3d = 'moonshard.nn.conv3d',
-  ConvTranspose1d = 'moonshard.nn.conv_transpose',
-  ConvTranspose2d = 'moonshard.nn.conv_transpose',
-  ConvTranspose3d = 'moonshard.nn.conv_transpose',
-  Upsample = 'moonshard.nn.upsample',
-  MaxPool1d = 'moonshard.nn.max_pool1d',
-  MaxPool2d = 'moonshard.nn.max_pool2d',
-  MaxPool3d = 'moonshard.nn.max_pool3d',
-  AvgPool1d = 'moonshard.nn.avg_pool1d',
-  AvgPool2d = 'moonshard.nn.avg_pool2d',
-  AvgPool3d = 'moonshard.nn.avg_pool3d',
-  AdaptiveAvgPool1d = 'moonshard.nn.adaptive_avg_pool1d',
-  AdaptiveAvgPool2d = 'moonshard.nn.adaptive_avg_pool2d',
-  AdaptiveAvgPool3d = 'moonshard.nn.adaptive_avg_pool3d',
-  Dropout = 'moonshard.nn.dropout',
-  GELU = 'moonshard.nn.gelu',
-  ReLU = 'moonshard.nn.relu',
-  LeakyReLU = 'moonshard.nn.leaky_relu',
-  SiLU = 'moonshard.nn.silu',
-  Sigmoid = 'moonshard.nn.sigmoid',
-  Tanh = 'moonshard.nn.tanh',
-  Softmax = 'moonshard.nn.softmax',
-  LogSoftmax = 'moonshard.nn.log_softmax',
-  Identity = 'moonshard.nn.identity',
-  Flatten = 'moonshard.nn.flatten',
-  Sequential = 'moonshard.nn.sequential',
-  ModuleList = 'moonshard.nn.module_list',
-  ModuleDict = 'moonshard.nn.module_dict',
-  ParameterList = 'moonshard.nn.parameter_list',
-  RNN = 'moonshard.nn.rnn',
-  LSTM = 'moonshard.nn.rnn',
-  GRU = 'moonshard.nn.rnn',
-  RNNCell = 'moonshard.nn.rnn',
-  LSTMCell = 'moonshard.nn.rnn',
-  GRUCell = 'moonshard.nn.rnn',
-  MultiheadAttention = 'moonshard.nn.multihead_attention',
-  Transformer = 'moonshard.nn.transformer',
-  TransformerEncoder = 'moonshard.nn.transformer_encoder',
-  TransformerDecoder = 'moonshard.nn.transformer_decoder',
-  TransformerEncoderLayer = 'moonshard.nn.transformer_encoder_layer',
-  TransformerDecoderLayer = 'moonshard.nn.transformer_decoder_layer',
-  CausalSelfAttention = 'moonshard.nn.causal_self_attention',
-  FeedForward = 'moonshard.nn.feed_forward',
-  TransformerBlock = 'moonshard.nn.transformer_block',
-  MSELoss = 'moonshard.nn.mse_loss',
-  CrossEntropyLoss = 'moonshard.nn.cross_entropy_loss',
-  checkpoint = 'moonshard.nn.checkpoint',
-  checkpoint_wrapper = 'moonshard.nn.checkpoint_wrapper',
-  NLLLoss = 'moonshard.nn.nll_loss',
-  BCEWithLogitsLoss = 'moonshard.nn.bce_with_logits_loss',
-  L1Loss = 'moonshard.nn.l1_loss',
-  SmoothL1Loss = 'moonshard.nn.smooth_l1_loss',
-  HuberLoss = 'moonshard.nn.huber_loss',
-  init = 'moonshard.nn.rules',
+-- By file; one with several names returns a table of them.
+local FILES = {
+  ['moonshard.nn.module'] = { 'Module' },
+  ['moonshard.nn.linear'] = { 'Linear' },
+  ['moonshard.nn.linear_gelu'] = { 'LinearGELU' },
+  ['moonshard.nn.embedding'] = { 'Embedding' },
+  ['moonshard.nn.layer_norm'] = { 'LayerNorm' },
+  ['moonshard.nn.rms_norm'] = { 'RMSNorm' },
+  ['moonshard.nn.group_norm'] = { 'GroupNorm' },
+  ['moonshard.nn.batch_norm'] = { '_BatchNorm', 'BatchNorm1d', 'BatchNorm2d', 'BatchNorm3d' },
+  ['moonshard.nn.sync_batch_norm'] = { 'SyncBatchNorm' },
+  ['moonshard.nn.conv'] = { '_ConvNd', 'Conv1d', 'Conv2d', 'Conv3d' },
+  ['moonshard.nn.conv_transpose'] = { 'ConvTranspose1d', 'ConvTranspose2d', 'ConvTranspose3d' },
+  ['moonshard.nn.upsample'] = { 'Upsample' },
+  ['moonshard.nn.pool'] = {
+    'MaxPool1d', 'MaxPool2d', 'MaxPool3d', 'AvgPool1d', 'AvgPool2d', 'AvgPool3d',
+    'AdaptiveAvgPool1d', 'AdaptiveAvgPool2d', 'AdaptiveAvgPool3d',
+  },
+  ['moonshard.nn.dropout'] = { 'Dropout' },
+  ['moonshard.nn.activations'] = {
+    'GELU', 'ReLU', 'LeakyReLU', 'SiLU', 'Sigmoid', 'Tanh', 'Softmax', 'LogSoftmax',
+  },
+  ['moonshard.nn.identity'] = { 'Identity' },
+  ['moonshard.nn.flatten'] = { 'Flatten' },
+  ['moonshard.nn.sequential'] = { 'Sequential' },
+  ['moonshard.nn.module_list'] = { 'ModuleList' },
+  ['moonshard.nn.module_dict'] = { 'ModuleDict' },
+  ['moonshard.nn.parameter_list'] = { 'ParameterList' },
+  ['moonshard.nn.rnn'] = { 'RNN', 'LSTM', 'GRU', 'RNNCell', 'LSTMCell', 'GRUCell' },
+  ['moonshard.nn.multihead_attention'] = { 'MultiheadAttention' },
+  ['moonshard.nn.transformer'] = { 'Transformer' },
+  ['moonshard.nn.transformer_encoder'] = { 'TransformerEncoder' },
+  ['moonshard.nn.transformer_decoder'] = { 'TransformerDecoder' },
+  ['moonshard.nn.transformer_encoder_layer'] = { 'TransformerEncoderLayer' },
+  ['moonshard.nn.transformer_decoder_layer'] = { 'TransformerDecoderLayer' },
+  ['moonshard.nn.causal_self_attention'] = { 'CausalSelfAttention' },
+  ['moonshard.nn.feed_forward'] = { 'FeedForward' },
+  ['moonshard.nn.transformer_block'] = { 'TransformerBlock' },
+  ['moonshard.nn.losses'] = {
+    'MSELoss', 'CrossEntropyLoss', 'NLLLoss', 'BCEWithLogitsLoss', 'L1Loss', 'SmoothL1Loss',
+    'HuberLoss',
+  },
+  ['moonshard.nn.checkpoint'] = { 'checkpoint' },
+  ['moonshard.nn.checkpoint_wrapper'] = { 'checkpoint_wrapper' },
+  ['moonshard.nn.rules'] = { 'init' },
 }
+
+local lazy = {}
+for file, names in next, FILES do
+  for _, name in ipairs(names) do
+    lazy[name] = file
+  end
+end
 
 ---@class ms.nn
 ---@field Module ms.nn.Module
@@ -144,4 +126,4 @@ local lazy = {
 ---@field SmoothL1Loss ms.nn.SmoothL1Loss
 ---@field HuberLoss ms.nn.HuberLoss
 ---@field init ms.nn.init
-return naming.space('nn', {}, lazy)
+return namespace.space('nn', {}, lazy)

@@ -3,7 +3,7 @@
 --- Shapes: x (..., normalized_shape)  weight, bias normalized_shape
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local normalized = require 'moonshard.nn.normalized'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'

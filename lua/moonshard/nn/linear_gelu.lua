@@ -6,7 +6,7 @@
 local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'
 local ops = require 'moonshard.ops'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 ---@class ms.nn.LinearGELU: ms.nn.Module
 ---@field in_features integer

@@ -11,21 +11,22 @@
 
 local Buffer = require 'moonshard.nn.buffer'
 local casts = require 'moonshard.nn.casts'
-local class = require 'moonshard.internal.class'
+local class = require 'moonshard.base.class'
 local declared = require 'moonshard.nn.declared'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local fields = require 'moonshard.nn.fields'
-local guard = require 'moonshard.internal.guard'
+local finally = require 'moonshard.base.finally'
 local hooks = require 'moonshard.nn.hooks'
-local once = require 'moonshard.internal.once'
-local samples = require 'moonshard.internal.samples'
-local scope = require 'moonshard.internal.scope'
+local names = require 'moonshard.nn.names'
+local without_jit = require 'moonshard.base.without_jit'
+local samples = require 'moonshard.base.samples'
+local scope = require 'moonshard.base.scope'
 local tree = require 'moonshard.nn.tree'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 local watched = require 'moonshard.nn.watched'
 local arguments = require 'moonshard_ffi.arguments'
 local parameter = require 'moonshard_ffi.parameter'
-local zero_grad = require 'moonshard.internal.zero_grad'
+local zero_grad = require 'moonshard.autograd.zero_grad'
 
 ---@class ms.nn.DeclaredParam
 ---@field name string
@@ -115,7 +116,7 @@ local function check_name(self, what, name)
 end
 
 local function add_param(self, name, tensor, shape, rule)
-  tree.check_unplanned(self, 'parameter', name)
+  tree.check_unsealed(self, 'parameter', name)
   local list = own(self, '_params')
   list[#list + 1] = {
     name = name, tensor = tensor, shape = shape, declared = rule and tensor, rule = rule,
@@ -136,7 +137,7 @@ end
 ---@field dtype? ms.DType  of the master values (default 'f32')
 ---@field requires_grad? boolean  default true
 
--- A module with random numbers of its own is one of all made since the seed: see tree.stream().
+-- A module with random numbers of its own is one of all made since the seed: see names.stream().
 function Module:_take_stream()
   rawset(self, '_stream', rawget(self, '_stream') or parameter.next_stream())
 end
@@ -273,7 +274,7 @@ function Module:child(name, module, key)
   if key ~= nil and type(key) ~= 'string' then
     arguments.whole('child', 'key', key)
   end
-  tree.check_unplanned(self, 'child', name)
+  tree.check_unsealed(self, 'child', name)
   tree.check_acyclic(self, name, module)
   local list = own(self, '_children')
   local entry = { name = name, module = module, key = key or name }
@@ -299,7 +300,7 @@ function Module:set_child(name, module)
   end
   check_module(self, name, module)
   local old = entry.module
-  tree.check_unplanned(self, 'child', name, old, module)
+  tree.check_unsealed(self, 'child', name, old, module)
   tree.check_acyclic(self, name, module)
   entry.module = module
   tree.place(self, entry, module)
@@ -480,7 +481,7 @@ end
 -- -- names and memory ----------------------------------------------------------------------------
 
 local function prepare(self)
-  tree.assign_names(tree.outermost(self))
+  names.assign_names(tree.outermost(self))
   for _, entry in ipairs(tree.walk(self)) do
     entry.module:_prepare_self()
   end
@@ -488,11 +489,11 @@ end
 
 --- What must have happened before parameters are handed out; a wrapper groups them here.
 function Module:_prepare()
-  once.run('naming parameters', prepare, self)
+  without_jit.run(prepare, self)
 end
 
 function Module:_prepare_self()
-  local state = tree.state(self)
+  local state = tree.manager(self)
   if not rawget(self, '_ready') then
     fields.check(self)
   end
@@ -502,16 +503,16 @@ function Module:_prepare_self()
 end
 
 local function materialize(self)
-  tree.join_caller(self)
+  names.join_caller(self)
   prepare(self)
   for _, p in ipairs(tree.params(self)) do
     parameter.materialize(p.tensor)
   end
-  for _, place in ipairs(tree.places(self)) do
-    local module, path = place.module, place.path
+  for _, at in ipairs(names.locations(self)) do
+    local module, path = at.module, at.path
     rawset(module, '_scope', path == '' and module._name or path)
     rawset(module, '_ready', true)
-    module:_materialized(path, place.stream)
+    module:_materialized(path, at.stream)
   end
   watched.by(self)
 end
@@ -519,7 +520,7 @@ end
 --- Give all declared parameters their names, memory and first values. The first call does it.
 ---@return self
 function Module:materialize()
-  once.run('materialize', materialize, self)
+  without_jit.run(materialize, self)
   return self
 end
 
@@ -542,7 +543,7 @@ end
 
 local function forward_with_buffers(module, ...)
   local forward = hooks.any(module) and hooks.forward or module.forward
-  return guard.run(module._scope, keep_buffers, module, forward, module, ...)
+  return finally.run(keep_buffers, module, forward, module, ...)
 end
 
 -- The same in a scope that is open.
@@ -566,7 +567,7 @@ function Module:__call(...)
     watched.check(params)
   end
   samples.resume((...))
-  local state = rawget(self, '_fsdp')
+  local state = rawget(self, '_manager')
   if state and state.in_place then
     return scope.run(self._scope, state.forward, state, run_forward, ...)
   elseif rawget(self, '_buffers') then
@@ -660,7 +661,7 @@ end
 --- for a part of an instance. Dropout draws other masks.
 ---@return self
 function Module:deepcopy()
-  return once.run('deepcopy', require('moonshard.nn.copy').deep, self)
+  return without_jit.run(require('moonshard.nn.copy').deep, self)
 end
 
 --- Drop all gradients.

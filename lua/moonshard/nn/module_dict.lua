@@ -2,9 +2,9 @@
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local tree = require 'moonshard.nn.tree'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 ---@class ms.nn.ModuleDict: ms.nn.Module
 ---@field [string] ms.nn.Module

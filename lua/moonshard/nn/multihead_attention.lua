@@ -16,15 +16,15 @@
 local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
-local attend = require 'moonshard.internal.attend'
+local attend = require 'moonshard.ops.attend'
 local check = require 'moonshard.nn.check'
-local create = require 'moonshard.internal.create'
-local dtypes = require 'moonshard.internal.dtype'
-local errors = require 'moonshard.internal.errors'
+local create = require 'moonshard.base.create'
+local dtypes = require 'moonshard.base.dtype'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
-local sites = require 'moonshard.internal.sites'
-local util = require 'moonshard.internal.util'
+local dropout_streams = require 'moonshard.base.dropout_streams'
+local util = require 'moonshard.base.util'
 
 ---@class ms.nn.MultiheadAttention: ms.nn.Module
 ---@field embed_dim integer
@@ -96,7 +96,7 @@ function MultiheadAttention:init(embed_dim, num_heads, opts)
 end
 
 function MultiheadAttention:_materialized(path, stream)
-  self._site = sites.of_module(path, stream, self._site)
+  self._site = dropout_streams.of_module(path, stream, self._site)
 end
 
 -- -- projections ---------------------------------------------------------------------------------

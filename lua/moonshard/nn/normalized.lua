@@ -1,7 +1,7 @@
 --- The last dimensions of x, over which LayerNorm and RMSNorm normalise.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 
 local normalized = {}
 

@@ -1,12 +1,13 @@
---- The base of pooling over windows: MaxPool and AvgPool, in one to three spatial dimensions.
+--- Pooling over windows, in one to three spatial dimensions.
 ---
 --- Shapes: x (N, C, ...) or (C, ...)
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
-local spatial = require 'moonshard.internal.spatial'
+local spatial = require 'moonshard.ops.spatial'
 
+--- Largest elements or averages over windows.
 ---@class ms.nn._Pool: ms.nn.Module
 ---@field kernel_size integer[]
 ---@field stride integer[]
@@ -46,4 +47,88 @@ function Pool:extra_repr()
     tuple(self.stride), tuple(self.padding))
 end
 
-return Pool
+--- Averages over windows that give a result of one size.
+---@class ms.nn._AdaptiveAvgPool: ms.nn.Module
+---@field output_size (integer|false)[]
+local AdaptiveAvgPool = Module.extend('nn._AdaptiveAvgPool')
+
+---@param output_size integer|(integer|false)[]  false: the size of the input
+function AdaptiveAvgPool:init(output_size)
+  self.output_size = spatial.output_size(self._name, output_size, self._spatial)
+end
+
+---@param x ms.Tensor  (N, C, ...) or (C, ...)
+---@return ms.Tensor
+function AdaptiveAvgPool:forward(x)
+  return ops[self._operator](x, self.output_size)
+end
+
+function AdaptiveAvgPool:extra_repr()
+  local sizes = {}
+  for d, size in ipairs(self.output_size) do
+    sizes[d] = size or 'None'
+  end
+  return ('output_size=(%s)'):format(table.concat(sizes, ', '))
+end
+
+local classes = {}
+
+--- Largest elements of (N, C, L).
+---@class ms.nn.MaxPool1d: ms.nn._Pool
+---@overload fun(kernel_size: integer|integer[], opts?: ms.ops.MaxPoolOptions): ms.nn.MaxPool1d
+classes.MaxPool1d = Pool.extend('nn.MaxPool1d')
+
+--- Largest elements of (N, C, H, W).
+---@class ms.nn.MaxPool2d: ms.nn._Pool
+---@overload fun(kernel_size: integer|integer[], opts?: ms.ops.MaxPoolOptions): ms.nn.MaxPool2d
+classes.MaxPool2d = Pool.extend('nn.MaxPool2d')
+
+--- Largest elements of (N, C, D, H, W).
+---@class ms.nn.MaxPool3d: ms.nn._Pool
+---@overload fun(kernel_size: integer|integer[], opts?: ms.ops.MaxPoolOptions): ms.nn.MaxPool3d
+classes.MaxPool3d = Pool.extend('nn.MaxPool3d')
+
+--- Averages of (N, C, L).
+---@class ms.nn.AvgPool1d: ms.nn._Pool
+---@overload fun(kernel_size: integer|integer[], opts?: ms.ops.AvgPoolOptions): ms.nn.AvgPool1d
+classes.AvgPool1d = Pool.extend('nn.AvgPool1d')
+
+--- Averages of (N, C, H, W).
+---@class ms.nn.AvgPool2d: ms.nn._Pool
+---@overload fun(kernel_size: integer|integer[], opts?: ms.ops.AvgPoolOptions): ms.nn.AvgPool2d
+classes.AvgPool2d = Pool.extend('nn.AvgPool2d')
+
+--- Averages of (N, C, D, H, W).
+---@class ms.nn.AvgPool3d: ms.nn._Pool
+---@overload fun(kernel_size: integer|integer[], opts?: ms.ops.AvgPoolOptions): ms.nn.AvgPool3d
+classes.AvgPool3d = Pool.extend('nn.AvgPool3d')
+
+--- Averages of (N, C, L).
+---@class ms.nn.AdaptiveAvgPool1d: ms.nn._AdaptiveAvgPool
+---@overload fun(output_size: integer|integer[]): ms.nn.AdaptiveAvgPool1d
+classes.AdaptiveAvgPool1d = AdaptiveAvgPool.extend('nn.AdaptiveAvgPool1d')
+
+--- Averages of (N, C, H, W).
+---@class ms.nn.AdaptiveAvgPool2d: ms.nn._AdaptiveAvgPool
+---@overload fun(output_size: integer|integer[]): ms.nn.AdaptiveAvgPool2d
+classes.AdaptiveAvgPool2d = AdaptiveAvgPool.extend('nn.AdaptiveAvgPool2d')
+
+--- Averages of (N, C, D, H, W).
+---@class ms.nn.AdaptiveAvgPool3d: ms.nn._AdaptiveAvgPool
+---@overload fun(output_size: integer|integer[]): ms.nn.AdaptiveAvgPool3d
+classes.AdaptiveAvgPool3d = AdaptiveAvgPool.extend('nn.AdaptiveAvgPool3d')
+
+local AVERAGE = { 'stride', 'padding', 'ceil_mode', 'count_include_pad' }
+
+for n = 1, 3 do
+  for name, row in next, {
+    MaxPool = { 'max_pool', { 'stride', 'padding', 'dilation', 'ceil_mode' } },
+    AvgPool = { 'avg_pool', n > 1 and { 'divisor_override', unpack(AVERAGE) } or AVERAGE },
+    AdaptiveAvgPool = { 'adaptive_avg_pool' },
+  } do
+    local cls = classes[('%s%dd'):format(name, n)]
+    cls._spatial, cls._operator, cls.options = n, ('%s%dd'):format(row[1], n), row[2]
+  end
+end
+
+return classes

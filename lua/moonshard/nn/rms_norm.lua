@@ -4,7 +4,7 @@
 --- Shapes: x (..., normalized_shape)  weight normalized_shape
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local normalized = require 'moonshard.nn.normalized'
 local rules = require 'moonshard.nn.rules'
 

@@ -16,12 +16,12 @@
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.nn.check'
-local create = require 'moonshard.internal.create'
-local errors = require 'moonshard.internal.errors'
+local create = require 'moonshard.base.create'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
-local sites = require 'moonshard.internal.sites'
-local util = require 'moonshard.internal.util'
+local dropout_streams = require 'moonshard.base.dropout_streams'
+local util = require 'moonshard.base.util'
 
 -- -- one step ------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ function RNNBase:init(input_size, hidden_size, opts)
 end
 
 function RNNBase:_materialized(path, stream)
-  self._site = sites.of_module(path, stream, self._site)
+  self._site = dropout_streams.of_module(path, stream, self._site)
 end
 
 -- A view of a parameter that many steps use. Their gradients add up in the view's, and the

@@ -8,14 +8,14 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
-local create = require 'moonshard.internal.create'
-local errors = require 'moonshard.internal.errors'
-local naming = require 'moonshard.internal.naming'
+local create = require 'moonshard.base.create'
+local errors = require 'moonshard.base.errors'
+local namespace = require 'moonshard.base.namespace'
 local parameter = require 'moonshard_ffi.parameter'
 local ops = require 'moonshard.ops'
-local random = require 'moonshard.internal.random'
-local scope = require 'moonshard.internal.scope'
-local util = require 'moonshard.internal.util'
+local random = require 'moonshard.base.random'
+local scope = require 'moonshard.base.scope'
+local util = require 'moonshard.base.util'
 
 ---@class ms.nn.init
 local init = {}
@@ -393,4 +393,4 @@ function init.orthogonal_(tensor, gain)
   return tensor
 end
 
-return naming.space('nn.init', init)
+return namespace.space('nn.init', init)

@@ -6,10 +6,10 @@
 --- more than the order.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local members = require 'moonshard.dist.members'
 local parameter = require 'moonshard_ffi.parameter'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 local tree = require 'moonshard.nn.tree'
 
 local state_dict = {}
@@ -35,8 +35,8 @@ end
 -- The innermost FSDP instance around each module that does not ignore it, of those from `module`
 -- down.
 local function managers_of(module, around, out)
-  around = tree.state(module) or around
-  out[module] = around and not around._ignored.modules[module] and around or nil
+  around = tree.manager(module) or around
+  out[module] = around and not around:ignores(module) and around or nil
   for _, child in ipairs(tree.children(module)) do
     managers_of(child.module, around, out)
   end

@@ -1,15 +1,15 @@
 --- Batch normalisation of (N, C, ...) by the mean and variance over the batches of all ranks of a
 --- group, while it trains. Ranks may have batches of different sizes. The backward is collective.
 
-local BatchNorm = require 'moonshard.nn.batch_norm'
+local BatchNorm = require('moonshard.nn.batch_norm')._BatchNorm
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
-local create = require 'moonshard.internal.create'
-local errors = require 'moonshard.internal.errors'
+local create = require 'moonshard.base.create'
+local errors = require 'moonshard.base.errors'
 local functional = require 'moonshard.dist.functional'
 local ops = require 'moonshard.ops'
 local tree = require 'moonshard.nn.tree'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 ---@class ms.nn.SyncBatchNorm: ms.nn._BatchNorm
 ---@field process_group ms.dist.Group?  nil: all ranks

@@ -11,12 +11,12 @@ local TransformerDecoderLayer = require 'moonshard.nn.transformer_decoder_layer'
 local TransformerEncoder = require 'moonshard.nn.transformer_encoder'
 local TransformerEncoderLayer = require 'moonshard.nn.transformer_encoder_layer'
 local arguments = require 'moonshard_ffi.arguments'
-local create = require 'moonshard.internal.create'
-local errors = require 'moonshard.internal.errors'
+local create = require 'moonshard.base.create'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 local parts = require 'moonshard.nn.transformer_parts'
 local rules = require 'moonshard.nn.rules'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 ---@class ms.nn.Transformer: ms.nn.Module
 ---@field encoder ms.nn.Module

@@ -7,7 +7,7 @@ local FeedForward = require 'moonshard.nn.feed_forward'
 local LayerNorm = require 'moonshard.nn.layer_norm'
 local Module = require 'moonshard.nn.module'
 local check = require 'moonshard.nn.check'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 
 ---@class ms.nn.TransformerBlock: ms.nn.Module
 ---@field ln_1 ms.nn.LayerNorm

@@ -4,7 +4,7 @@
 --- Shapes: tgt (T, N, d_model)  memory (S, N, d_model); N comes first with batch_first
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local parts = require 'moonshard.nn.transformer_parts'
 
 ---@class ms.nn.TransformerDecoderLayer: ms.nn.Module

@@ -1,7 +1,7 @@
 --- Copies of an encoder layer, one after another. Each has parameters of its own.
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local parts = require 'moonshard.nn.transformer_parts'
 
 ---@class ms.nn.TransformerEncoder: ms.nn.Module

@@ -4,7 +4,7 @@
 --- Shapes: src (S, N, d_model), with batch_first (N, S, d_model)
 
 local Module = require 'moonshard.nn.module'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local parts = require 'moonshard.nn.transformer_parts'
 
 ---@class ms.nn.TransformerEncoderLayer: ms.nn.Module

@@ -8,10 +8,10 @@ local MultiheadAttention = require 'moonshard.nn.multihead_attention'
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.nn.check'
 local copies = require 'moonshard.nn.copy'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 local tree = require 'moonshard.nn.tree'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 local parts = {}
 

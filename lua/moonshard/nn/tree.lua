@@ -5,10 +5,9 @@
 --- `head.weight = parameter` ties one, and a field set to nil holds nothing any more.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
+local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
-local scope = require 'moonshard.internal.scope'
-local trace = require 'moonshard.internal.trace'
+local scope = require 'moonshard.base.scope'
 
 local tree = {}
 
@@ -21,11 +20,21 @@ end
 
 local join = tree.join
 
---- The state of a module that FSDP shards, by a wrapper or in place.
+--- What a room above attaches to a module whose parameters it manages (fsdp.State).
+---@class ms.nn.Manager
+---@field in_place boolean  calls of the module run through forward()
+---@field forward fun(self, call: function, module: ms.nn.Module, ...): ...
+---@field prepare fun(self)  before parameters are handed out
+---@field param_assigned fun(self, module: ms.nn.Module, p: ms.nn.DeclaredParam, now: any):
+---  ms.Tensor  a field of a parameter below the module holds something else now
+---@field ignores fun(self, module: ms.nn.Module): boolean
+---@field copy_onto fun(self, copy: ms.nn.Copy, module: ms.nn.Module): ms.nn.Module
+
+--- The manager of a module, or nil.
 ---@param module ms.nn.Module
----@return ms.fsdp.State?
-function tree.state(module)
-  return rawget(module, '_fsdp')
+---@return ms.nn.Manager?
+function tree.manager(module)
+  return rawget(module, '_manager')
 end
 
 --- Is this value a module?
@@ -129,43 +138,28 @@ function tree.check_acyclic(module, name, child)
   end
 end
 
---- Refuse to change what FSDP has made units over: such modules, and instances themselves, are
---- `_planned`.
+-- [Note: seals] A manager that relies on the structure of a module sets its `_sealed`: a table with
+-- refuse_new(module, what, name) and child_replaced(module, entry, now), which raise.
+
+--- Refuse to add to a sealed module.
 ---@param module ms.nn.Module
----@param what string
+---@param what 'child'|'parameter'
 ---@param name string
 ---@param old? ms.nn.Module
----@param new? ms.nn.Module  in the place of `old`: a wrapper around it holds the same parameters
-function tree.check_unplanned(module, what, name, old, new)
+---@param new? ms.nn.Module  replaces `old`: a wrapper around it holds the same parameters
+function tree.check_unsealed(module, what, name, old, new)
   while new and new._transparent and new ~= old do
     new = new.module
   end
-  if rawget(module, '_planned') and not (old and new == old) then
-    errors.raise('RuntimeError', "%s '%s' of %s is new, but FSDP has made its units already: "
-      .. 'change the model before it is wrapped, or at least before its first use', what,
-      tostring(name), module._name)
+  local seal = rawget(module, '_sealed')
+  if seal and not (old and new == old) then
+    seal.refuse_new(module, what, tostring(name))
   end
 end
 
 local function misplaced(what, name, module, value)
   errors.raise('TypeError', "%s '%s' of %s is now %s, expected a %s or nil", what, name,
     module._name, arguments.noun(value), what == 'child' and 'module' or 'tensor')
-end
-
--- "head (nn.Linear)", or the class alone for the outermost module.
-local function place(module)
-  local path = tree.path(module)
-  return path == '' and module._name or ('%s (%s)'):format(path, module._name)
-end
-
--- A field of a module that units were made over holds something else: show again what they hold.
-local function put_back_child(module, entry, now)
-  tree.place(module, entry, entry.module)
-  local path = join(tree.path(module), entry.name)
-  errors.raise('RuntimeError', "child '%s' of %s was %s after FSDP had made its units, which hold "
-    .. 'the parameters of the old one; the field shows that again. Change the model before it is '
-    .. 'wrapped, or at least before its first use', path, place(module),
-    now == nil and 'set to nil' or ('replaced by %s'):format(arguments.noun(now)))
 end
 
 --- What is declared in this module, or stands below it, is not what it was: it and the modules
@@ -200,8 +194,8 @@ function tree.child(module, entry)
   local now = standing(module, entry)
   if now == entry.module then
     return now
-  elseif rawget(module, '_planned') then
-    put_back_child(module, entry, now)
+  elseif rawget(module, '_sealed') then
+    rawget(module, '_sealed').child_replaced(module, entry, now)
   elseif now == nil then
     entry.module = nil
     tree.place(module, entry, nil)
@@ -217,48 +211,11 @@ function tree.child(module, entry)
   return now
 end
 
-local function is_wrapped(module)
-  while module and not tree.state(module) do
+local function manager_around(module)
+  while module and not tree.manager(module) do
     module = rawget(module, '_owner')
   end
-  return module ~= nil
-end
-
--- As put_back_child(). A tensor is refused only before a unit holds the parameter: afterwards it is
--- written into the unit.
-local function put_back_param(module, p, now)
-  rawset(module, p.name, p.tensor)
-  local tensor = parameter.is_tensor(now)
-  local what = tensor
-    and ('replaced by a tensor (%s)'):format(table.concat(parameter.shape(now), ', '))
-    or now == nil and 'set to nil' or 'replaced by ' .. arguments.noun(now)
-  local advice = now == nil and 'To keep it from training: module.%s:requires_grad_(false)'
-    or 'Write into it instead: fsdp.summon_full_params(model, nil, ms.no_grad, function() '
-      .. 'module.%s:copy_(t) end)'
-  errors.raise('RuntimeError', "parameter '%s' of %s was %s after FSDP %s; the field shows the "
-    .. 'parameter again. ' .. advice, join(tree.path(module), p.name), place(module), what,
-    tensor and 'wrapped the model' or 'took it into a unit, which would never see that', p.name)
-end
-
--- A tensor that a script put in place of one that a unit holds, in the shape the field has now: its
--- value and its gradient go into the unit, and the field shows the unit's parameter again.
-local function write_back(module, p, now)
-  local held = p.tensor
-  local expected, found = parameter.shape(held), parameter.shape(now)
-  rawset(module, p.name, held)
-  if table.concat(expected, ' ') ~= table.concat(found, ' ') then
-    errors.raise('RuntimeError', "Cannot writeback when the parameter shape changes: '%s' of %s "
-      .. 'has shape (%s), the tensor that replaced it (%s)', join(tree.path(module), p.name),
-      place(module), table.concat(expected, ', '), table.concat(found, ', '))
-  end
-  local to, from = held:detach(), now:detach()
-  to:copy_(from)
-  if parameter.has_grad(now) then
-    held:set_grad(now:grad())
-  end
-  to:release()
-  from:release()
-  return held
+  return module and tree.manager(module)
 end
 
 -- A tensor that is no parameter: an optimizer would go on with the old one.
@@ -267,7 +224,7 @@ local function put_back_plain(module, p, now)
   errors.raise('TypeError', "parameter '%s' of %s was replaced by a plain tensor (%s), expected a "
     .. 'parameter or nil; the field shows the parameter again. Write into it instead: '
     .. 'ms.no_grad(function() module.%s:copy_(t) end)', join(tree.path(module), p.name),
-    place(module), table.concat(parameter.shape(now), ', '), p.name)
+    tree.describe(module), table.concat(parameter.shape(now), ', '), p.name)
 end
 
 --- The tensor that stands where `p` of `module._params` was declared, or nil.
@@ -281,35 +238,22 @@ function tree.param(module, p)
   if tensor and p.tensor and parameter.key(now) == parameter.key(p.tensor) then
     return p.tensor
   elseif p.tensor and parameter.manager(p.tensor) then
-    if tensor then
-      return write_back(module, p, now)
-    end
-    put_back_param(module, p, now)
+    return parameter.manager(p.tensor):param_assigned(module, p, now)
   elseif now == nil then
     p.tensor = nil
     return nil
   elseif not tensor then
     misplaced('parameter', p.name, module, now)
   elseif p.tensor and not parameter.is_parameter(now) then
-    if is_wrapped(module) then
-      put_back_param(module, p, now)
+    local manager = manager_around(module)
+    if manager then
+      manager:param_assigned(module, p, now)
     end
     put_back_plain(module, p, now)
   end
   parameter.make(scope.keep(now))
   p.tensor, p.shape = now, parameter.shape(now)
   return now
-end
-
---- A module that was put into the place of another since the model was looked at last, and is
---- called by that model now, becomes part of the tree before it has a name.
----@param module ms.nn.Module
-function tree.join_caller(module)
-  local caller = trace.module()
-  local top = caller and tree.outermost(caller)
-  if top and tree.contains(top, module) then
-    tree.walk(top)
-  end
 end
 
 --- As tree.param(), for an entry of `module._buffers`.
@@ -391,8 +335,8 @@ function tree.params(module, recurse, distinct, flat)
   local modules = recurse == false and { { path = '', module = module } }
     or tree.walk(module, distinct)
   for _, entry in ipairs(modules) do
-    if flat and tree.state(entry.module) then
-      out[#out + 1] = flat_entry(entry.path, tree.state(entry.module), flat)
+    if flat and tree.manager(entry.module) then
+      out[#out + 1] = flat_entry(entry.path, tree.manager(entry.module), flat)
     end
     for _, p in ipairs(entry.module._params) do
       local tensor = tree.param(entry.module, p)
@@ -471,7 +415,7 @@ function tree.iterable(list, first, second)
   })
 end
 
--- -- names ---------------------------------------------------------------------------------------
+-- -- paths ---------------------------------------------------------------------------------------
 
 --- The module that contains this one and is contained by none.
 function tree.outermost(module)
@@ -508,98 +452,12 @@ function tree.path(module)
     or way(tree.outermost(module), module, {}) or ''
 end
 
-local function paths_below(top)
-  local paths = {}
-  for _, entry in ipairs(tree.walk(top)) do
-    paths[entry.module] = entry.path
-  end
-  return paths
-end
-
--- `make(top)` for each outermost module, once.
-local function by_top(make)
-  return setmetatable({}, {
-    __index = function(made, top)
-      made[top] = make(top)
-      return made[top]
-    end,
-  })
-end
-
---- The same of many modules, in a walk over each tree that they stand in.
----@param modules ms.nn.Module[]
----@return string[]
-function tree.paths(modules)
-  local below, paths = by_top(paths_below), {}
-  for i, module in ipairs(modules) do
-    local home = rawget(module, '_home')
-    paths[i] = home and not rawget(home, '_owner') and below[home][module]
-      or below[tree.outermost(module)][module] or ''
-  end
-  return paths
-end
-
---- Random stream of the tree below a module: that of the first of its modules that was made. So
---- what two trees draw under equal names differs, and what one draws does not depend on how it is
---- wrapped or on the order in which its parts were put together.
----@return integer
-function tree.stream(module)
-  local first
-  for _, entry in ipairs(tree.walk(module)) do
-    local stream = rawget(entry.module, '_stream')
-    first = stream and math.min(first or stream, stream) or first
-  end
-  return first or 0
-end
-
--- [Note: homes] A module may stand in several trees, as where a probe borrows layers of a model.
--- Its home is the one that names its parameters and places: the first that was materialised. One
--- that only was asked for parameters, became part of a larger one, or let the module go, gives way.
-local function home_of(module, top, paths)
-  local home = rawget(module, '_home')
-  if home == top or not (home and rawget(home, '_ready') and not rawget(home, '_owner')
-    and paths[home][module]) then
-    home = top
-    rawset(module, '_home', top)
-  end
-  return home
-end
-
---- Where this module and all below it stand, and their tree's random stream.
----@return { module: ms.nn.Module, path: string, stream: integer }[]
-function tree.places(module)
-  local top, out = tree.outermost(module), {}
-  local paths, streams = by_top(paths_below), by_top(tree.stream)
-  for i, entry in ipairs(tree.walk(module)) do
-    local home = home_of(entry.module, top, paths)
-    out[i] = {
-      module = entry.module, path = paths[home][entry.module] or '', stream = streams[home],
-    }
-  end
-  return out
-end
-
-local function names_below(top)
-  local names = {}
-  for _, p in ipairs(tree.params(top)) do
-    names[parameter.key(p.tensor)] = p.name
-  end
-  return names
-end
-
---- Name all parameters below an outermost module by their paths. What has no values yet will have
---- those of its present name.
----@param top ms.nn.Module
-function tree.assign_names(top)
-  local paths, names, streams = by_top(paths_below), by_top(names_below), by_top(tree.stream)
-  for _, p in ipairs(tree.params(top)) do
-    local home = home_of(p.module, top, paths)
-    local name = home == top and p.name or names[home][parameter.key(p.tensor)]
-    if parameter.name(p.tensor) ~= name then
-      parameter.set_name(p.tensor, name)
-    end
-    parameter.set_stream(p.tensor, streams[home])
-  end
+--- For messages: "head (nn.Linear)", or the class alone for the outermost module.
+---@param module ms.nn.Module
+---@return string
+function tree.describe(module)
+  local path = tree.path(module)
+  return path == '' and module._name or ('%s (%s)'):format(path, module._name)
 end
 
 --- Parameters from here down that no FSDP instance manages, with values.

@@ -1,9 +1,9 @@
 --- Other sizes of spatial dimensions, see moonshard.ops.interpolate.
 
 local Module = require 'moonshard.nn.module'
-local interpolate = require 'moonshard.internal.interpolate'
+local interpolate = require 'moonshard.ops.interpolate'
 local ops = require 'moonshard.ops'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 ---@class ms.nn.Upsample: ms.nn.Module
 ---@field size integer|integer[]|nil

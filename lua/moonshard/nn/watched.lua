@@ -25,7 +25,7 @@ end
 function watched.by(module)
   local list = rawget(module, '_fields')
   if list == false then
-    local is_top = not rawget(module, '_owner') and not tree.state(module)
+    local is_top = not rawget(module, '_owner') and not tree.manager(module)
     list = is_top and params_of(module) or nil
     rawset(module, '_fields', list)
   end

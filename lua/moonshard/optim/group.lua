@@ -3,8 +3,8 @@
 --- written into the table that `betas` gives takes effect, or is refused, at the next step.
 
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.internal.errors'
-local naming = require 'moonshard.internal.naming'
+local errors = require 'moonshard.base.errors'
+local namespace = require 'moonshard.base.namespace'
 local runtime = require 'moonshard_ffi.optim'
 
 ---@class ms.optim.Group  the optimizer's options as fields
@@ -27,7 +27,7 @@ function Group:__index(name)
   if name == 'params' then
     return rawget(self, '_params')
   elseif not is_option(self, name) then
-    naming.missing('a parameter group', name, { 'params', unpack(self._optimizer.options) })
+    namespace.missing('a parameter group', name, { 'params', unpack(self._optimizer.options) })
   end
   local betas = name == 'betas' and rawget(self, '_betas')
   if betas then

@@ -1,31 +1,23 @@
 --- Optimizers over the local shards of parameters.
 
 local clip = require 'moonshard.optim.clip'
-local naming = require 'moonshard.internal.naming'
+local namespace = require 'moonshard.base.namespace'
+local runtime = require 'moonshard_ffi.optim'
 
 local lazy = {
   Optimizer = 'moonshard.optim.optimizer',
-  SGD = 'moonshard.optim.sgd',
-  Adam = 'moonshard.optim.adam',
-  AdamW = 'moonshard.optim.adamw',
-  RMSprop = 'moonshard.optim.rmsprop',
-  Adagrad = 'moonshard.optim.adagrad',
-  Lion = 'moonshard.optim.lion',
   lr_scheduler = 'moonshard.optim.lr_scheduler',
 }
+for name in next, runtime.rules do
+  lazy[name] = 'moonshard.optim.rules'
+end
 
 ---@class ms.optim
 ---@field Optimizer ms.optim.Optimizer
----@field SGD ms.optim.SGD
----@field Adam ms.optim.Adam
----@field AdamW ms.optim.AdamW
----@field RMSprop ms.optim.RMSprop
----@field Adagrad ms.optim.Adagrad
----@field Lion ms.optim.Lion
 ---@field lr_scheduler ms.optim.lr_scheduler
 local optim = {}
 
 optim.clip_grad_norm_ = clip.grad_norm_
 optim.clip_grad_value_ = clip.grad_value_
 
-return naming.space('optim', optim, lazy)
+return namespace.space('optim', optim, lazy)

@@ -1,5 +1,6 @@
 /* What ranks compare at first use. Plans and values of replicas must be equal (error); the origin
  * of shards and the numerics should be (warning). */
+#include "array.h"
 #include "schedule.h"
 
 #include <stdio.h>
@@ -159,12 +160,9 @@ static ms_status compare_plans(ms_fsdp_tree *tree, const plan_entry *all, int32_
 /* Maximum number of units, to `*most` (first 0). */
 static ms_status largest_tree(ms_fsdp_tree *tree, int32_t *most)
 {
-    int32_t *counts = calloc((size_t)tree->world, sizeof(*counts));
+    int32_t *counts;
 
-    if (counts == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare the plans of %d ranks",
-                       (int)tree->world);
-    }
+    MS_TRY(msi_new_array(&counts, tree->world, "ranks' plans to compare"));
     ms_status status = msi_tree_gather(tree, "the first use of FSDP (number of units)",
                                        &tree->n_units, sizeof(*counts), counts);
 
@@ -175,13 +173,10 @@ static ms_status largest_tree(ms_fsdp_tree *tree, int32_t *most)
     return status;
 }
 
-/* `mine` (most), `all` (world, most), both zeroed; the caller frees them in any case. */
+/* `mine` (most), `all` (world, most), both zeroed. */
 static ms_status compare_with_peers(ms_fsdp_tree *tree, int32_t most, plan_entry *mine,
                                     plan_entry *all)
 {
-    if (mine == NULL || all == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare plans of %d units", (int)most);
-    }
     for (int32_t i = 0; i < tree->n_units; i++) {
         describe(tree->units[i], &mine[i]);
     }
@@ -195,16 +190,18 @@ static ms_status compare_with_peers(ms_fsdp_tree *tree, int32_t most, plan_entry
 
 ms_status msi_plans_agree(ms_fsdp_tree *tree)
 {
+    plan_entry *mine = NULL, *all = NULL;
     int32_t most = 0;
+    ms_status status;
 
     if (!msi_tree_has_peers(tree)) {
         return MS_OK;
     }
     MS_TRY(largest_tree(tree, &most));
-    plan_entry *mine = calloc((size_t)most + 1, sizeof(*mine));
-    plan_entry *all = calloc((size_t)most * (size_t)tree->world + 1, sizeof(*all));
-    const ms_status status = compare_with_peers(tree, most, mine, all);
-
+    MS_TRY_GOTO(msi_new_array(&mine, most, "units to compare"), done);
+    MS_TRY_GOTO(msi_new_array(&all, (int64_t)most * tree->world, "units to compare"), done);
+    status = compare_with_peers(tree, most, mine, all);
+done:
     free(mine);
     free(all);
     return status;
@@ -274,12 +271,8 @@ ms_status msi_values_agree(ms_fsdp_tree *tree)
     if (!msi_tree_has_peers(tree) || n == 0) {
         return MS_OK;
     }
-    mine = malloc(sizeof(*mine) * (size_t)n);
-    all = malloc(sizeof(*all) * (size_t)(n * tree->world));
-    if (mine == NULL || all == NULL) {
-        status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare %lld parameters", (long long)n);
-        goto done;
-    }
+    MS_TRY_GOTO(msi_new_array(&mine, n, "parameters to compare"), done);
+    MS_TRY_GOTO(msi_new_array(&all, n * tree->world, "parameters to compare"), done);
     for (int32_t i = 0; i < tree->n_units; i++) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
             MS_TRY_GOTO(first_values_of(tree->units[i], p, &mine[at++]), done);
@@ -317,31 +310,27 @@ enum { NUMERICS_TEXT = 320 };
 ms_status msi_numerics_agree(ms_fsdp_tree *tree)
 {
     char mine[NUMERICS_TEXT] = "";
-    char *all;
+    char(*all)[NUMERICS_TEXT];
 
     tree->same_numerics = true;
     if (!msi_tree_has_peers(tree)) {
         return MS_OK;
     }
-    all = calloc((size_t)tree->world, NUMERICS_TEXT);
-    if (all == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare the numerics of %d ranks",
-                       (int)tree->world);
-    }
+    MS_TRY(msi_new_array(&all, tree->world, "ranks' numerics to compare"));
     strncpy(mine, ms_numerics(), NUMERICS_TEXT - 1);
     ms_status status =
         msi_tree_gather(tree, "the first use of FSDP (numerics)", mine, NUMERICS_TEXT, all);
 
     for (int32_t q = 1; status == MS_OK && q < tree->world && tree->same_numerics; q++) {
-        const char *theirs = all + (size_t)q * NUMERICS_TEXT;
+        const char *theirs = all[q];
 
-        if (strcmp(all, theirs) != 0) {
+        if (strcmp(all[0], theirs) != 0) {
             tree->same_numerics = false;
             if (tree->rank == 0) {
                 msi_warn("UserWarning",
                          "the ranks compute differently, so results are not the same for every "
                          "strategy and world size: rank %d has %s; rank %d has %s",
-                         (int)msi_comm_rank_in_job(tree->comm, 0), all,
+                         (int)msi_comm_rank_in_job(tree->comm, 0), all[0],
                          (int)msi_comm_rank_in_job(tree->comm, q), theirs);
             }
         }

@@ -1,4 +1,5 @@
 /* The tree: all units of one model, made once, compared by all ranks, closed with the context. */
+#include "array.h"
 #include "schedule.h"
 
 #include <stdio.h>
@@ -138,11 +139,9 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
             return MS_FAIL(MS_VALUE_ERROR, "unit '%s' is listed twice", units[i]->name);
         }
     }
-    ms_fsdp_tree *tree = calloc(1, sizeof(*tree));
+    ms_fsdp_tree *tree;
 
-    if (tree == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a tree of %d units", (int)n_units);
-    }
+    MS_TRY(msi_new_array(&tree, 1, "tree of units"));
     tree->ctx = msi_context();
     tree->comm = comm;
     tree->options = o;
@@ -154,13 +153,14 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
     tree->slots_wish = msi_pools_wish();
     tree->run.sync = true;
     tree->run.owner = tree;
-    tree->units = calloc((size_t)n_units + 1, sizeof(*tree->units));
-    tree->course = calloc((size_t)n_units + 1, sizeof(*tree->course));
-    if (tree->units == NULL || tree->course == NULL) {
+    ms_status status = msi_new_array(&tree->units, n_units, "units of a tree");
+    if (status == MS_OK) {
+        status = msi_new_array(&tree->course, n_units, "units of a tree");
+    }
+    if (status != MS_OK) {
         free(tree->units);
-        free(tree->course);
         free(tree);
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a tree of %d units", (int)n_units);
+        return status;
     }
     ms_comm_retain(comm);
     ms_comm_retain(tree->shards);

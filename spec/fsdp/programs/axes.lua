@@ -306,7 +306,7 @@ row 'hook' {
 
 -- -- optimizers ----------------------------------------------------------------------------------
 
-row 'optimizer' { { 'SGD', 'Adam', 'AdamW', 'RMSprop', 'Adagrad', 'Lion' } }
+row 'optimizer' { { 'SGD', 'Adam', 'AdamW', 'RMSprop', 'Adagrad', 'Lion', 'Adamax' } }
 row 'foreach' { { false, true }, bits = true, chance = SELDOM }
 local function original(_, p) return p.use_orig_params end
 row 'groups' { { false, true }, chance = SELDOM, legal = original } -- biases learn at half the rate

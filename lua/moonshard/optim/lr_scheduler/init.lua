@@ -4,7 +4,7 @@
 ---     local scheduler = ms.optim.lr_scheduler.StepLR(opt, { step_size = 30, gamma = 0.1 })
 ---     opt:step(); scheduler:step()
 
-local naming = require 'moonshard.internal.naming'
+local namespace = require 'moonshard.base.namespace'
 local rules = require 'moonshard.optim.lr_scheduler.rules'
 
 ---@class ms.optim.lr_scheduler
@@ -22,4 +22,4 @@ local lr_scheduler = {
   SequentialLR = require 'moonshard.optim.lr_scheduler.sequential_lr',
 }
 
-return naming.space('optim.lr_scheduler', lr_scheduler)
+return namespace.space('optim.lr_scheduler', lr_scheduler)

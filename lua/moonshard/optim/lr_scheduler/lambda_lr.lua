@@ -1,8 +1,8 @@
 --- Rates that a function of the step gives, as factors of the first: torch's LambdaLR.
 
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.internal.class'
-local errors = require 'moonshard.internal.errors'
+local class = require 'moonshard.base.class'
+local errors = require 'moonshard.base.errors'
 local LRScheduler = require 'moonshard.optim.lr_scheduler.scheduler'
 
 ---@class ms.optim.lr_scheduler.LambdaLR: ms.optim.lr_scheduler.LRScheduler

@@ -1,12 +1,11 @@
 --- Rates that fall when a metric stops getting better: torch's ReduceLROnPlateau.
 
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.internal.class'
-local errors = require 'moonshard.internal.errors'
-local naming = require 'moonshard.internal.naming'
+local class = require 'moonshard.base.class'
+local errors = require 'moonshard.base.errors'
 local Optimizer = require 'moonshard.optim.optimizer'
 local parameter = require 'moonshard_ffi.parameter'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 ---@class ms.optim.lr_scheduler.ReduceLROnPlateau
 ---@field optimizer ms.optim.Optimizer
@@ -173,4 +172,4 @@ function Plateau:load_state_dict(sd)
   end
 end
 
-return naming.methods(Plateau)
+return Plateau

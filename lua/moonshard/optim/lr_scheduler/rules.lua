@@ -2,8 +2,8 @@
 --- defaults). `rates` makes the next rate from the present one, `closed` any rate from the first.
 
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.internal.class'
-local errors = require 'moonshard.internal.errors'
+local class = require 'moonshard.base.class'
+local errors = require 'moonshard.base.errors'
 local LRScheduler = require 'moonshard.optim.lr_scheduler.scheduler'
 
 local cos, pi = math.cos, math.pi

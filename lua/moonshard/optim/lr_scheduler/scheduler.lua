@@ -2,12 +2,11 @@
 --- the next rate from the present one where torch's does, so what else changes a rate counts.
 
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.internal.class'
-local errors = require 'moonshard.internal.errors'
+local class = require 'moonshard.base.class'
+local errors = require 'moonshard.base.errors'
 local members = require 'moonshard.dist.members'
 local Optimizer = require 'moonshard.optim.optimizer'
-local naming = require 'moonshard.internal.naming'
-local util = require 'moonshard.internal.util'
+local util = require 'moonshard.base.util'
 
 ---@class ms.optim.lr_scheduler.LRScheduler
 ---@field optimizer ms.optim.Optimizer
@@ -174,4 +173,4 @@ function LRScheduler:load_state_dict(sd)
   end
 end
 
-return naming.methods(LRScheduler)
+return LRScheduler

@@ -1,9 +1,9 @@
 --- Schedulers one after another, each from its step 0: torch's SequentialLR.
 
 local arguments = require 'moonshard_ffi.arguments'
-local class = require 'moonshard.internal.class'
-local errors = require 'moonshard.internal.errors'
-local util = require 'moonshard.internal.util'
+local class = require 'moonshard.base.class'
+local errors = require 'moonshard.base.errors'
+local util = require 'moonshard.base.util'
 local LRScheduler = require 'moonshard.optim.lr_scheduler.scheduler'
 
 ---@class ms.optim.lr_scheduler.SequentialLR: ms.optim.lr_scheduler.LRScheduler

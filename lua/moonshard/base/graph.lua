@@ -1,0 +1,48 @@
+--- What a backward is told of its graph.
+
+local errors = require 'moonshard.base.errors'
+
+local graph = {}
+
+---@type table<table, fun(key: table)>?  nil until there is one: a loop over none is not compiled
+local before
+
+--- Call `fn(key)` before each backward, as long as `key` lives.
+function graph.before_backward(key, fn)
+  before = before or setmetatable({}, { __mode = 'k' })
+  before[key] = fn
+end
+
+--- A backward begins.
+function graph.begin_backward()
+  if before then
+    for key, fn in next, before do -- in any order: each looks at fields of its own
+      fn(key)
+    end
+  end
+end
+
+local RETAIN_GRAPH, ALLOW_UNUSED = 1, 2 -- MS_RETAIN_GRAPH, MS_ALLOW_UNUSED
+local KNOWN = {
+  backward = { retain_graph = 'flag', create_graph = 'flag' },
+  grad = { retain_graph = 'flag', create_graph = 'flag', allow_unused = 'flag' },
+}
+
+---@class ms.Backward.Options
+---@field retain_graph? boolean  the graph stays, with its hooks, for another backward
+---@field create_graph? boolean  true is a NotImplementedError
+
+--- The flags of C.
+---@param what 'backward'|'grad'  the function that was given options
+---@param options? ms.Backward.Options
+---@return integer
+function graph.flags(what, options)
+  options = errors.options(what, options, KNOWN[what])
+  if options.create_graph then
+    errors.raise('NotImplementedError', "%s: 'create_graph' is not supported: gradients have no "
+      .. 'gradients of their own', what)
+  end
+  return (options.retain_graph and RETAIN_GRAPH or 0) + (options.allow_unused and ALLOW_UNUSED or 0)
+end
+
+return graph

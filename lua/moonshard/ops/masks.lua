@@ -1,0 +1,88 @@
+--- Elements that others take the place of: where a mask says so, and on one side of a diagonal. All
+--- is made of comparisons and of where, so the gradient goes to the elements that stay.
+
+local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
+local dtype = require 'moonshard.base.dtype'
+local errors = require 'moonshard.base.errors'
+
+local C, calls = B.C, B.calls
+local type = type
+
+local masks = {}
+
+local info = B.new('ms_tensor_info')
+
+local function describe(what, name, x)
+  if type(x) ~= 'cdata' then
+    arguments.no_tensor(what, name, x)
+  end
+  calls.tensor_describe(x, info)
+  return info
+end
+
+-- A number as a tensor without dimensions, of a dtype that holds it.
+local function scalar(what, code, value)
+  B.check(C.ms_dtype_check(what, code, value))
+  return calls.tensor_full(code, 0, nil, value)
+end
+
+--- x with `value` in the places where `mask` is true; x and mask broadcast.
+---@param x ms.Tensor
+---@param mask ms.Tensor  bool
+---@param value number|ms.Tensor  a tensor has no dimensions; its gradient is the sum of theirs
+---@return ms.Tensor
+function masks.masked_fill(x, mask, value)
+  if describe('masked_fill', 'mask', mask).dtype ~= C.MS_DTYPE_BOOL then
+    errors.raise('TypeError', 'masked_fill: the mask is %s, expected bool', dtype.name(info.dtype))
+  end
+  local code = describe('masked_fill', 'x', x).dtype
+  if type(value) == 'number' then
+    local filler = scalar('masked_fill', code, value)
+    local result = calls.where(mask, filler, x)
+    C.ms_ref_release(filler)
+    return result
+  elseif describe('masked_fill', 'value', value).ndim > 0 then
+    errors.raise('ValueError', 'masked_fill: the value has %d dimensions, expected a number or a '
+      .. 'tensor without dimensions', info.ndim)
+  end
+  return calls.where(mask, value, x)
+end
+
+-- bool (rows, columns): is the column's number less the row's in this relation to `diagonal`?
+local function triangle(rows, columns, diagonal, relation)
+  local place = calls.tensor_arange(C.MS_DTYPE_I64, diagonal, 1, rows)
+  local row, column = place:unsqueeze(2), calls.tensor_arange(C.MS_DTYPE_I64, 0, 1, columns)
+  local mask = calls.compare(column, row, relation)
+  for _, made in ipairs { place, row, column } do
+    C.ms_ref_release(made)
+  end
+  return mask
+end
+
+local function keep(what, relation)
+  return function(x, diagonal)
+    diagonal = arguments.whole(what, 'diagonal', diagonal, 0)
+    local n, code = describe(what, 'x', x).ndim, info.dtype
+    if n < 2 then
+      errors.raise('ValueError', '%s: x has %d dimensions, expected at least 2', what, n)
+    end
+    local mask = triangle(tonumber(info.shape[n - 2]), tonumber(info.shape[n - 1]), diagonal,
+      relation)
+    local zero = scalar(what, code, 0)
+    local result = calls.where(mask, x, zero)
+    C.ms_ref_release(mask)
+    C.ms_ref_release(zero)
+    return result
+  end
+end
+
+--- The lower triangle of the last two dimensions, with zeros (whatever was there) above it.
+--- `diagonal` is the last one that stays: 0 the main one, 1 that above it, -1 that below.
+---@type fun(x: ms.Tensor, diagonal?: integer): ms.Tensor
+masks.tril = keep('tril', C.MS_COMPARE_LE)
+--- The upper triangle; `diagonal` is the first one that stays.
+---@type fun(x: ms.Tensor, diagonal?: integer): ms.Tensor
+masks.triu = keep('triu', C.MS_COMPARE_GE)
+
+return masks

@@ -1,0 +1,322 @@
+--- The moonshard command: `moonshard run -n 4 script.lua args...`.
+
+local B = require 'moonshard_ffi'
+local errors = require 'moonshard.base.errors'
+
+local C = B.C
+
+local cli = {}
+
+local USAGE = [[
+usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
+       moonshard repl
+       moonshard info
+       moonshard doctor
+       moonshard --version | --help
+
+run    start a script on several ranks of this host and supervise them
+repl   a prompt for Lua, with ms loaded
+info   version, instruction set of the kernels, cores, folder of the library
+doctor what this machine has for training, and what is missing
+
+moonshard COMMAND --help says more.
+]]
+
+local RUN_USAGE = [[
+usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
+
+Start SCRIPT on RANKS ranks of this host and supervise them. A .lua file is run by luajit, anything
+else by itself. Each line that a rank prints gets a "[rank N]" in front and is printed when it is
+whole; "\r" ends a line, too. A line of more than 1 MiB is printed in pieces that end in " ...". The
+first failure ends all ranks and is printed, with the traceback of an error in Lua. The exit code is
+that of the rank that failed first, or 128 + signal.
+
+  -n, --ranks RANKS   1 to 128; default: one per core, at most 8
+  --no-prefix         leave the lines of the ranks as they are
+  -h, --help          this text
+
+All words after SCRIPT are arguments of it.
+
+Ctrl-C (SIGINT), SIGTERM and SIGHUP ask the ranks to stop: ms.dist.stop_requested() returns the
+signal. A second SIGINT or SIGTERM ends them at once. A rank that never calls it is ended after
+MS_STOP_TIMEOUT seconds. Until its first call of it or of ms.dist.catch_signals(), a rank gets the
+signal itself. SIGUSR1 is passed on, and the ranks decide. Processes that ranks leave end with them.
+
+Variables of the environment, in seconds:
+  MS_COMM_TIMEOUT=600   how long a rank waits for another before it fails
+  MS_COMM_ANNOUNCE=15   after how long a wait is announced; 0: never
+  MS_STOP_TIMEOUT=10    after a signal, until ranks that never ask are ended; and how long a failed
+                        job waits for a reader of its last lines; 0: no limit
+]]
+
+local INFO_USAGE = [[
+usage: moonshard info
+
+Print version, instruction set of the kernels, cores, and the folder of the library.
+]]
+
+local DOCTOR_USAGE = [[
+usage: moonshard doctor
+
+Print what this machine has for training, one fact a line: processor, memory and its limits, matrix
+library, plug-ins, driver, cards and libraries for GPUs, and what is missing for what. It trains one
+step on two ranks of this host, in processes of its own. The exit code is 0 if training on the CPU
+works.
+]]
+
+local REPL_USAGE = [[
+usage: moonshard repl
+
+Start a prompt for Lua with ms, nn, optim and fsdp loaded. An expression prints its values: lists
+and tables their contents, functions and classes how they are called. ms.help('nn.Linear') prints
+the reference of a name. Ctrl-C ends the line that runs, Ctrl-D the prompt.
+]]
+
+local RUN_FLAGS = { '-n', '--ranks', '--no-prefix', '-h', '--help' }
+
+--- Refuse a command line: one line that says why, and exit code 2.
+local function refuse(format, ...)
+  errors.raise('ValueError', format, ...)
+end
+
+-- Cores this process may use. (dist.info() would make a rank of what a launcher started.)
+local function cores()
+  local info = B.new('ms_dist_info')
+  C.ms_dist_info_get(info)
+  return info.cores
+end
+
+local function is_help(word)
+  return word == '--help' or word == '-h'
+end
+
+local function unknown(what, word, known)
+  local near = errors.nearest(word, known)
+  refuse('%s %s%s', what, word, near and ', did you mean ' .. near .. '?'
+    or ', expected one of ' .. table.concat(known, ', '))
+end
+
+local function launch(command, ranks, prefix)
+  local argv = B.new('const char *[?]', #command + 1)
+  for i, word in ipairs(command) do
+    argv[i - 1] = word
+  end
+  local out = B.new('ms_launch *[1]')
+  local code, cause = B.new('int32_t[1]'), B.new('const char *[1]')
+  B.check(C.ms_launch_exec(out, ranks, argv, prefix))
+  B.check(C.ms_launch_wait(out[0], code, cause))
+  local why = B.string(cause[0])
+  if why ~= '' then
+    io.stderr:write('moonshard: ', why, '\n')
+  end
+  return code[0]
+end
+
+--- The value of a flag that stands behind it as `--flag=value` or as the next word.
+local function ranks_of(flag, text)
+  local ranks = tonumber(text)
+  if not ranks or ranks % 1 ~= 0 or ranks < 1 or ranks > C.MS_MAX_RANKS then
+    refuse('run: %s is %s, expected a whole number from 1 to %d', flag, text or 'given nothing',
+      C.MS_MAX_RANKS)
+  end
+  return ranks
+end
+
+--- Flags of `run`, up to the script.
+local function run_flags(words)
+  local o, at = { prefix = true }, 1
+  while words[at] and words[at]:find('^%-') do
+    local flag, value = words[at]:match('^(%-%-[%w_-]+)=(.*)$')
+    if not flag then
+      flag, value = words[at]:match('^(%-n)(%d+)$')
+    end
+    flag = flag or words[at]
+    if flag == '-n' or flag == '--ranks' then
+      if not value then
+        at = at + 1
+        value = words[at]
+      end
+      o.ranks = ranks_of(flag, value)
+    elseif flag ~= '--no-prefix' and not is_help(flag) then
+      unknown('run: unknown flag', flag, RUN_FLAGS)
+    elseif value then
+      refuse('run: %s takes no value, got %s', flag, value)
+    elseif flag == '--no-prefix' then
+      o.prefix = false
+    else
+      o.help = true
+    end
+    at = at + 1
+  end
+  o.command = { unpack(words, at) }
+  return o
+end
+
+--- The program that runs this one, as it was called.
+local function interpreter(words)
+  local at = -1
+  while words[at - 1] do
+    at = at - 1
+  end
+  return words[at] or 'luajit'
+end
+
+-- The same as a word for the shell.
+local function quoted_interpreter(words)
+  return "'" .. interpreter(words):gsub("'", "'\\''") .. "'"
+end
+
+--- What every rank would fail by is said once.
+local function check_script(path)
+  local file, why = io.open(path)
+  local _, unreadable = nil, why
+  if file then
+    _, unreadable = file:read(0)
+    file:close()
+  end
+  if unreadable then
+    refuse('run: cannot read %s: %s', path, (unreadable:gsub('^.*: ', '')))
+  end
+end
+
+local function is_on_path(program)
+  for folder in (os.getenv('PATH') or ''):gmatch('[^:]+') do
+    local file = io.open(folder .. '/' .. program)
+    if file then
+      file:close()
+      return true
+    end
+  end
+  return false
+end
+
+-- A script of another language, named as a Lua script would be.
+local function check_program(name)
+  local file = not name:find('/', 1, true) and io.open(name)
+  if file then
+    file:close()
+    if not is_on_path(name) then
+      refuse('run: %s is no Lua script (.lua), nor a program on PATH; put what runs it in front of '
+        .. 'it, or ./ when it runs by itself', name)
+    end
+  end
+end
+
+local function run(words, all)
+  local o = run_flags(words)
+  if o.help then
+    io.stdout:write(RUN_USAGE)
+    return 0
+  elseif not o.command[1] then
+    refuse('run: no script given (moonshard run --help)')
+  end
+  local command = o.command
+  if command[1]:find('%.lua$') then
+    check_script(command[1])
+    command = { interpreter(all), all[0], 'rank', unpack(command) }
+  else
+    check_program(command[1])
+  end
+  local ranks = o.ranks or math.min(cores(), 8)
+  return launch(command, ranks, o.prefix)
+end
+
+-- A command without words but --help: writes its usage and tells whether that was asked for.
+local function explained(command, usage, words)
+  if is_help(words[1]) then
+    io.stdout:write(usage)
+    return true
+  elseif words[1] then
+    refuse('%s: unexpected word %s', command, words[1])
+  end
+end
+
+local function repl(words, all)
+  if not explained('repl', REPL_USAGE, words) then
+    -- interpreted: a compiled loop does not see a SIGINT
+    local command = quoted_interpreter(all)
+      .. [[ -joff -e 'require("moonshard.tools.prompt")()']]
+    return os.execute(command) == 0 and 0 or 1
+  end
+  return 0
+end
+
+-- The loader may have found it elsewhere than beside the module for Lua.
+local function folder_of_library()
+  for line in io.lines('/proc/self/maps') do
+    local folder = line:match('(/.*)/libmoonshard%.so')
+    if folder then
+      return folder
+    end
+  end
+end
+
+local function info(words)
+  if explained('info', INFO_USAGE, words) then
+    return 0
+  end
+  local ms = require 'moonshard'
+  print('moonshard ' .. ms.version)
+  print('kernels   ' .. B.string(C.ms_cpu_isa()))
+  print('cores     ' .. cores())
+  print('library   ' .. (folder_of_library() or B.folder))
+  return 0
+end
+
+local function doctor(words, all)
+  if explained('doctor', DOCTOR_USAGE, words) then
+    return 0
+  end
+  local works = require('moonshard.tools.doctor').main(cores(), folder_of_library() or B.folder,
+    quoted_interpreter(all))
+  return works and 0 or 1
+end
+
+local function version()
+  print('moonshard ' .. B.string(C.ms_version()))
+  return 0
+end
+
+local function help()
+  io.stdout:write(USAGE)
+  return 0
+end
+
+local commands = {
+  run = run, repl = repl, info = info, doctor = doctor,
+  ['--version'] = version, ['--help'] = help, ['-h'] = help, help = help,
+}
+
+local function main(words)
+  local command = words[1]
+  if not command then
+    io.stderr:write(USAGE)
+    return 2
+  elseif command:find('%.lua$') then
+    refuse('unknown command %s: a script is started by moonshard run %s', command, command)
+  elseif not commands[command] then
+    unknown('unknown command', command, { 'run', 'repl', 'info', 'doctor', 'help', '--version',
+      '--help' })
+  end
+  return commands[command]({ unpack(words, 2) }, words)
+end
+
+--- Run a command line.
+---@param words string[]  without the program's name, which is [0]; [-1]: the interpreter
+---@return integer exit_code
+function cli.main(words)
+  if words[1] == 'rank' then -- what `run` starts: a script is none of our frames
+    require('moonshard.tools.rank')({ [-1] = interpreter(words), unpack(words, 2) })
+    return 0
+  end
+  local ok, result = pcall(main, words)
+  if ok then
+    return result
+  end
+  io.stderr:write('moonshard: ', B.errors.text(result), '\n')
+  local usage = errors.is(result)
+    and (result.kind == 'ValueError' or result.kind == 'NotImplementedError')
+  return usage and 2 or 1
+end
+
+return cli
