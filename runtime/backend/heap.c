@@ -164,17 +164,6 @@ static bool fails_on_demand(msi_heap *h)
     return h->fail_in >= 0 && h->fail_in-- == 0;
 }
 
-void msi_block_spoil(const msi_mem_block *b)
-{
-    msi_device *d = b->heap->device;
-
-    if (b->heap->place == MSI_PLACE_PINNED) {
-        memset(b->data, 0xff, (size_t)b->nbytes);
-    } else {
-        (void)d->ops->set(d, MSI_STREAM_COMPUTE, b->data, 0xff, b->nbytes);
-    }
-}
-
 static msi_mem_block *take_free(msi_class *c)
 {
     msi_mem_block *b = c->free;

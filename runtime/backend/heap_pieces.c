@@ -11,6 +11,7 @@
 #include "heap.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     RANGE_BYTES = 512,
@@ -194,5 +195,16 @@ void msi_piece_leave(const msi_mem_block *b)
 {
     if (++b->first->n_free == b->first->n_blocks) {
         msi_piece_give(b->first);
+    }
+}
+
+void msi_block_spoil(const msi_mem_block *b)
+{
+    msi_device *d = b->heap->device;
+
+    if (b->heap->place == MSI_PLACE_PINNED) {
+        memset(b->data, 0xff, (size_t)b->nbytes);
+    } else {
+        (void)d->ops->set(d, MSI_STREAM_COMPUTE, b->data, 0xff, b->nbytes);
     }
 }
