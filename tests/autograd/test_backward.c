@@ -79,8 +79,6 @@ static void test_autograd_backward__a_retained_graph_keeps_what_it_saved(void **
 
 static ms_status count(void *user, ms_tensor *grad, ms_tensor **replacement)
 {
-    (void)grad;
-    (void)replacement;
     ++*(int *)user;
     return MS_OK;
 }
@@ -194,8 +192,6 @@ static ms_status free_given(void *user, ms_tensor *grad, ms_tensor **replaced)
 {
     ms_tensor **given = user;
 
-    (void)grad;
-    (void)replaced;
     ms_tensor_free(*given);
     *given = NULL;
     return MS_OK;
@@ -208,7 +204,6 @@ static void test_grad__keeps_what_it_was_given(void **state)
     double value[2];
     int64_t id;
 
-    (void)state;
     assert_ok(ms_tensor_full(&a, MS_DTYPE_F32, 1, &n, 1));
     assert_ok(ms_tensor_full(&b, MS_DTYPE_F32, 1, &n, 2));
     assert_ok(ms_tensor_full(&given[0], MS_DTYPE_F32, 1, &n, 1));

@@ -49,7 +49,6 @@ static void test_autograd_custom__operator_has_its_gradients(void **state)
     ms_tensor *a = LEAF(MS_DTYPE_F64, 1, 2, 3), *b = LEAF(MS_DTYPE_F64, 4, 5, 6), *y, *sum;
     product p;
 
-    (void)state;
     assert_ok(multiply(&y, &p, a, b));
     assert_ok(ms_op_sum(&sum, y, 0, false));
     assert_ok(ms_backward(sum, NULL));
@@ -144,7 +143,6 @@ static void test_autograd_custom__segment_has_the_same_bits(void **state)
     ms_tensor *x = LEAF(MS_DTYPE_F32, 0.1, -0.7, 0.3), *w = LEAF(MS_DTYPE_F32, 1, 2, 3);
     double expected[6], values[6];
 
-    (void)state;
     assert_ok(run(x, w, NULL, false, expected));
     assert_ok(run(x, w, NULL, true, values));
     assert_memory_equal(expected, values, sizeof(values));
@@ -158,7 +156,6 @@ static void test_autograd_custom__segment_refuses_another_leaf(void **state)
     ms_tensor *u = LEAF(MS_DTYPE_F32, 1, 2, 3);
     double values[6];
 
-    (void)state;
     assert_fails(MS_RUNTIME_ERROR, "which the forward did not", run(x, w, u, true, values));
     assert_fails(MS_RUNTIME_ERROR, "no backward runs", ms_backward_extend(&x, &w, 1));
     ms_tensor_free(x);

@@ -75,13 +75,11 @@ static void check(int32_t dtype, int64_t n, int64_t start, uint32_t options)
 
 static void test_cpu_adam__every_combination_of_options(void **state)
 {
-    (void)state;
     check_every_option(check, 40);
 }
 
 static void test_cpu_adam__lengths_0_to_130_and_starts_0_to_63(void **state)
 {
-    (void)state;
     check_every_length_and_start(check);
 }
 
@@ -89,7 +87,6 @@ static void test_cpu_adam__lengths_0_to_130_and_starts_0_to_63(void **state)
  * is g, sqrt(v / correction2) is |g|. */
 static void test_cpu_adam__the_first_step_has_the_length_of_lr(void **state)
 {
-    (void)state;
     double p[2] = {1, 1}, m[2] = {0}, v[2] = {0};
     const double g[2] = {1e-3, -1e4};
     msi_adam_args args = {.n = 2,
@@ -111,7 +108,6 @@ static void test_cpu_adam__the_first_step_has_the_length_of_lr(void **state)
  * 0.5). Squares of the first three are beyond f32. */
 static void test_cpu_adam__squares_beyond_the_dtype_do_not_freeze_a_parameter(void **state)
 {
-    (void)state;
     static const double expected[2][4] = {{0.5, 1.5, 0.5, 0.50000006},
                                           {0.164970875, 1.83502913, 0.164970934, 5.96046448e-08}};
     float p[4] = {1, 1, 1, 1}, m[4] = {0}, v[4] = {0}, g[4] = {1e20F, -3e20F, 2e19F, 0.5F};

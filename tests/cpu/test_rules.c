@@ -170,7 +170,6 @@ static void check_lion(int32_t dtype, int64_t n, int64_t start, uint32_t options
 
 static void test_cpu_rules__every_combination_of_options(void **state)
 {
-    (void)state;
     check_every_option(check_rmsprop, 16);
     check_every_option(check_adagrad, 4);
     check_every_option(check_lion, 8);
@@ -178,7 +177,6 @@ static void test_cpu_rules__every_combination_of_options(void **state)
 
 static void test_cpu_rules__lengths_0_to_130_and_starts_0_to_63(void **state)
 {
-    (void)state;
     check_every_length_and_start(check_rmsprop);
     check_every_length_and_start(check_adagrad);
     check_every_length_and_start(check_lion);

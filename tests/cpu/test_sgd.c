@@ -49,13 +49,11 @@ static void check(int32_t dtype, int64_t n, int64_t start, uint32_t options)
 
 static void test_cpu_sgd__every_combination_of_options(void **state)
 {
-    (void)state;
     check_every_option(check, 64);
 }
 
 static void test_cpu_sgd__lengths_0_to_130_and_starts_0_to_63(void **state)
 {
-    (void)state;
     check_every_length_and_start(check);
 }
 
@@ -64,7 +62,6 @@ static void test_cpu_sgd__lengths_0_to_130_and_starts_0_to_63(void **state)
  * step 2: d = 0.679, buf = 1.029, d = 1.1935, p = 0.77565 */
 static void test_cpu_sgd__two_steps_by_hand(void **state)
 {
-    (void)state;
     double p = 1, g = 0.5, buf = -99;
     msi_sgd_args args = {.n = 1,
                          .p = &p,

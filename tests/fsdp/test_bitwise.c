@@ -29,7 +29,6 @@ static void compare_all(tiny_config config, const char *what)
 
 static void test_fsdp_bitwise__f32_sgd_is_equal_over_worlds_and_strategies(void **state)
 {
-    (void)state;
     compare_all(tiny_defaults(), "f32 sgd");
 }
 
@@ -37,7 +36,6 @@ static void test_fsdp_bitwise__f32_adamw_is_equal_over_worlds_and_strategies(voi
 {
     tiny_config config = tiny_defaults();
 
-    (void)state;
     config.optimizer = MS_OPTIM_ADAMW;
     compare_all(config, "f32 adamw");
 }
@@ -46,7 +44,6 @@ static void test_fsdp_bitwise__bf16_sgd_is_equal_over_worlds_and_strategies(void
 {
     tiny_config config = tiny_defaults();
 
-    (void)state;
     config.param_dtype = MS_DTYPE_BF16;
     config.reduce_dtype = MS_DTYPE_F32;
     compare_all(config, "bf16 sgd");
@@ -56,7 +53,6 @@ static void test_fsdp_bitwise__bf16_adamw_is_equal_over_worlds_and_strategies(vo
 {
     tiny_config config = tiny_defaults();
 
-    (void)state;
     config.param_dtype = MS_DTYPE_BF16;
     config.reduce_dtype = MS_DTYPE_F32;
     config.optimizer = MS_OPTIM_ADAMW;
@@ -67,7 +63,6 @@ static void test_fsdp_bitwise__bf16_reduction_is_equal_over_worlds_and_strategie
 {
     tiny_config config = tiny_defaults();
 
-    (void)state;
     config.param_dtype = MS_DTYPE_BF16;
     compare_all(config, "bf16 reduced in bf16");
 }
@@ -77,7 +72,6 @@ static void test_fsdp_bitwise__f64_over_f32_is_equal_over_worlds_and_strategies(
 {
     tiny_config config = tiny_defaults();
 
-    (void)state;
     config.reduce_dtype = MS_DTYPE_F64;
     compare_all(config, "f32 reduced in f64");
     config.param_dtype = MS_DTYPE_F64;
@@ -89,7 +83,6 @@ static void test_fsdp_bitwise__the_flat_layout_gives_the_same_parameters(void **
     tiny_config config = tiny_defaults();
     tiny_result aligned, flat;
 
-    (void)state;
     config.world = 2;
     assert_ok(tiny_train(&config, &aligned));
     config.flat = true;
@@ -102,7 +95,6 @@ static void test_fsdp_bitwise__prefetch_and_slots_change_nothing(void **state)
     tiny_config config = tiny_defaults();
     tiny_result first, result;
 
-    (void)state;
     config.world = 2;
     assert_ok(tiny_train(&config, &first));
     for (int32_t prefetch = 0; prefetch < 3; prefetch++) {
@@ -123,7 +115,6 @@ static void test_fsdp_bitwise__reducing_every_backward_is_equal_over_strategies(
     tiny_config config = tiny_defaults();
     tiny_result first = {0}, result;
 
-    (void)state;
     config.each_backward_reduces = true;
     config.world = 2;
     for (int32_t s = 0; s < 3; s++) {
@@ -148,7 +139,6 @@ static void test_fsdp_bitwise__collectives_are_those_of_the_strategy(void **stat
     tiny_config config = tiny_defaults();
     tiny_result result;
 
-    (void)state;
     config.world = 2;
     config.micro_batches = 2;
     for (int32_t s = 0; s < 3; s++) {

@@ -36,7 +36,6 @@ static void test_fsdp_memory__is_flat_over_ten_thousand_steps(void **state)
     tiny_model m;
     int32_t group;
 
-    (void)state;
     config.param_dtype = MS_DTYPE_BF16;
     config.reduce_dtype = MS_DTYPE_F32;
     ms_memory_stats_get(&before);
@@ -84,7 +83,6 @@ static void test_fsdp_memory__gradients_set_to_none_give_their_memory_back(void 
     ms_comm *comm;
     tiny_model m;
 
-    (void)state;
     for (int32_t strategy = MS_FSDP_FULL_SHARD; strategy <= MS_FSDP_NO_SHARD; strategy++) {
         tiny_config config = tiny_defaults();
 
@@ -133,7 +131,6 @@ static void test_fsdp_memory__closing_the_context_first_is_safe(void **state)
     tiny_model m;
     double loss;
 
-    (void)state;
     assert_ok(ms_comm_self(&comm));
     assert_ok(tiny_new(&m, &config, comm));
     assert_ok(tiny_micro_step(&m, 0, &loss));

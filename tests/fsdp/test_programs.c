@@ -509,31 +509,26 @@ static void run_world(int32_t world)
 
 static void test_fsdp_programs__one_rank(void **state)
 {
-    (void)state;
     run_world(1);
 }
 
 static void test_fsdp_programs__two_ranks(void **state)
 {
-    (void)state;
     run_world(2);
 }
 
 static void test_fsdp_programs__three_ranks(void **state)
 {
-    (void)state;
     run_world(3);
 }
 
 static void test_fsdp_programs__four_ranks(void **state)
 {
-    (void)state;
     run_world(4);
 }
 
 static void test_fsdp_programs__five_ranks(void **state)
 {
-    (void)state;
     run_world(5);
 }
 
@@ -569,7 +564,6 @@ static void test_fsdp_programs__one_rank_skips_alone(void **state)
     enum { PROGRAMS = SANITIZED ? 20 : 60, TIMES = 3 };
     int32_t n_told = 0, n_equal = 0;
 
-    (void)state;
 #ifdef __SANITIZE_THREAD__
     skip(); /* ranks that differ fill one slot for two units before either looks and is told */
 #endif

@@ -48,7 +48,6 @@ static int32_t steps_wanted(void)
 
 static void test_fsdp_slots__every_step_is_right_whichever_rank_sleeps(void **state)
 {
-    (void)state;
     for (int32_t world = 2; world <= 4; world++) {
         for (int32_t slots = 2; slots <= 3; slots++) {
             run_with_jitter(world, slots, steps_wanted());

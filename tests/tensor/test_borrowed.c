@@ -18,7 +18,6 @@ static void begin(int32_t seed)
 
 static int leave_device(void **state)
 {
-    (void)state;
     unsetenv("MS_DEVICE");
     unsetenv("MS_FAKE_SEED");
     return ms_close();
@@ -37,7 +36,6 @@ static ms_tensor *turned(double *host)
 
 static void test_tensor_borrowed__copies_cross_both_ways(void **state)
 {
-    (void)state;
     for (int32_t seed = 0; seed < SEEDS; seed++) {
         double from[ROWS * COLS], to[ROWS * COLS];
         ms_tensor *source, *target, *own, *same;
@@ -72,7 +70,6 @@ static void test_tensor_borrowed__a_copy_writes_its_elements_alone(void **state)
     double to[ROWS * COLS] = {0};
     ms_tensor *whole, *row, *ones;
 
-    (void)state;
     begin(0);
     assert_ok(ms_tensor_borrow(&whole, MS_DTYPE_F64, 2, (const int64_t[]){ROWS, COLS}, to));
     assert_ok(ms_op_narrow(&row, whole, 1, 1, 2));
@@ -91,7 +88,6 @@ static void test_tensor_borrowed__kernels_do_not_reach_it(void **state)
     float host[ROWS] = {1, 2, 3};
     ms_tensor *t, *sum;
 
-    (void)state;
     begin(0);
     assert_ok(ms_tensor_borrow(&t, MS_DTYPE_F32, 1, (const int64_t[]){ROWS}, host));
     assert_fails(MS_RUNTIME_ERROR,
@@ -109,7 +105,6 @@ static void test_tensor_borrowed__a_copy_that_fails_leaves_nothing(void **state)
     ms_memory_stats before, after;
     int32_t n_failed = 0;
 
-    (void)state;
     begin(0);
     source = turned(from);
     target = turned(to);

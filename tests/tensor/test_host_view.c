@@ -16,7 +16,6 @@ static void begin(const char *device, int32_t seed)
 
 static int leave_device(void **state)
 {
-    (void)state;
     unsetenv("MS_DEVICE");
     unsetenv("MS_FAKE_SEED");
     return ms_close();
@@ -44,7 +43,6 @@ static void test_tensor_host_view__on_the_cpu_is_the_memory_itself(void **state)
     msi_host_view host;
     ms_tensor *t;
 
-    (void)state;
     begin("cpu", 0);
     t = twos();
     ms_memory_stats_get(&before);
@@ -59,7 +57,6 @@ static void test_tensor_host_view__on_the_cpu_is_the_memory_itself(void **state)
 /* Whatever order the device runs things in. */
 static void test_tensor_host_view__reads_what_was_computed_and_keeps_what_is_written(void **state)
 {
-    (void)state;
     for (int32_t seed = 0; seed < SEEDS; seed++) {
         msi_host_view host;
         ms_tensor *t;
@@ -85,7 +82,6 @@ static void test_tensor_host_view__what_is_not_written_or_fails_is_not_put_back(
     msi_host_view host;
     ms_tensor *t;
 
-    (void)state;
     begin("fake", 0);
     t = twos();
     ms_memory_stats_get(&before);
@@ -107,7 +103,6 @@ static void test_tensor_host_view__without_memory_it_fails_and_may_be_ended(void
     msi_host_view host = {0};
     ms_tensor *t;
 
-    (void)state;
     begin("fake", 0);
     t = twos();
     msi_alloc_fail_at(msi_context(), 0);

@@ -76,7 +76,6 @@ static void test_tensor_overlap__is_found_exactly(void **state)
     uint64_t seed = 7;
     int32_t apart = 0, shared = 0;
 
-    (void)state;
     for (int32_t k = 0; k < 20000; k++) {
         ms_tensor *a = random_view(memory, &seed), *b = random_view(memory, &seed);
         bool want = false;
@@ -103,7 +102,6 @@ static void test_tensor_overlap__in_place_writes_refuse_it(void **state)
     ms_tensor *x, *first, *second, *last, *row, *pair;
     ms_tensor_info before, after;
 
-    (void)state;
     assert_ok(ms_tensor_from_doubles(&x, MS_DTYPE_F32, 1, &(int64_t){6}, in, 6));
     assert_ok(ms_op_narrow(&first, x, 0, 0, 3));
     assert_ok(ms_op_narrow(&second, x, 0, 1, 3));
@@ -148,7 +146,6 @@ static void test_tensor_overlap__depends_on_elements_not_on_ranges(void **state)
 {
     ms_tensor *x, *left, *right, *turned;
 
-    (void)state;
     assert_ok(ms_tensor_arange(&x, MS_DTYPE_F32, 0, 1, 16));
     assert_ok(ms_op_reshape(&left, x, 2, (const int64_t[]){4, 4}));
     ms_tensor_free(x);
@@ -172,7 +169,6 @@ static void test_tensor_overlap__a_gradient_is_not_replaced_by_itself_turned(voi
     const int64_t shape[2] = {3, 3};
     ms_tensor *x, *grad, *turned;
 
-    (void)state;
     assert_ok(ms_tensor_full(&x, MS_DTYPE_F32, 2, shape, 1));
     assert_ok(ms_tensor_set_requires_grad(x, true));
     assert_ok(ms_tensor_set_grad(x, x));
@@ -188,7 +184,6 @@ static void test_tensor_overlap__a_gradient_is_not_replaced_by_itself_turned(voi
 /* What a hook on x sees of sum(x): one element, shown six times. */
 static ms_status write_to_gradient(void *user, ms_tensor *grad, ms_tensor **replacement)
 {
-    (void)replacement;
     *(ms_status *)user = ms_tensor_fill(grad, 2);
     return MS_OK;
 }
@@ -198,7 +193,6 @@ static void test_tensor_overlap__expanded_elements_are_not_written(void **state)
     ms_tensor *x, *y, *sum;
     ms_status written = MS_OK;
 
-    (void)state;
     assert_ok(ms_tensor_full(&x, MS_DTYPE_F32, 1, &(int64_t){6}, 1));
     assert_ok(ms_tensor_set_requires_grad(x, true));
     assert_ok(ms_op_exp(&y, x));

@@ -24,7 +24,6 @@ static void test_tensor__values_go_in_and_out_in_every_dtype(void **state)
     const int64_t shape[2] = {2, 3};
     double out[6];
 
-    (void)state;
     for (int32_t dtype = 0; dtype < MS_DTYPE_COUNT; dtype++) {
         ms_tensor *t;
 
@@ -42,7 +41,6 @@ static void test_tensor__bad_shapes_are_named(void **state)
     const int64_t negative[2] = {2, -3}, huge[3] = {1 << 30, 1 << 30, 1 << 30};
     ms_tensor *t;
 
-    (void)state;
     assert_fails(MS_VALUE_ERROR, "size of dimension 1 is -3",
                  ms_tensor_empty(&t, MS_DTYPE_F32, 2, negative));
     assert_null(t);
@@ -67,7 +65,6 @@ static void test_tensor__sizes_that_cannot_be_counted_are_refused(void **state)
                               INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX};
     ms_tensor *t, *column, *row, *out, *many[64];
 
-    (void)state;
     for (int32_t i = 0; i < 3; i++) {
         assert_fails(MS_VALUE_ERROR, "too many elements",
                      ms_tensor_empty(&t, MS_DTYPE_U8, 3, shapes[i]));
@@ -106,7 +103,6 @@ static void test_tensor__a_meta_tensor_has_no_values(void **state)
     double out[3];
     ms_tensor *t;
 
-    (void)state;
     assert_ok(ms_tensor_meta(&t, MS_DTYPE_F32, 1, shape));
     assert_fails(MS_RUNTIME_ERROR, "a meta tensor of shape (3) has no values yet",
                  ms_tensor_to_doubles(t, out, 3));
@@ -119,7 +115,6 @@ static void test_tensor__writing_bumps_the_version(void **state)
     ms_tensor_info a, b;
     double out[4];
 
-    (void)state;
     assert_ok(ms_tensor_detach(&view, t));
     assert_ok(ms_tensor_describe(view, &a));
     assert_ok(ms_tensor_add_scaled(t, u, 2));
@@ -139,7 +134,6 @@ static void test_tensor__a_refused_write_bumps_no_version(void **state)
     ms_tensor *long_one = made(1, (const int64_t[]){5}), *none, *bytes, *tokens, *x, *y;
     ms_tensor_info info;
 
-    (void)state;
     assert_ok(ms_tensor_meta(&none, MS_DTYPE_F32, 1, (const int64_t[]){4}));
     for (int32_t k = 0; k < 3; k++) {
         ms_tensor *src = k == 0 ? wide : k == 1 ? long_one : none;
@@ -188,7 +182,6 @@ static void test_tensor_view__reshapes_without_a_copy_where_strides_allow(void *
     const int32_t swap[2] = {1, 0};
     msi_view out;
 
-    (void)state;
     assert_true(msi_view_reshape(&t->v, 3, (const int64_t[]){2, 3, 4}, &out));
     assert_int_equal(12, out.stride[0]);
     assert_ok(ms_op_permute(&moved, t, 2, swap)); /* (4, 6), strides 1, 4 */
@@ -228,7 +221,6 @@ static void test_tensor_view__reshapes_every_order_of_dimensions(void **state)
                                      {6, 1, 2, 2, 1},  {1, 8, 1, 3, 1}};
     ms_tensor *t = made(5, (const int64_t[]){2, 1, 3, 1, 4}), *moved, *reshaped;
 
-    (void)state;
     for (int32_t code = 0; code < 5 * 5 * 5 * 5 * 5; code++) {
         int32_t perm[5], seen = 0;
         double values[24];
@@ -260,7 +252,6 @@ static void test_tensor_view__reshapes_empty_tensors_with_gaps(void **state)
     ms_tensor *t = made(3, (const int64_t[]){2, 3, 4}), *empty, *narrow, *reshaped;
     msi_view out;
 
-    (void)state;
     assert_ok(ms_op_narrow(&empty, t, 0, 1, 0));
     assert_ok(ms_op_narrow(&narrow, empty, 2, 1, 2)); /* (0, 3, 2) with strides of (2, 3, 4) */
     assert_true(msi_view_reshape(&narrow->v, 2, (const int64_t[]){5, 0}, &out));
@@ -278,7 +269,6 @@ static void test_tensor_view__broadcasts_like_numpy(void **state)
     int64_t shape[MS_MAX_DIMS];
     int32_t ndim;
 
-    (void)state;
     assert_ok(msi_broadcast(&a->v, &b->v, &ndim, shape));
     assert_int_equal(3, ndim);
     assert_true(shape[0] == 2 && shape[1] == 3 && shape[2] == 4);
@@ -295,7 +285,6 @@ static void test_tensor_scope__releases_all_but_results_and_kept(void **state)
     ms_ref gone, result, kept;
     double out[4];
 
-    (void)state;
     ms_memory_stats_get(&before);
     assert_ok(ms_scope_open("outer"));
     assert_ok(ms_scope_open("inner"));
@@ -327,7 +316,6 @@ static void test_tensor_scope__a_recycled_handle_is_not_the_old_one(void **state
 {
     ms_ref old;
 
-    (void)state;
     old.ptr = made(1, (const int64_t[]){2});
     old.generation = old.ptr->generation;
     ms_tensor_free(old.ptr);
@@ -349,7 +337,6 @@ static void test_tensor_scope__gives_refs_for_live_handles_only(void **state)
     ms_tensor *t;
     ms_ref ref;
 
-    (void)state;
     assert_ok(ms_tensor_empty(&t, MS_DTYPE_F32, 1, &one));
     assert_ok(ms_ref_of(&ref, t));
     assert_true(ms_ref_alive(&ref));
@@ -367,7 +354,6 @@ static void test_tensor_close__makes_every_ref_stale(void **state)
     ms_ref ref;
     ms_memory_stats stats;
 
-    (void)state;
     ref.ptr = made(1, (const int64_t[]){2});
     ref.generation = ref.ptr->generation;
     ms_close();
@@ -385,7 +371,6 @@ static void test_tensor_parameter__takes_memory_only_when_materialised(void **st
     ms_tensor *a, *b, *zeros, *view;
     double x[700], y[700];
 
-    (void)state;
     ms_seed(3);
     ms_memory_stats_get(&before);
     assert_ok(ms_tensor_parameter(&a, MS_DTYPE_F32, 2, shape, MS_INIT_NORMAL, 0, 0.02));
@@ -431,7 +416,6 @@ static void test_tensor__every_nan_reads_as_the_plain_one(void **state)
     ms_tensor *t;
     double x[3];
 
-    (void)state;
     for (int32_t k = 0; k < 2; k++) {
         assert_ok(ms_tensor_borrow(&t, k == 0 ? MS_DTYPE_F32 : MS_DTYPE_F64, 1, &(int64_t){3},
                                    k == 0 ? (void *)narrow : (void *)wide));
@@ -461,7 +445,6 @@ static void test_tensor_parameter__cast_keeps_the_handle_and_takes_the_gradient_
     ms_tensor *p = parameter("w"), *grad, *cast;
     double before[3], after[3];
 
-    (void)state;
     assert_ok(ms_tensor_materialize(p));
     assert_ok(ms_tensor_to_doubles(p, before, 3));
     assert_ok(ms_tensor_full(&grad, MS_DTYPE_F32, 1, shape, 1.0 / 3));
@@ -487,7 +470,6 @@ static void test_tensor_parameter__cast_without_memory_can_be_called_again(void 
     const int64_t shape[1] = {3};
     bool failed = true;
 
-    (void)state;
     for (int64_t k = 0; failed; k++) {
         ms_tensor *params[2] = {parameter("a"), parameter("b")}, *grad;
 
