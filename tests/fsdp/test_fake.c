@@ -95,13 +95,9 @@ static void compare_all(int32_t world)
     }
 }
 
-static void test_fsdp_fake__holds_what_each_of_two_ranks_holds(void **state)
+static void test_fsdp_fake__holds_what_each_rank_holds(void **state)
 {
     compare_all(2);
-}
-
-static void test_fsdp_fake__holds_what_each_of_four_ranks_holds(void **state)
-{
     compare_all(4);
 }
 
@@ -142,8 +138,7 @@ static void test_fsdp_fake__steps_in_a_world_of_any_size(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fsdp_fake__holds_what_each_of_two_ranks_holds),
-        cmocka_unit_test(test_fsdp_fake__holds_what_each_of_four_ranks_holds),
+        cmocka_unit_test(test_fsdp_fake__holds_what_each_rank_holds),
         cmocka_unit_test(test_fsdp_fake__averages_what_all_would_bring),
         cmocka_unit_test(test_fsdp_fake__steps_in_a_world_of_any_size),
     };

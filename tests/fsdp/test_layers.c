@@ -5,15 +5,6 @@
 #include "slots_plan.h"
 #include "step_plan.h"
 
-/* -- tasks ------------------------------------------------------------------------------------- */
-
-typedef struct chore {
-    msi_task task;
-    char name;
-    int32_t steps_left;
-    bool possible;
-} chore;
-
 /* -- slots ------------------------------------------------------------------------------------- */
 
 enum { MOST = 9 };

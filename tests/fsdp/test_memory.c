@@ -30,23 +30,17 @@ static void test_fsdp_memory__is_flat_over_ten_thousand_steps(void **state)
 {
     tiny_config config = tiny_defaults();
     ms_memory_stats before, early, late, after;
-    ms_optim_options oo;
     ms_optim *optim;
     ms_comm *comm;
     tiny_model m;
-    int32_t group;
 
     config.param_dtype = MS_DTYPE_BF16;
     config.reduce_dtype = MS_DTYPE_F32;
+    config.optimizer = MS_OPTIM_ADAMW;
     ms_memory_stats_get(&before);
     assert_ok(ms_comm_self(&comm));
     assert_ok(tiny_new(&m, &config, comm));
-    assert_ok(ms_optim_options_init(&oo, sizeof(oo), MS_OPTIM_ADAMW));
-    assert_ok(ms_optim_new(&optim, MS_OPTIM_ADAMW));
-    assert_ok(ms_optim_add_group(optim, &m.embedding, 1, &oo, &group));
-    for (int32_t b = 0; b < TINY_BLOCKS; b++) {
-        assert_ok(ms_optim_add_group(optim, m.block[b], TINY_BLOCK_PARAMS, &oo, &group));
-    }
+    assert_ok(tiny_optim(&optim, &m, &config));
     train(&m, optim, 0, 2);
     int64_t primitives = ms_matmul_created();
 

@@ -401,12 +401,6 @@ static void test_fsdp_oom__one_rank_of_two(void **state)
     }
 }
 
-typedef struct lone {
-    int64_t at;
-    bool happened;
-    uint64_t hash[2];
-} lone;
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {

@@ -170,19 +170,11 @@ static void compare_all(int32_t world)
     }
 }
 
-static void test_fsdp_plan__is_what_one_rank_counts(void **state)
+static void test_fsdp_plan__is_what_each_rank_counts(void **state)
 {
-    compare_all(1);
-}
-
-static void test_fsdp_plan__is_what_each_of_two_ranks_counts(void **state)
-{
-    compare_all(2);
-}
-
-static void test_fsdp_plan__is_what_each_of_three_ranks_counts(void **state)
-{
-    compare_all(3);
+    for (int32_t world = 1; world <= 3; world++) {
+        compare_all(world);
+    }
 }
 
 /* Those of 2^j - 1 and its neighbours are what the plan looks at: all others hold no more. */
@@ -197,14 +189,10 @@ static void test_fsdp_plan__holds_for_every_number_of_micro_batches(void **state
     }
 }
 
-enum { N_PARAMS = 3 };
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fsdp_plan__is_what_one_rank_counts),
-        cmocka_unit_test(test_fsdp_plan__is_what_each_of_two_ranks_counts),
-        cmocka_unit_test(test_fsdp_plan__is_what_each_of_three_ranks_counts),
+        cmocka_unit_test(test_fsdp_plan__is_what_each_rank_counts),
         cmocka_unit_test(test_fsdp_plan__holds_for_every_number_of_micro_batches),
     };
     return cmocka_run_group_tests_name("fsdp/plan", tests, NULL, NULL);
