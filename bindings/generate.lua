@@ -1,12 +1,15 @@
---- luajit generate.lua moonshard.i OUTDIR
+--- luajit generate.lua moonshard.i OUTDIR HEADER...
 ---
---- Reads the preprocessed public header (`cc -E -P -DMS_FFI_CDEF moonshard.h`) and writes what Lua
---- and C need to meet, so that nothing about the ABI is written twice:
+--- Reads the preprocessed public header (`cc -E -P -DMS_FFI_CDEF moonshard.h`) and the options that
+--- some headers declare in comments, and writes what Lua and C both need, so that nothing about the
+--- ABI is written twice:
 ---   OUTDIR/moonshard/cdef.lua   the declarations for ffi.cdef, and their hash
----   OUTDIR/moonshard/calls.lua  one Lua caller per function that takes or gives tensors
+---   OUTDIR/moonshard/calls.lua  one Lua caller per function that takes tensors, or a handle
+---                               and numbers
 ---   OUTDIR/shims.c              the C functions behind them: refs with a generation, not pointers
 ---   OUTDIR/abi_hash.c           ms_abi_hash(), and sizes and offsets of every public struct
 ---   OUTDIR/abi_hash.h           the same hash for code compiled against the headers
+---   OUTDIR/moonshard/options.lua, OUTDIR/options.c  the options of the given headers
 --- A header that leaves the dialect is an error naming the line.
 
 local here = arg[0]:match('^(.*)/') or '.'
@@ -14,12 +17,13 @@ package.path = here .. '/?.lua;' .. package.path
 
 local abi = require 'generator.abi'
 local calls = require 'generator.calls'
+local options = require 'generator.options'
 local parse = require 'generator.parse'
 local shims = require 'generator.shims'
 
 local input, outdir = arg[1], arg[2]
 if not outdir then
-  io.stderr:write('usage: luajit generate.lua moonshard.i OUTDIR\n')
+  io.stderr:write('usage: luajit generate.lua moonshard.i OUTDIR HEADER...\n')
   os.exit(2)
 end
 
@@ -36,11 +40,21 @@ local function write(name, text)
   assert(file:close())
 end
 
-local ok, api = pcall(parse, read(input))
-if not ok then
-  io.stderr:write('generate.lua: ', tostring(api), '\n')
-  os.exit(1)
+local function checked(fn, ...)
+  local ok, result = pcall(fn, ...)
+  if not ok then
+    io.stderr:write('generate.lua: ', tostring(result), '\n')
+    os.exit(1)
+  end
+  return result
 end
+
+local api = checked(parse, read(input))
+local headers = {}
+for i = 3, #arg do
+  headers[#headers + 1] = read(arg[i])
+end
+local declared = checked(options.parse, table.concat(headers))
 
 local shimmed = shims.of(api)
 local text = api.text .. shims.declarations(shimmed) .. abi.declaration
@@ -49,5 +63,11 @@ local hash = abi.hash(text)
 write('shims.c', shims.source(shimmed, api.opaque))
 write('abi_hash.c', abi.source(api, hash))
 write('abi_hash.h', ('#define MSI_ABI_HASH "%s"\n'):format(hash))
-write('moonshard/calls.lua', calls.source(shimmed, api.opaque))
+local called = shims.direct(api)
+for _, shim in ipairs(shimmed) do
+  called[#called + 1] = shim
+end
+write('moonshard/calls.lua', calls.source(called, api.opaque))
 write('moonshard/cdef.lua', ('return { hash = %q, text = [[\n%s]] }\n'):format(hash, text))
+write('options.c', options.source(declared))
+write('moonshard/options.lua', options.module(declared))

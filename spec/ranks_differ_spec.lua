@@ -114,7 +114,7 @@ local CASES = {
   end }, 'the ranks wrapped different models' },
   { 'a parameter of another shape', { layers = function()
     return nn.Sequential { nn.Linear(4, 6), layers()[2], nn.Linear(6, 3) }
-  end }, '44 elements in 4 parameters, use_orig_params, FULL_SHARD, dtypes f32/f32/f32) on' },
+  end }, '(44 elements of f32 in 4 parameters, 23 in each shard) on' },
   { 'a frozen parameter', { before_wrap = function(m) m[3].weight:requires_grad_(false) end },
     "'2.weight' (2, 6) on rank 0 and '2.weight' (2, 6), frozen on rank 1" },
   { 'the probability of dropout', { layers = function()
@@ -122,21 +122,12 @@ local CASES = {
     module[2][2] = nn.Dropout(0.2)
     return module
   end }, "'1.1' is nn.Dropout (p 0.1) on rank 0 and nn.Dropout (p 0.2) on rank 1" },
-  { 'the strategy', { options = { sharding_strategy = 'SHARD_GRAD_OP' } },
-    'FULL_SHARD, dtypes f32/f32/f32) on rank 0 and' },
   { 'the wrap policy', { options = { auto_wrap_policy = fsdp.always_wrap_policy } },
     'the ranks wrapped different models: unit' },
-  { 'param_dtype', precision { param_dtype = 'bf16' }, 'dtypes f32/bf16/bf16) on rank 1' },
   { 'buffer_dtype', precision { buffer_dtype = 'bf16' },
     "buffer_dtype of FSDP '' is -1 on rank 0 and 2 on rank 1" },
   { 'cast_forward_inputs', precision { cast_forward_inputs = true },
     "cast_forward_inputs of FSDP '' is 0 on rank 0 and 1 on rank 1" },
-  { 'use_orig_params', { options = { use_orig_params = false } },
-    'use_orig_params, FULL_SHARD, dtypes f32/f32/f32) on rank 0' },
-  { 'backward_prefetch', { options = { backward_prefetch = 'BACKWARD_POST' } },
-    'backward_prefetch is BACKWARD_PRE on rank 0 and BACKWARD_POST on rank 1' },
-  { 'forward_prefetch', { options = { forward_prefetch = true } },
-    "forward_prefetch of the tree's options is 0 on rank 0 and 1 on rank 1" },
 
   { 'the seed of replicas', { seed = 2 },
     "replicas of parameter '0.weight' (unit 'nn.Sequential', NO_SHARD) have other values on rank 1",
@@ -168,7 +159,7 @@ local CASES = {
   end }, 'collective mismatch' },
 
   { 'the optimizer', adamw { lr = 0.1 },
-    'rank 0 has parameters of SGD (group 1, number 6) where rank 1 has parameters of AdamW' },
+    'rank 0 has parameters of SGD where rank 1 has parameters of AdamW' },
   { 'lr', sgd { lr = 0.2 }, 'lr of step of SGD is 0.1 on rank 0 and 0.2 on rank 1' },
   { 'betas', adamw { lr = 0.1, betas = { 0.9, 0.95 } },
     'betas[2] of step of AdamW is 0.999 on rank 0 and 0.95 on rank 1', adamw { lr = 0.1 } },
@@ -181,6 +172,33 @@ local CASES = {
     'width is 6 on rank 0 and 8 on rank 1',
     { after_wrap = function() ms.dist.same('width', 6) end } },
 }
+
+-- Every option of scripts that the runtime has: values, and their texts if those are others.
+local VALUES = {
+  flag = { false, true }, floating = { nil, 'bf16', texts = { 'f32' } }, count = { 0, 1 },
+}
+local OF_WHAT = {
+  { 'ms_fsdp_unit_options', " of unit 'nn.Sequential'" }, { 'ms_fsdp_tree_options', '' },
+}
+
+local function settings(option, value)
+  local group = option.group and { [option.group] = { [option.name] = value } }
+  return { options = group or { [option.name] = value } }
+end
+
+for _, entry in ipairs(OF_WHAT) do
+  local struct, of_what = unpack(entry)
+  for _, option in ipairs(require('moonshard.options')[struct]) do
+    local names = option.values
+    local values = names and { names[1][1], names[2][1] } or VALUES[option.kind]
+    if option.name then
+      local first = values.texts and values.texts[1] or tostring(values[1])
+      table.insert(CASES, { option.name, settings(option, values[2]),
+        ('%s%s is %s on rank 0 and %s on rank 1'):format(option.name, of_what, first,
+          tostring(values[2])), settings(option, values[1]) })
+    end
+  end
+end
 
 describe('two ranks that differ in', function()
   after_each(function() shell.remove_folder(folder) end)

@@ -66,7 +66,7 @@ describe('the reference', function()
       ['Tensor:cumsum'] = { '`Tensor:cumsum(dim: integer): Tensor` as `ops.cumsum(x, dim)`',
         'Running sums along a dimension' },
       ['checkpoint.Manager:save'] = { 'save(opts: ', '- `step` (integer)', '- `optimizer?`' },
-      ['fsdp.Options'] = { 'default: all ranks; a mesh of one dimension stands for its group' },
+      ['fsdp.Options'] = { 'default: all ranks; a mesh of one dimension is its group' },
       ['optim.lr_scheduler'] = { '\noptim.lr_scheduler.StepLR(optimizer, opts)' },
       ['fsdp.FSDP'] = { '\nfsdp.FSDP:clip_grad_norm_(' },
       ['Error'] = { '- `kind` (string)' },

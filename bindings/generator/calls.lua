@@ -1,5 +1,6 @@
---- The Lua callers of the shims: check operands, make the ref that comes back, call, raise what
---- failed, and give the ref to the collector when no scope owns it.
+--- The Lua callers of the shims, and of functions of a handle and numbers: check operands, make the
+--- ref that is returned, call, raise what failed, and give the ref to the collector when no scope
+--- owns it.
 ---
 --- They are generated because they are the hot path and all alike; each is one FFI call.
 
@@ -7,7 +8,7 @@ local is_retried = require 'generator.retried'
 
 local calls = {}
 
---- These give a further owner of a handle that exists already, which no scope will release.
+--- These return one more owner of an existing handle, which no scope will release.
 local GIVE_OWNER = { ms_optim_param = true, ms_tensor_parameter = true }
 --- Names C allows for a parameter and Lua does not, and those the callers use themselves.
 local TAKEN = {
@@ -17,14 +18,14 @@ local TAKEN = {
   bad_handle = true,
 }
 
--- What C can take of a Lua number, by type.
+-- Ranges of Lua numbers by C type.
 local RANGES = {
   int32_t = { '-0x80000000', '0x7fffffff' },
   uint32_t = { '0', '0xffffffff' },
   int64_t = { '-0x20000000000000', '0x20000000000000' },
 }
 
--- The method that is a call, where C's name has another end: messages name what was written.
+-- Names of methods that differ from C's names, for messages.
 local METHODS = {
   tensor_add_scaled = 'add_', tensor_copy = 'copy_', tensor_fill = 'fill_',
   tensor_set_requires_grad = 'requires_grad_',
@@ -41,24 +42,24 @@ local handle = {}
 local M = {}
 ]]
 
--- The condition under which C cannot take a plain argument, and what then tells; nil for pointers
--- only the bindings themselves pass.
+-- The condition under which C cannot take a plain argument, and the call that raises then; nil for
+-- pointers that only the bindings pass.
 local function plain_check(p, label, opaque)
   local bare = p.type:gsub('const', ''):gsub('%s+', '')
   local range = RANGES[bare]
-  local told = ("bad_scalar('%s', '%s', %s, '%s')"):format(label, p.name, p.lua,
+  local raising = ("bad_scalar('%s', '%s', %s, '%s')"):format(label, p.name, p.lua,
     bare:gsub('%*', ''))
   if range then
     return ("type(%s) ~= 'number' or not (%s >= %s and %s <= %s) or %s %% 1 ~= 0"):format(p.lua,
-      p.lua, range[1], p.lua, range[2], p.lua), told
+      p.lua, range[1], p.lua, range[2], p.lua), raising
   elseif bare == 'uint64_t' then
-    return ("type(%s) ~= 'number' and not istype('uint64_t', %s)"):format(p.lua, p.lua), told
+    return ("type(%s) ~= 'number' and not istype('uint64_t', %s)"):format(p.lua, p.lua), raising
   elseif bare == 'double' or bare == 'float' then
-    return ("type(%s) ~= 'number'"):format(p.lua), told
+    return ("type(%s) ~= 'number'"):format(p.lua), raising
   elseif bare == 'bool' then
-    return ("type(%s) ~= 'boolean'"):format(p.lua), told
+    return ("type(%s) ~= 'boolean'"):format(p.lua), raising
   elseif bare == 'char*' then
-    return ("type(%s) ~= 'string' or find(%s, '\\0', 1, true)"):format(p.lua, p.lua), told
+    return ("type(%s) ~= 'string' or find(%s, '\\0', 1, true)"):format(p.lua, p.lua), raising
   end
   local struct = bare:match('^([%w_]+)%*$')
   if struct and opaque[struct] then
@@ -88,7 +89,7 @@ function calls.source(list, opaque)
     say("handle.%s = ffi.typeof '%s *'", name, name)
   end
   for _, shim in ipairs(list) do
-    local name = shim.name:gsub('^msf_', '')
+    local name = shim.name:gsub('^msf?_', '')
     local label = METHODS[name] or name:gsub('^tensor_', ''):gsub('^comm_', '')
     local params = {}
     for _, p in ipairs(shim.params) do
@@ -106,10 +107,10 @@ function calls.source(list, opaque)
         say("  if not istype(Ref, %s)%s then no_tensor('%s', '%s', %s) end", p.lua,
           p.nullable and (' and %s ~= nil'):format(p.lua) or '', label, p.name, p.lua)
       elseif p.role == 'plain' then
-        local refused, told = plain_check(p, label, opaque)
+        local refused, raising = plain_check(p, label, opaque)
         if refused then
           say('  if %s then', refused)
-          say('    %s', told)
+          say('    %s', raising)
           say('  end')
         end
       end

@@ -1,6 +1,5 @@
---- Which functions are called again, after a collection, when memory was out: those that make a
---- tensor and do nothing else, which are operators without a group of ranks, and a few. What tells
---- other ranks, writes into what is there, or counts, would be done twice: it is called once.
+--- Functions that are called again after a collection when memory was out: those that make a tensor
+--- and have no other effect, which are operators without a group of ranks, and a few others.
 
 local MAKERS = {
   ms_data_map = true,

@@ -12,7 +12,7 @@ local shims = {}
 local NOT_FOR_SCRIPTS = { ms_tensor_free = true, ms_tensor_retain = true }
 
 ---@class ms.gen.Shim: ms.gen.Function
----@field original string  the function it stands for
+---@field original string  the function that it calls
 ---@field gives boolean    it has an `out`
 
 local function role_of(type)
@@ -28,6 +28,11 @@ local function role_of(type)
     error('no rule for a parameter of type ' .. type, 0)
   end
   return 'plain'
+end
+
+-- The struct behind 'const ms_comm *'.
+local function handle_of(type)
+  return type:gsub('^const ', ''):match('^([%w_]+) %*$')
 end
 
 local SHIM_TYPE = { out = 'ms_ref *', ['in'] = 'const ms_ref *', list = 'const ms_ref *' }
@@ -63,6 +68,25 @@ function shims.of(api)
         error(fn.name .. ' takes tensors and returns no status', 0)
       end
       out[#out + 1] = shim
+    end
+  end
+  return out
+end
+
+--- Functions of a handle and numbers, which Lua calls without a shim.
+---@param api ms.gen.Api
+---@return ms.gen.Shim[]
+function shims.direct(api)
+  local out = {}
+  for _, fn in ipairs(api.functions) do
+    local first = fn.params[1]
+    local fits = fn.returns == 'ms_status' and first and api.opaque[handle_of(first.type)]
+    for i, p in ipairs(fn.params) do
+      fits = fits and role_of(p.type) == 'plain' and (i == 1 or not p.type:find('*', 1, true))
+      p.role = 'plain'
+    end
+    if fits then
+      out[#out + 1] = { name = fn.name, original = fn.name, params = fn.params }
     end
   end
   return out
@@ -206,7 +230,7 @@ local function body(shim, opaque)
     elseif p.role == 'list' then
       say('    ms_status status = follow_all(%s, %s, %s_fixed, &%s_, "%s", "%s");', p.name,
         shim.params[i + 1].name, p.name, p.name, label, p.name)
-    elseif not p.nullable and opaque[p.type:gsub('^const ', ''):match('^([%w_]+) %*$')] then
+    elseif not p.nullable and opaque[handle_of(p.type)] then
       say('    MS_TRY(%s != NULL ? MS_OK : no_handle("%s", "%s"));', p.name, label, p.name)
     end
   end

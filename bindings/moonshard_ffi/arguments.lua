@@ -1,6 +1,6 @@
---- What public functions ask of their arguments. Each check gives the value back, or raises a
---- TypeError (ValueError when only the value is wrong) that names function, argument, what was
---- found and what was expected.
+--- Checks of arguments of public functions. Each returns the value, or raises a TypeError
+--- (ValueError if the type is right) that names function, argument, what was found and what was
+--- expected.
 
 local ffi = require 'ffi'
 local errors = require 'moonshard_ffi.errors'
@@ -65,8 +65,7 @@ function arguments.any(_, _, value)
   return value
 end
 
---- A list without fields: what stands there by name, or under 0 or behind a gap, is nothing that
---- anybody looks at.
+--- A list without fields: entries by name, under 0 or behind a gap would be ignored.
 ---@param what string  the function
 ---@param name string  the argument
 ---@param value any
@@ -127,18 +126,18 @@ function arguments.is_group(value)
   return ffi.istype(Group, value) and value ~= nil
 end
 
--- Handles of groups that scripts have freed, and what told those from others then: another group
--- may lie there since.
+-- Serial numbers of groups that scripts have freed, by handle: another group may have the address
+-- since.
 local freed = setmetatable({}, { __mode = 'k' })
 
---- Free a group, which is to go when nothing holds it any more.
+--- Free a group when it has no more owners.
 ---@param group ms.dist.Group
 function arguments.free_group(group)
   freed[group] = freed[group] or C.ms_comm_serial(group)
   C.ms_comm_free(group)
 end
 
---- Has a group gone, by close() or because scripts have freed it?
+--- Was a group ended, by close() or destroy_process_group()?
 ---@param group ms.dist.Group
 ---@return boolean
 function arguments.is_gone(group)
@@ -177,7 +176,16 @@ function arguments.whole(what, name, value, default, lowest)
   return value
 end
 
--- -- what the generated callers end in ------------------------------------------------------------
+--- A whole number of 0 or more that an int32_t has room for.
+---@return integer
+function arguments.count(what, name, value)
+  if arguments.whole(what, name, value, nil, 0) > 0x7fffffff then
+    errors.raise('ValueError', "%s: '%s' is %.17g, expected at most 2^31 - 1", what, name, value)
+  end
+  return value
+end
+
+-- -- errors of the generated callers ------------------------------------------------------------
 
 function arguments.no_tensor(what, name, value)
   refuse(what, name, value, 'a tensor')
@@ -187,7 +195,7 @@ function arguments.bad_handle(what, name, value, struct)
   refuse(what, name, value, struct == 'ms_comm' and 'a group of ranks' or 'a ' .. struct)
 end
 
---- What is wrong with a scalar that C cannot take.
+--- Raise the error for a scalar that C cannot take.
 function arguments.bad_scalar(what, name, value, type_name)
   if type_name == 'double' or type_name == 'float' then
     refuse(what, name, value, 'a number')

@@ -1,52 +1,40 @@
---- Units and trees. A tree owns its units.
+--- Units and trees, where a call takes more than a handle and numbers (those are in
+--- moonshard_ffi.calls). A tree owns its units.
 ---
---- A unit or tree is made into a holder, which frees it with itself: who has the holder before the
---- call has what was made, also when an error comes right after the call.
+--- A unit or tree is made into a holder, which frees it when the holder is collected. The caller
+--- makes the holder first, so that an error right after the call leaks nothing.
 
 local B = require 'moonshard_ffi'
+local options = require 'moonshard.options'
 local parameter = require 'moonshard_ffi.parameter'
 
 local C, calls = B.C, B.calls
 
 local fsdp = {}
 
--- Hybrid ones divide parameters among a part of the group.
-fsdp.STRATEGIES = {
-  FULL_SHARD = 0, SHARD_GRAD_OP = 1, NO_SHARD = 2, HYBRID_SHARD = 0, _HYBRID_SHARD_ZERO2 = 1,
+local STATES = {
+  [C.MS_UNIT_SHARDED] = 'SHARDED', [C.MS_UNIT_PUBLISHED] = 'PUBLISHED',
+  [C.MS_UNIT_UNSHARDED] = 'UNSHARDED',
 }
-fsdp.PREFETCH = { none = 0, BACKWARD_PRE = 1, BACKWARD_POST = 2 }
-
-local STATES = { [0] = 'SHARDED', 'PUBLISHED', 'UNSHARDED' }
-local STRATEGY_NAMES = { [0] = 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' }
-
---- Rank and size of a group.
-function fsdp.place(comm)
-  return C.ms_comm_rank(comm), C.ms_comm_size(comm)
-end
-
---- Does this rank stand for all members of a group?
-function fsdp.is_fake(comm)
-  return C.ms_comm_is_fake(comm)
-end
 
 local Hold = B.typeof 'struct { ms_comm *group; double serial; }'
 
-local function let_go(hold)
+local function release(hold)
   if C.ms_comm_serial(hold.group) == hold.serial then
     C.ms_comm_release(hold.group)
   end
 end
 
---- Keep a group, also when it is freed, until the collector finds what comes back here.
+--- Keep a group, even if the script frees it, until the result is collected.
 ---@param comm ffi.cdata*
 ---@return ffi.cdata*
 function fsdp.hold(comm)
-  local hold = B.gc(Hold(comm, C.ms_comm_serial(comm)), let_go)
+  local hold = B.gc(Hold(comm, C.ms_comm_serial(comm)), release)
   C.ms_comm_retain(comm)
   return hold
 end
 
--- In a fake group they would all say the same: none is asked.
+-- Members of a fake group have this rank's values.
 local function of_this_rank(values)
   local lists = {}
   for i, value in ipairs(values) do
@@ -55,10 +43,10 @@ local function of_this_rank(values)
   return lists
 end
 
---- For each of these numbers what every rank that is there says, by rank. Collective.
+--- All-gather of numbers: for each of them the list of all ranks' values. Collective.
 ---@param comm ffi.cdata*
----@param what string  the function that asks, for errors
----@param numbers number[]  as many on every rank
+---@param what string  the calling function, for errors
+---@param numbers number[]  equally many on every rank
 ---@return number[][]
 function fsdp.exchange(comm, what, numbers)
   if C.ms_comm_is_fake(comm) then
@@ -80,9 +68,9 @@ function fsdp.exchange(comm, what, numbers)
   return lists
 end
 
---- The text of every rank that is there, by rank. Collective.
+--- All-gather of a text: the list of all ranks' texts. Collective.
 ---@param comm ffi.cdata*
----@param what string  the function that asks, for errors
+---@param what string  the calling function, for errors
 ---@param text string
 ---@return string[]
 function fsdp.exchange_text(comm, what, text)
@@ -120,39 +108,36 @@ function fsdp.tree_holder()
   return B.gc(B.new('ms_fsdp_tree *[1]'), free_tree)
 end
 
---- What a holder has, or nil.
+--- The handle in a holder, or nil.
 ---@param holder ffi.cdata*
 ---@return ffi.cdata*?
 function fsdp.held(holder)
   return holder[0] ~= nil and holder[0] or nil
 end
 
-local function dtype_or_none(name)
-  return name == nil and -1 or parameter.dtype(name)
-end
+local CONVERT = {
+  choice = function(name, row)
+    for _, value in ipairs(row.values) do
+      if value[1] == name then
+        return C[value[2]]
+      end
+    end
+  end,
+  floating = function(name) return parameter.dtype(name) end,
+}
 
----@class ms.bindings.UnitOptions
----@field strategy string
----@field param_dtype? string
----@field reduce_dtype? string
----@field use_orig_params boolean
----@field full_precision_in_eval? boolean  default false
----@field shard_group? ffi.cdata*  a part of the group
----@field keep_low_precision_grads? boolean  default false
----@field offload_params? boolean  default false
-
----@param options ms.bindings.UnitOptions
-local function unit_options(options)
-  local o = B.new('ms_fsdp_unit_options')
-  C.ms_fsdp_unit_options_init(o, B.sizeof(o))
-  o.strategy = fsdp.STRATEGIES[options.strategy]
-  o.param_dtype = dtype_or_none(options.param_dtype)
-  o.reduce_dtype = dtype_or_none(options.reduce_dtype)
-  o.use_orig_params = options.use_orig_params
-  o.full_precision_in_eval = options.full_precision_in_eval or false
-  o.shard_group = options.shard_group
-  o.keep_low_precision_grads = options.keep_low_precision_grads or false
-  o.offload_params = options.offload_params or false
+-- A struct of options: each is the field of `values`, or of one of its groups, that has its name.
+-- Where there is none C's default remains.
+local function struct_of(struct, values)
+  local o = B.new(struct)
+  C[struct .. '_init'](o, B.sizeof(o))
+  for _, row in ipairs(options[struct]) do
+    local from = row.group and (values[row.group] or {}) or values
+    local value, convert = from[row.name or row.field], CONVERT[row.kind]
+    if value ~= nil then
+      o[row.field] = convert and convert(value, row) or value
+    end
+  end
   return o
 end
 
@@ -167,18 +152,13 @@ end
 --- Group parameters.
 ---@param holder ffi.cdata*  a new one, for the unit
 ---@param name string
----@param options ms.bindings.UnitOptions
+---@param values table  with the options of ms_fsdp_unit_options by their names in scripts
 ---@param tensors ms.Tensor[]
 ---@param names string[]
-function fsdp.unit(holder, comm, name, options, tensors, names)
+function fsdp.unit(holder, comm, name, values, tensors, names)
   local refs, n = B.array(tensors, 'params')
-  calls.fsdp_unit_new(holder, comm, name, unit_options(options), refs, n, texts_of(names))
-end
-
---- Elements of a unit's flat parameter, without the padding of the last shards.
----@return integer
-function fsdp.flat_numel(unit)
-  return tonumber(C.ms_layout_total(C.ms_fsdp_unit_layout(unit)))
+  calls.fsdp_unit_new(holder, comm, name, struct_of('ms_fsdp_unit_options', values), refs, n,
+    texts_of(names))
 end
 
 --- Let `fn(address of refs)` reduce the gradients of a tree.
@@ -186,19 +166,7 @@ function fsdp.set_comm_hook(tree, fn)
   B.check(B.core.comm_hook(B.new('ms_fsdp_tree *[1]', tree), fn))
 end
 
---- Let the next forwards of a unit gather and compute in the parameters' own dtype.
----@param on boolean
-function fsdp.set_full_precision(unit, on)
-  B.check(C.ms_fsdp_unit_set_full_precision(unit, on))
-end
-
---- The flat parameter of a unit: the same tensor at every call.
----@return ms.Tensor
-function fsdp.flat(unit)
-  return calls.fsdp_unit_flat(unit)
-end
-
---- What a plan must know of a unit.
+--- The numbers of a unit that a plan needs.
 ---@return ffi.cdata* group  for fsdp.dry_run()
 function fsdp.group_of(unit)
   local group = B.new('ms_fsdp_group')
@@ -206,31 +174,22 @@ function fsdp.group_of(unit)
   return group
 end
 
---- The same of one that fsdp.unit() would make; makes none.
+--- The same for a unit that fsdp.unit() would make, without making it.
 ---@return ffi.cdata* group
-function fsdp.group(comm, name, options, tensors, names)
+function fsdp.group(comm, name, values, tensors, names)
   local group, refs, n = B.new('ms_fsdp_group'), B.array(tensors, 'params')
-  calls.fsdp_group_describe(group, comm, name, unit_options(options), refs, n, texts_of(names))
+  calls.fsdp_group_describe(group, comm, name, struct_of('ms_fsdp_unit_options', values), refs, n,
+    texts_of(names))
   return group
 end
 
----@param options { backward_prefetch: string, forward_prefetch: boolean, n_slots?: integer }
-local function tree_options(options)
-  local o = B.new('ms_fsdp_tree_options')
-  C.ms_fsdp_tree_options_init(o, B.sizeof(o))
-  o.backward_prefetch = fsdp.PREFETCH[options.backward_prefetch]
-  o.forward_prefetch = options.forward_prefetch
-  o.n_slots = options.n_slots or 0
-  return o
-end
-
---- A tree over units in module order. Takes the units over.
+--- Make a tree of units in module order. It owns the units then.
 ---@param holder ffi.cdata*  a new one, for the tree
----@param options { backward_prefetch: string, forward_prefetch: boolean, n_slots?: integer }
+---@param values table  with the options of ms_fsdp_tree_options by their names in scripts
 ---@param units ffi.cdata*[]  their holders
 ---@param root_has_unit boolean
-function fsdp.tree(holder, comm, options, units, root_has_unit)
-  local o = tree_options(options)
+function fsdp.tree(holder, comm, values, units, root_has_unit)
+  local o = struct_of('ms_fsdp_tree_options', values)
   local list = B.new('ms_fsdp_unit *[?]', math.max(#units, 1))
   for i = 1, #units do
     list[i - 1] = units[i][0]
@@ -241,28 +200,6 @@ function fsdp.tree(holder, comm, options, units, root_has_unit)
     B.gc(units[i], free_unit)
   end
   B.check(status)
-end
-
-function fsdp.init(tree)
-  B.check(C.ms_fsdp_tree_init(tree))
-end
-
-function fsdp.tree_pre_forward(tree)
-  B.check(C.ms_fsdp_tree_pre_forward(tree))
-end
-
-function fsdp.tree_post_forward(tree)
-  B.check(C.ms_fsdp_tree_post_forward(tree))
-end
-
---- While a forward runs, no shard can be read.
----@param hide boolean
-function fsdp.hide_shards(tree, hide)
-  C.ms_fsdp_tree_hide_shards(tree, hide)
-end
-
-function fsdp.unit_pre_forward(unit)
-  B.check(C.ms_fsdp_unit_pre_forward(unit))
 end
 
 local one = B.new('ms_ref[1]') -- a list made for each forward is garbage
@@ -278,39 +215,18 @@ function fsdp.unit_post_forward(unit, outputs)
   calls.fsdp_unit_post_forward(unit, refs, n)
 end
 
---- After a forward that raised `err`.
+--- End a forward that raised `err`.
 function fsdp.reset(tree, err)
   local _, text = B.errors.report(err)
   C.ms_error_set(B.errors.status(err), text)
   C.ms_fsdp_tree_reset(tree)
 end
 
---- This rank fails by `err`: peers that go on without it are told.
+--- Report to the peers that this rank failed with `err`.
 ---@param comm ffi.cdata*
 function fsdp.failed(comm, err)
   local _, text = B.errors.report(err)
   C.ms_comm_failed(comm, text)
-end
-
-function fsdp.set_sync(tree, sync)
-  B.check(C.ms_fsdp_tree_set_sync(tree, sync))
-end
-
----@return boolean  what set_sync() has set
-function fsdp.sync(tree)
-  return C.ms_fsdp_tree_sync(tree)
-end
-
-function fsdp.set_gradient_factor(tree, factor)
-  B.check(C.ms_fsdp_tree_set_gradient_factor(tree, factor))
-end
-
-function fsdp.unshard(unit)
-  B.check(C.ms_fsdp_unit_unshard(unit))
-end
-
-function fsdp.reshard(unit)
-  B.check(C.ms_fsdp_unit_reshard(unit))
 end
 
 function fsdp.summon(tree, units, with_grads)
@@ -319,15 +235,6 @@ function fsdp.summon(tree, units, with_grads)
     list[i - 1] = units[i]
   end
   B.check(C.ms_fsdp_tree_summon_units(tree, list, #units, with_grads))
-end
-
-function fsdp.unsummon(tree, writeback)
-  B.check(C.ms_fsdp_tree_unsummon(tree, writeback))
-end
-
----@return boolean
-function fsdp.summoned(tree)
-  return C.ms_fsdp_tree_summoned(tree)
 end
 
 --- Full-precision copies of all `n` parameters in one tensor, and the element (from 1) at which
@@ -342,27 +249,23 @@ function fsdp.gather_all(unit, n)
   return flat, starts
 end
 
---- Store this rank's elements of full values.
-function fsdp.load(unit, index, value)
-  calls.fsdp_unit_load(unit, index - 1, value)
-end
-
----@class ms.Plan  bytes this rank holds in a step of training, exact: ms_fsdp_plan says when
+---@class ms.Plan  exact bytes of this rank in a training step; ms_fsdp_plan defines the step
 ---@field masters integer    full-precision shards
----@field gradients integer  the most they take at once, what no_sync accumulates among them
----@field per_state integer  one optimizer state buffer, of trainable parameters
+---@field gradients integer  their maximum, accumulated ones of no_sync included
+---@field per_state integer  one optimizer state buffer for all trainable parameters
 ---@field arena integer      slots, shared by the ranks of the host
 ---@field param_slots integer     of the arena: for parameters
----@field own_slots integer       of these what is this rank's alone (layouts pull and nccl)
----@field gradient_slots integer  of the arena: for gradients, a part for every rank
----@field own_gradients integer   of these what is this rank's alone (layout nccl)
----@field param_ring integer      slots for parameters that units take in turn
----@field param_homes integer     the same, of one unit each
+---@field own_slots integer       of these: private to this rank (layouts pull and nccl)
+---@field gradient_slots integer  of the arena: for gradients, one part per rank
+---@field own_gradients integer   of these: private to this rank (layout nccl)
+---@field param_ring integer      parameter slots that units use in turn
+---@field param_homes integer     parameter slots that one unit owns
 ---@field gradient_ring integer
 ---@field gradient_homes integer
----@field gathered integer   parameters of other ranks that this one reads in a step
----@field reduced integer    gradients of other ranks that it reads, or sums they made
----@field same_numerics boolean  all ranks compute alike: equal bits for every strategy and world
+---@field gathered integer   bytes of other ranks' parameters that this rank reads in a step
+---@field reduced integer    bytes of other ranks' gradients, or of their sums, that it reads
+---@field same_numerics boolean  all ranks compute equally, so bits do not depend on strategy and
+---  world size
 
 local PLAN = {
   'masters', 'gradients', 'per_state', 'arena', 'param_slots', 'own_slots', 'gradient_slots',
@@ -379,7 +282,7 @@ local function plan_of(p)
 end
 
 ---@param micro_batches integer  backwards of this rank in a step, all but the last in no_sync
----@param dry boolean  from numbers alone: the tree need not be initialised, and is not
+---@param dry boolean  computed from numbers, without initialising the tree
 ---@return ms.Plan
 function fsdp.plan(tree, micro_batches, dry)
   local p = B.new('ms_fsdp_plan')
@@ -388,20 +291,22 @@ function fsdp.plan(tree, micro_batches, dry)
   return plan_of(p)
 end
 
---- The same of a tree that fsdp.tree() would make over units like these.
+--- The same for a tree that fsdp.tree() would make of units like these.
+---@param values table  as for fsdp.tree()
 ---@param groups ffi.cdata*[]  in module order, the root's first if it has one
 ---@return ms.Plan
-function fsdp.dry_run(comm, options, groups, root_has_unit, micro_batches)
+function fsdp.dry_run(comm, values, groups, root_has_unit, micro_batches)
   local p, list = B.new('ms_fsdp_plan'), B.new('ms_fsdp_group[?]', #groups)
   for i, group in ipairs(groups) do
     list[i - 1] = group
     list[i - 1].is_root = i == 1 and root_has_unit
   end
-  B.check(C.ms_fsdp_dry_run(p, comm, tree_options(options), list, #groups, micro_batches))
+  B.check(C.ms_fsdp_dry_run(p, comm, struct_of('ms_fsdp_tree_options', values), list, #groups,
+    micro_batches))
   return plan_of(p)
 end
 
----@param params ms.Tensor[]  in the same order on all ranks; of other trees and plain ones, too
+---@param params ms.Tensor[]  in the same order on all ranks; also of other trees, and plain ones
 ---@return ms.Tensor  (), f64: the total norm before clipping
 function fsdp.clip(tree, params, max_norm, norm_type, error_if_nonfinite)
   local refs, n = B.array(params, 'params')
@@ -420,7 +325,7 @@ function fsdp.hash(tree, params)
 end
 
 ---@class ms.UnitInfo
----@field name string  where it stands (the wrapper says)
+---@field name string  its path (set by the caller, as is the strategy)
 ---@field strategy string
 ---@field n_params integer
 ---@field numel integer  of the parameters, without padding
@@ -431,7 +336,7 @@ end
 ---@field reduce_dtype string
 ---@field dtype string  of the master shard
 ---@field state 'SHARDED'|'PUBLISHED'|'UNSHARDED'
----@field model integer  number of the model among those the ranks have used; 0: not used yet
+---@field model integer  number of the model in the order of first use; 0: not used yet
 ---@field is_root boolean
 
 ---@return ms.UnitInfo
@@ -439,7 +344,6 @@ function fsdp.info(unit)
   local i = B.new('ms_fsdp_unit_info')
   B.check(C.ms_fsdp_unit_info_get(unit, i))
   return {
-    strategy = STRATEGY_NAMES[i.strategy],
     n_params = i.n_params,
     numel = tonumber(i.numel),
     padded_numel = tonumber(i.padded_numel),

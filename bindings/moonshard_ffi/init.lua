@@ -1,8 +1,9 @@
---- The back office: the only Lua files that know the FFI. What lua/moonshard is offered:
+--- The bindings, the only Lua files that use the FFI. Their interface for lua/moonshard:
 ---   C       the library's namespace (call functions as `B.C.ms_x()`, never cached one by one)
----   calls   a checked, raising caller for every function that takes or gives tensors
+---   calls   a checked, raising caller for every function that takes or returns tensors, or takes a
+---           handle and numbers
 ---   check   raises when a status is not MS_OK
----   core    the classic C module: what may reach Lua again (backward, hooks)
+---   core    the C module for functions that may call Lua (backward, hooks)
 ---   world    the group of all ranks
 ---   Ref, state, own, array   refs, the depth of scopes, lists of refs for C
 ---   new, string, cast, copy, gc, sizeof, typeof   the few FFI functions needed to talk to C
@@ -28,8 +29,6 @@ local B = {
   sizeof = ffi.sizeof,
   typeof = ffi.typeof,
 }
-
-local OUT_OF_MEMORY = -8
 
 --- `depth`: open scopes.
 B.state = { depth = 0 }
@@ -57,8 +56,8 @@ function B.define_group_methods(metatable)
 end
 
 -- -- pressure ------------------------------------------------------------------------------------
--- The collector sees 16 bytes per ref, not the tensor and the graph behind it. So the runtime says,
--- where the collector gets a ref, when enough may be behind those that nobody needs any more.
+-- The collector sees 16 bytes per ref, not the tensor and the graph behind it. So each ref that is
+-- given to the collector asks the runtime whether a collection is due.
 
 --- Collect twice: the first cycle runs finalizers, the second frees what they held.
 function B.collect()
@@ -69,7 +68,7 @@ function B.collect()
   C.ms_memory_collected()
 end
 
---- As that, and what it leaves free goes back to the system.
+--- Collect, and return free memory to the system.
 function B.give_back()
   B.collect()
   C.ms_memory_trim()
@@ -77,7 +76,7 @@ end
 
 local release = C.ms_ref_release
 
---- Give a ref to the collector: nothing else will release it.
+--- Let the collector release a ref.
 ---@generic T
 ---@param ref T
 ---@return T
@@ -88,7 +87,7 @@ function B.own(ref)
   return ffi.gc(ref, release)
 end
 
---- Take a ref away from the collector (it has been released, or C owns it now).
+--- Undo own(): the ref was released, or C owns it.
 function B.disown(ref)
   ffi.gc(ref, nil)
 end
@@ -103,7 +102,7 @@ local function error_of(status)
   return errors.new(kind, ffi.string(C.ms_error_message()))
 end
 
---- Raise what the runtime's last error says, unless `status` is MS_OK.
+--- Raise the runtime's last error, unless `status` is MS_OK.
 ---@param status integer
 function B.check(status)
   if status ~= 0 then
@@ -111,19 +110,19 @@ function B.check(status)
   end
 end
 
---- End of a caller that failed. Who catches that memory was out finds what could be collected.
+--- End of a caller that failed. After MS_OUT_OF_MEMORY a collection frees memory for the program.
 local function failed(status)
   local e = error_of(status)
-  if status == OUT_OF_MEMORY then
+  if status == C.MS_OUT_OF_MEMORY then
     B.give_back()
   end
   error(e, 0)
 end
 
---- End of one that only makes a tensor: where memory was out it is called once more after a
---- collection, unless it was out for what a device did before.
+--- End of a caller that only makes a tensor: after MS_OUT_OF_MEMORY it is called once more after a
+--- collection, unless the error is a device's late one.
 local function again(status, name, ...)
-  if status == OUT_OF_MEMORY and not C.ms_error_is_late() then
+  if status == C.MS_OUT_OF_MEMORY and not C.ms_error_is_late() then
     B.give_back()
     status = C[name](...)
   end
@@ -136,14 +135,14 @@ B.calls = library.calls(C, ffi, B.state, B.own, failed, again, arguments)
 
 local comm_out = ffi.new('ms_comm *[1]')
 
---- The group of all ranks; joins when nobody has yet.
+--- The group of all ranks; the first call joins the job.
 ---@return ms.dist.Group
 function B.world()
   B.check(C.ms_comm_world(comm_out))
   return comm_out[0]
 end
 
--- Groups hold descriptors, of which the collector knows nothing.
+-- Groups own file descriptors, which the collector does not count.
 local GROUPS_PER_COLLECTION = 64
 local n_groups = 0
 

@@ -45,13 +45,13 @@ end
 local function load_declarations(folder)
   local generated = folder .. '/generated/moonshard'
   if exists(generated .. '/cdef.lua') then
-    return dofile(generated .. '/cdef.lua'), generated .. '/calls.lua', generated .. '/cdef.lua'
+    return dofile(generated .. '/cdef.lua'), generated, generated .. '/cdef.lua'
   end
   local cdef = package.searchpath('moonshard.cdef', package.path)
   if not cdef then
     error('moonshard/cdef.lua is missing: it is generated when the library is built', 0)
   end
-  return dofile(cdef), folder_of(cdef) .. '/calls.lua', cdef
+  return dofile(cdef), folder_of(cdef), cdef
 end
 
 --- Of three hashes that should be equal, name the odd one out.
@@ -85,7 +85,7 @@ local function load_module(folder)
 end
 
 local folder = find_folder()
-local cdef, calls_path, cdef_path = load_declarations(folder)
+local cdef, generated, cdef_path = load_declarations(folder)
 if not pcall(ffi.typeof, 'ms_ref') then -- else this process has the declarations already
   ffi.cdef(cdef.text)
 end
@@ -98,10 +98,15 @@ local C = ffi.load(library_path)
 check_hashes(cdef.hash, cdef_path, ffi.string(C.ms_abi_hash()), library_path, core.abi_hash,
   module_path)
 
+package.preload['moonshard.options'] = function()
+  return dofile(generated .. '/options.lua')
+end
+
 return {
   C = C,
   core = core,
   folder = folder,
+  generated = folder_of(generated), -- where 'moonshard.options' is found
   cdef_text = cdef.text,
-  calls = dofile(calls_path),
+  calls = dofile(generated .. '/calls.lua'),
 }

@@ -8,41 +8,69 @@ local C, calls = B.C, B.calls
 local optim = {}
 
 local OPTIONS_BYTES = B.sizeof 'ms_optim_options'
-local KINDS = { SGD = 0, Adam = 1, AdamW = 2, RMSprop = 3, Adagrad = 4, Lion = 5 }
 
--- Names of options in scripts, and in the runtime's struct.
-local NUMBERS = {
-  'lr', 'momentum', 'dampening', 'weight_decay', 'eps', 'alpha', 'lr_decay',
-  'initial_accumulator_value',
-}
-local FLAGS = { 'nesterov', 'maximize', 'amsgrad', 'centered' }
+---@class ms.optim.Rule
+---@field kind integer
+---@field options string[]
+---@field states string[]  names of the buffers a parameter may have
+---@field needs table<string, string>  the option without which a parameter may lack a state
+---@field first table<string, string>  the option that is a state's first value, else 0
 
---- All of them.
-optim.names = { 'betas', unpack(NUMBERS) }
-for _, name in ipairs(FLAGS) do
-  table.insert(optim.names, name)
+--- The runtime's optimizers by name.
+---@type table<string, ms.optim.Rule>
+optim.rules = {}
+--- The options of all.
+---@type string[]
+optim.names = {}
+
+local known, fields = {}, {}
+
+local function texts(list, n)
+  local out = {}
+  for i = 1, n do
+    out[i] = list[i - 1] ~= nil and B.string(list[i - 1]) or nil
+  end
+  return out
 end
 
----@param kind 'SGD'|'Adam'|'AdamW'|'RMSprop'|'Adagrad'|'Lion'
+-- "betas[1]" and "betas[2]" are one option.
+local function add_option(rule, name)
+  if rule.options[#rule.options] ~= name then
+    table.insert(rule.options, name)
+  end
+  if not known[name] then
+    known[name] = true
+    table.insert(optim.names, name)
+    if name ~= 'betas' then
+      table.insert(fields, name)
+    end
+  end
+end
+
+for kind = 0, C.MS_OPTIM_COUNT - 1 do
+  local row = B.new('ms_optim_rule')
+  B.check(C.ms_optim_rule_get(row, kind))
+  local rule = { kind = kind, options = {}, states = texts(row.state, 3), needs = {}, first = {} }
+  for _, field in ipairs(texts(row.option, 7)) do
+    add_option(rule, field:match '^[%w_]+')
+  end
+  local needs, first = texts(row.needs, 3), texts(row.first, 3)
+  for s, state in ipairs(rule.states) do
+    rule.needs[state], rule.first[state] = needs[s], first[s]
+  end
+  optim.rules[B.string(row.name)] = rule
+end
+
+---@param kind string  'AdamW'
 function optim.new(kind)
   local out = B.new('ms_optim *[1]')
-  B.check(C.ms_optim_new(out, KINDS[kind]))
+  B.check(C.ms_optim_new(out, optim.rules[kind].kind))
   return B.gc(out[0], C.ms_optim_free)
 end
 
---- Defaults of a kind as a Lua table.
-function optim.defaults(kind)
-  local o = B.new('ms_optim_options')
-  B.check(C.ms_optim_options_init(o, OPTIONS_BYTES, KINDS[kind]))
-  return optim.from_struct(o)
-end
-
-function optim.from_struct(o)
+local function from_struct(o)
   local out = { betas = { o.beta1, o.beta2 } }
-  for _, name in ipairs(NUMBERS) do
-    out[name] = o[name]
-  end
-  for _, name in ipairs(FLAGS) do
+  for _, name in ipairs(fields) do
     out[name] = o[name]
   end
   return out
@@ -57,14 +85,9 @@ end
 
 -- Write what `given` names over the struct.
 local function overlay(o, given)
-  for _, name in ipairs(NUMBERS) do
+  for _, name in ipairs(fields) do
     if given[name] ~= nil then
-      o[name] = expect('number', name, given[name])
-    end
-  end
-  for _, name in ipairs(FLAGS) do
-    if given[name] ~= nil then
-      o[name] = expect('boolean', name, given[name])
+      o[name] = expect(type(o[name]), name, given[name])
     end
   end
   if given.betas ~= nil then
@@ -80,7 +103,7 @@ end
 function optim.add_group(handle, kind, params, options)
   local o = B.new('ms_optim_options')
   local index = B.new('int32_t[1]')
-  B.check(C.ms_optim_options_init(o, OPTIONS_BYTES, KINDS[kind]))
+  B.check(C.ms_optim_options_init(o, OPTIONS_BYTES, optim.rules[kind].kind))
   overlay(o, options)
   local refs, n = B.array(arguments.array('params', 'list', params), 'params')
   calls.optim_add_group(handle, refs, n, o, index)
@@ -96,8 +119,7 @@ end
 
 --- Options of a group as a Lua table.
 function optim.options(handle, group)
-  local o = options_of(handle, group)
-  return optim.from_struct(o)
+  return from_struct(options_of(handle, group))
 end
 
 --- Change options of a group. ValueError leaves them as they were.
@@ -118,15 +140,6 @@ end
 ---@return integer
 function optim.n_params(handle)
   return C.ms_optim_n_params(handle)
-end
-
----@return string[]  names of the buffers a parameter may have
-function optim.state_names(handle)
-  local names = {}
-  for s = 1, C.ms_optim_n_states(handle) do
-    names[s] = B.string(C.ms_optim_state_name(handle, s - 1))
-  end
-  return names
 end
 
 --- Parameter i (from 1) in order of addition.

@@ -1,4 +1,4 @@
---- Parameters and what modules ask about them: declaring, naming, materialising, local parts.
+--- Parameters: declaring, naming, materialising, local parts.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -7,11 +7,17 @@ local C, calls = B.C, B.calls
 
 local parameter = {}
 
-local DTYPES = { f32 = 0, f64 = 1, bf16 = 2, i64 = 3, u8 = 4, bool = 5, f16 = 6, i32 = 7 }
-local RULES = { none = 0, constant = 1, uniform = 2, normal = 3 }
-local MAX_DIMS = 8
+local DTYPES = {}
+for number = 0, C.MS_DTYPE_COUNT - 1 do
+  DTYPES[B.string(C.ms_dtype_name(number))] = number
+end
+local RULES = {
+  none = C.MS_INIT_NONE, constant = C.MS_INIT_CONSTANT, uniform = C.MS_INIT_UNIFORM,
+  normal = C.MS_INIT_NORMAL,
+}
+local MAX_DIMS = C.MS_MAX_DIMS
 
---- Number of a dtype name. TypeError when it is none.
+--- Number of a dtype name. TypeError for an unknown name.
 ---@param name string
 ---@return integer
 function parameter.dtype(name)
@@ -28,12 +34,12 @@ end
 local function rule_of(rule)
   local kind = RULES[rule.kind]
   if not kind then
-    B.errors.raise('ValueError', "no rule for first values is called '%s'", tostring(rule.kind))
+    B.errors.raise('ValueError', "no rule for initial values is called '%s'", tostring(rule.kind))
   end
   return kind, rule.a or 0, rule.b or 0
 end
 
---- As the other checks: the name of a dtype.
+--- A check of arguments: the name of a dtype.
 function arguments.dtype(what, name, value)
   if type(value) ~= 'string' then
     arguments.refuse(what, name, value, "a dtype such as 'f32'")
@@ -42,7 +48,7 @@ function arguments.dtype(what, name, value)
   return value
 end
 
---- The name of a dtype with a fraction.
+--- A check of arguments: the name of a floating dtype.
 function arguments.floating(what, name, value)
   if not C.ms_dtype_is_floating(parameter.dtype(arguments.dtype(what, name, value))) then
     B.errors.raise('ValueError', "%s: '%s' is %s, expected a floating dtype", what, name, value)
@@ -50,7 +56,7 @@ function arguments.floating(what, name, value)
   return value
 end
 
---- A rule for first values (moonshard.nn.init).
+--- A check of arguments: a rule for initial values (moonshard.nn.init).
 function arguments.rule(what, name, value)
   if type(value) ~= 'table' or rawget(value, 'kind') == nil then
     arguments.refuse(what, name, value, 'a rule of nn.init')
@@ -98,24 +104,24 @@ function parameter.set_name(tensor, name)
   calls.tensor_set_name(tensor, name)
 end
 
---- 64 bits of a number; of one below 0, which C converts as it likes, in two's complement.
+--- A number as 64 bits, in two's complement; the conversion of a negative double is undefined in C.
 ---@param number integer|ffi.cdata*
 ---@return integer|ffi.cdata*
 function parameter.bits(number)
   return number < 0 and B.cast('uint64_t', B.cast('int64_t', number)) or number
 end
 
--- Streams handed out since the last seed; the first is 0.
+-- Streams used since the last seed; the first is 0.
 local n_streams = 0
 
---- A number that tells random streams of one name apart.
+--- The number of a new random stream; streams of one name differ by it.
 ---@return integer
 function parameter.next_stream()
   n_streams = n_streams + 1
   return n_streams - 1
 end
 
---- How many there are since the seed.
+--- The number of streams used since the last seed.
 ---@return integer
 function parameter.streams()
   return n_streams
@@ -123,20 +129,20 @@ end
 
 --- Seed everything random; all streams begin anew.
 ---@param seed integer|ffi.cdata*
----@param streams? integer  how many streams() shall say there are (default 0)
+---@param streams? integer  what streams() returns next (default 0)
 function parameter.set_seed(seed, streams)
   C.ms_seed(parameter.bits(seed))
   n_streams = streams or 0
 end
 
---- First values of stream 0 depend on the parameter's name alone.
+--- Initial values of stream 0 depend on the parameter's name alone.
 function parameter.set_stream(tensor, stream)
   calls.tensor_set_stream(tensor, stream)
 end
 
 local name_out = B.new('const char *[1]')
 
----@return string  '' when it has none
+---@return string  '' without a name
 function parameter.name(tensor)
   calls.tensor_name(tensor, name_out)
   return B.string(name_out[0])
@@ -160,22 +166,21 @@ function parameter.is_parameter(value)
   return described.is_parameter
 end
 
---- Has a parameter memory? One that was declared has none before it is materialized or wrapped.
+--- Does a parameter have memory? A declared one has none before it is materialized or wrapped.
 ---@return boolean
 function parameter.has_values(tensor)
   calls.tensor_describe(tensor, described)
   return described.data ~= nil or described.numel == 0
 end
 
---- Has a tensor a gradient? (Asking for the gradient itself makes a tensor, which lives until it is
---- collected.)
+--- Does a tensor have a gradient? Makes no tensor, unlike grad().
 ---@return boolean
 function parameter.has_grad(tensor)
   calls.tensor_describe(tensor, described)
   return described.has_grad
 end
 
---- A number that two refs share when they are the same handle; valid while it lives.
+--- A number that is equal for refs of one handle; valid as long as the handle.
 ---@return integer
 function parameter.key(tensor)
   return tonumber(B.cast('uintptr_t', tensor.ptr))
@@ -189,14 +194,14 @@ local function shape_list(ndim, sizes)
   return shape
 end
 
---- Present shape of a tensor: that of the local shard when a unit shards it.
+--- Current shape of a tensor; of a sharded parameter that of the local shard.
 function parameter.shape(tensor)
   local info = B.new('ms_tensor_info')
   calls.tensor_describe(tensor, info)
   return shape_list(info.ndim, info.shape)
 end
 
---- dtype, floating, requires_grad: what wrapping checks, in one call.
+--- The properties of a tensor that wrapping checks, in one call.
 function parameter.facts(tensor)
   local info = B.new('ms_tensor_info')
   calls.tensor_describe(tensor, info)
@@ -210,13 +215,13 @@ function parameter.facts(tensor)
 end
 
 ---@class ms.Extent
----@field start integer  first element held here, in the parameter
----@field numel integer  elements held here
+---@field start integer  first local element, in the parameter
+---@field numel integer  number of local elements
 ---@field shape integer[]  of the whole parameter
 ---@field dtype string
 ---@field c ffi.cdata*  the runtime's own struct
 
---- The elements of a parameter this rank holds, as a 1-D view (nil for none), and their place.
+--- This rank's elements of a parameter as a 1-D view (nil without any), and their extent.
 ---@return ms.Tensor?, ms.Extent
 function parameter.part(tensor)
   local c = B.new('ms_param_extent')
@@ -261,16 +266,16 @@ function parameter.whole(flat, t)
   }
 end
 
---- Tell the runtime that the master copy was written from outside.
+--- Mark the master as written from outside.
 function parameter.touch(tensor)
   calls.param_touch(tensor)
 end
 
--- Units register here how full values of what they manage are read and written.
+-- The states of units by parameter and by flat parameter: they read and write full values.
 local WEAK_VALUES = { __mode = 'v' }
 local managers, flats = setmetatable({}, WEAK_VALUES), setmetatable({}, WEAK_VALUES)
 
---- Let `manager:_full_values()` and `manager:_load_value(tensor, value)` answer for it.
+--- Let `manager:_full_values()` and `manager:_load_value(tensor, value)` read and write it.
 function parameter.manage(tensor, manager)
   managers[parameter.key(tensor)] = manager
 end
@@ -280,7 +285,7 @@ function parameter.manager(tensor)
   return managers[parameter.key(tensor)]
 end
 
---- The context was closed: its units are freed, and other parameters may get the keys of its own.
+--- Forget all managers after the context was closed: keys of freed parameters may be used again.
 function parameter.forget_managers()
   for _, manager in next, managers do
     manager:_close()
@@ -288,7 +293,7 @@ function parameter.forget_managers()
   managers, flats = setmetatable({}, WEAK_VALUES), setmetatable({}, WEAK_VALUES)
 end
 
---- A flat parameter stands for all that `manager:_managed()` lists.
+--- Let originals() replace a flat parameter with what `manager:_managed()` lists.
 function parameter.stands_for(flat, manager)
   flats[parameter.key(flat)] = manager
 end
@@ -334,7 +339,7 @@ function parameter.cast(tensors, dtype)
   calls.params_cast(refs, n, parameter.dtype(dtype))
 end
 
--- As much of a hash as a number holds.
+-- The first 52 bits of a hash, which a number can store.
 local function number_of(hash)
   return tonumber(bit.tohex(hash, 16):sub(1, 13), 16)
 end
@@ -346,26 +351,26 @@ function parameter.hash_number(tensor)
   return number_of(hash_out[0])
 end
 
---- As that, of a text.
+--- The same for a text.
 ---@param text string
 ---@return integer
 function parameter.text_number(text)
   return number_of(C.ms_hash_bytes(text, #text))
 end
 
---- Can a tensor be overwritten in place with values of its shape? Not what was recorded, nor what
---- overlaps itself or overlaps them.
+--- Can a tensor be overwritten in place with `value`? Not a recorded result, nor one that overlaps
+--- itself or `value`.
 ---@return boolean
 function parameter.takes(tensor, value)
   return C.msf_tensor_check_copy(tensor, value, 'copy_') == 0
 end
 
---- Overwrite with full values (cast to the master's dtype), in two halves: the first takes memory
---- and raises what there is to refuse, what it returns writes.
+--- Overwrite with full values (cast to the master's dtype) in two steps: this call checks and
+--- allocates, the function that it returns writes.
 ---@param tensor ms.Tensor  materialised
----@param value ms.Tensor  of its full shape; read by the second half
+---@param value ms.Tensor  of its full shape; read by the second step
 ---@return fun() write, integer? number  hash_number() of the value where a unit manages the
----  parameter: the write takes for granted that all ranks have the same
+---  parameter: the write requires that it is equal on all ranks
 function parameter.prepare_load(tensor, value)
   local manager, from = parameter.manager(tensor), calls.tensor_detach(value)
   if manager then
@@ -386,7 +391,7 @@ function parameter.stream_key(name, stream)
   return C.ms_stream_key(name, stream)
 end
 
---- What comes next are samples `first`, `first` + 1, ...
+--- Number the samples that follow `first`, `first` + 1, ...
 ---@param first integer  from 0
 function parameter.begin_samples(first)
   B.check(C.ms_samples_begin(first))
@@ -411,7 +416,7 @@ end
 
 --- The seed that seed() gives as this text.
 ---@param text string
----@return ffi.cdata*?  uint64_t; nil: it is no seed's
+---@return ffi.cdata*?  uint64_t; nil for any other text
 function parameter.seed_of(text)
   local seed = 0ULL
   for digit in text:gmatch '%d' do

@@ -5,13 +5,15 @@
  *   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g g   (from the left, as PyTorch: g g
  *   alone would overflow, or vanish, sooner)
  *   with a maximum: most = max(most, v), in place of v below
- *   p = p - lr / correction1 * m / (sqrt(v) / sqrt(correction2) + eps) */
+ *   p = p - lr / correction1 * m / (sqrt(v) / sqrt(correction2) + eps)
+ *
+ *   without v (Adamax): most = max(beta2 most, |g| + eps);   p = p - lr / correction1 * m / most */
 
 typedef struct LOCAL(rule) {
     REAL sign, keep, decay, beta1, fresh1, beta2, fresh2, root, eps, step;
 } LOCAL(rule);
 
-/* n <= WIDTH elements; most may be NULL. */
+/* n <= WIDTH elements; second or most may be NULL. */
 LANES_INLINE void LOCAL(step)(const LOCAL(rule) * r, T *param, const T *grad, T *first, T *second,
                               T *most, int64_t n)
 {
@@ -22,9 +24,17 @@ LANES_INLINE void LOCAL(step)(const LOCAL(rule) * r, T *param, const T *grad, T 
         g += p * r->decay;
     }
     V m = LOAD_N(first, n) * r->beta1 + g * r->fresh1;
-    V v = LOAD_N(second, n) * r->beta2 + g * r->fresh2 * g;
 
     STORE_N(first, m, n);
+    if (second == NULL) {
+        const V largest = OF(max)(LOAD_N(most, n) * r->beta2, OF(abs)(g) + r->eps);
+
+        STORE_N(most, largest, n);
+        STORE_N(param, p * r->keep - m / largest * r->step, n);
+        return;
+    }
+    V v = LOAD_N(second, n) * r->beta2 + g * r->fresh2 * g;
+
     STORE_N(second, v, n);
     if (most != NULL) {
         v = OF(max)(LOAD_N(most, n), v);
@@ -51,9 +61,12 @@ void MSI_NAME(LOCAL(adam))(const void *args)
     int64_t i = 0;
 
     for (; i + WIDTH <= a->n; i += WIDTH) {
-        LOCAL(step)(&r, p + i, g + i, m + i, v + i, most != NULL ? most + i : NULL, WIDTH);
+        LOCAL(step)
+        (&r, p + i, g + i, m + i, v != NULL ? v + i : NULL, most != NULL ? most + i : NULL, WIDTH);
     }
     if (i < a->n) {
-        LOCAL(step)(&r, p + i, g + i, m + i, v + i, most != NULL ? most + i : NULL, a->n - i);
+        LOCAL(step)
+        (&r, p + i, g + i, m + i, v != NULL ? v + i : NULL, most != NULL ? most + i : NULL,
+         a->n - i);
     }
 }

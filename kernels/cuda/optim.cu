@@ -18,13 +18,13 @@ template <class R> static __device__ inline R gradient(R g, R p, bool maximize, 
 template <class R> struct adam_rule {
     typedef msi_adam_args args;
     R keep, divisor, rate, beta1, beta2, fresh1, fresh2, eps, decay;
-    bool maximize, has_most;
+    bool maximize, has_v, has_most;
 
     __device__ adam_rule(const args &a)
         : keep((R)(a.decoupled ? 1 - a.lr * a.weight_decay : 1)), divisor((R)sqrt(a.correction2)),
           rate((R)(a.lr / a.correction1)), beta1((R)a.beta1), beta2((R)a.beta2),
           fresh1((R)(1 - a.beta1)), fresh2((R)(1 - a.beta2)), eps((R)a.eps),
-          decay((R)(a.decoupled ? 0 : a.weight_decay)), maximize(a.maximize),
+          decay((R)(a.decoupled ? 0 : a.weight_decay)), maximize(a.maximize), has_v(a.v != NULL),
           has_most(a.most != NULL)
     {
     }
@@ -36,6 +36,12 @@ template <class R> struct adam_rule {
     {
         g = gradient(g, x, maximize, (double)decay);
         s[0] = s[0] * beta1 + g * fresh1;
+        if (!has_v) {
+            const R decayed = s[2] * beta2, least = (g < 0 ? -g : g) + eps;
+
+            s[2] = decayed > least ? decayed : least;
+            return x * keep - s[0] / s[2] * rate;
+        }
         s[1] = s[1] * beta2 + g * fresh2 * g;
         s[2] = has_most && s[2] > s[1] ? s[2] : s[1];
         return x * keep - s[0] / (root_of(s[2]) / divisor + eps) * rate;

@@ -1,4 +1,5 @@
 /* Public calls: backward(), which adds to leaves' gradients, and grad(), which returns some. */
+#include "array.h"
 #include "tape.h"
 
 #include <stdlib.h>
@@ -189,12 +190,8 @@ static ms_status request_init(request *r, msi_tape *tape, ms_tensor *const *outp
                               ms_tensor *const *grad_outputs, int32_t n_outputs,
                               ms_tensor *const *inputs, int32_t n_inputs)
 {
-    r->roots = calloc((size_t)n_outputs, sizeof(*r->roots));
-    r->captures = calloc((size_t)n_inputs, sizeof(*r->captures));
-    if (r->roots == NULL || r->captures == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for grad of %d outputs and %d inputs",
-                       (int)n_outputs, (int)n_inputs);
-    }
+    MS_TRY(msi_new_array(&r->roots, n_outputs, "outputs of grad"));
+    MS_TRY(msi_new_array(&r->captures, n_inputs, "inputs of grad"));
     for (; r->n_roots < n_outputs; r->n_roots++) {
         const int32_t i = r->n_roots;
 

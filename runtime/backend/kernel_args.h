@@ -316,7 +316,7 @@ typedef struct msi_sgd_args {
     bool nesterov, maximize, first_step;
 } msi_sgd_args;
 
-/** Adam (L2) or AdamW (decoupled) over n elements. Looked up by the dtype of p. */
+/** Adam and variants, by the rules of kernels/cpu/adam_body.h. Looked up by the dtype of p. */
 typedef struct msi_adam_args {
     int64_t n;
     void *p;
@@ -325,7 +325,7 @@ typedef struct msi_adam_args {
     double lr, beta1, beta2, eps, weight_decay;
     double correction1, correction2; /**< 1 - beta^step */
     bool decoupled, maximize;
-    void *most; /**< amsgrad: largest v so far, or NULL */
+    void *most; /**< NULL: of a variant without it */
 } msi_adam_args;
 
 /** RMSprop over n elements. Looked up by the dtype of p. */

@@ -1,4 +1,5 @@
 /* Drawing a token from logits. */
+#include "array.h"
 #include "moonshard/data.h"
 #include "random_stream.h"
 #include "tensor.h"
@@ -24,19 +25,17 @@ static int64_t largest(const double *values, int64_t n)
     return best;
 }
 
-/* The k-th largest value (from 1), by sorting a copy. NAN without memory. */
-static double kth_largest(const double *values, int64_t n, int64_t k)
+/* The k-th largest value (from 1), by sorting a copy. */
+static ms_status kth_largest(double *value, const double *values, int64_t n, int64_t k)
 {
-    double *sorted = malloc((size_t)n * sizeof(*sorted));
-    double value = NAN;
+    double *sorted;
 
-    if (sorted != NULL) {
-        memcpy(sorted, values, (size_t)n * sizeof(*sorted));
-        qsort(sorted, (size_t)n, sizeof(*sorted), descending);
-        value = sorted[k - 1];
-    }
+    MS_TRY(msi_new_array(&sorted, n, "logits to rank"));
+    memcpy(sorted, values, (size_t)n * sizeof(*sorted));
+    qsort(sorted, (size_t)n, sizeof(*sorted), descending);
+    *value = sorted[k - 1];
     free(sorted);
-    return value;
+    return MS_OK;
 }
 
 /* exp((value - top) / temperature), with limits: 0 for -inf, and for finite values if top is inf.
@@ -56,10 +55,7 @@ static ms_status draw_from(int64_t *token, double *values, int64_t n, double tem
     int64_t at_edge = n;
 
     if (top_k > 0 && top_k < n) {
-        edge = kth_largest(values, n, top_k);
-        if (isnan(edge)) {
-            return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to rank %lld logits", (long long)n);
-        }
+        MS_TRY(kth_largest(&edge, values, n, top_k));
         at_edge = top_k;
         for (int64_t i = 0; i < n; i++) {
             at_edge -= values[i] > edge;
@@ -97,10 +93,7 @@ ms_status ms_data_sample(int64_t *token, const ms_tensor *logits, double tempera
                        "one logit and neither below 0",
                        (long long)n, temperature, (int)top_k);
     }
-    values = malloc((size_t)n * sizeof(*values));
-    if (values == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for %lld logits", (long long)n);
-    }
+    MS_TRY(msi_new_array(&values, n, "logits"));
     MS_TRY_GOTO(ms_tensor_to_doubles(logits, values, n), done);
     for (int64_t i = 0; i < n; i++) {
         if (isnan(values[i])) {

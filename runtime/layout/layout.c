@@ -5,6 +5,7 @@
  * Without it the flat is only the parameters; shards are padded on the right, and trailing ranks
  * may have only zeros. In both cases rank r's shard is [r * shard, (r + 1) * shard). */
 #include "layout.h"
+#include "array.h"
 #include "base.h"
 #include "extent.h"
 
@@ -78,16 +79,15 @@ ms_status ms_layout_flat(ms_layout **out, const int64_t *numels, int32_t n, int6
         }
     }
 
-    l = calloc(1, sizeof(*l));
-    if (l != NULL) {
-        l->magic = MSI_MAGIC_LAYOUT;
-        l->entry_of = calloc((size_t)n, sizeof(*l->entry_of));
-        l->entries =
-            calloc(2 * (size_t)n + 1, sizeof(*l->entries)); /* padding before each, and last */
+    MS_TRY(msi_new_array(&l, 1, "layout"));
+    l->magic = MSI_MAGIC_LAYOUT;
+    ms_status status = msi_new_array(&l->entry_of, n, "parameters of a layout");
+    if (status == MS_OK) { /* padding before each, and last */
+        status = msi_new_array(&l->entries, 2 * (int64_t)n + 1, "entries of a layout");
     }
-    if (l == NULL || l->entry_of == NULL || l->entries == NULL) {
+    if (status != MS_OK) {
         ms_layout_free(l);
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the layout of %d parameters", n);
+        return status;
     }
     l->world_size = world_size;
     l->n_params = n;

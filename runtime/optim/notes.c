@@ -2,37 +2,9 @@
  */
 #include "optim.h"
 
+#include <stdio.h>
 #include <stdlib.h>
-
-static const msi_note GROUP = {.text = {.text = "group number names#"}, .n_numbers = 3};
-
-#define SETTINGS(names)                                                                            \
-    {                                                                                              \
-        .text = "group lr weight_decay maximize " names                                            \
-    }
-
-static const struct {
-    msi_label group, step, names;
-} TEXTS[] = {
-    [MS_OPTIM_SGD] = {{.text = "parameters of SGD"},
-                      {.text = "step of SGD"},
-                      SETTINGS("momentum dampening nesterov")},
-    [MS_OPTIM_ADAM] = {{.text = "parameters of Adam"},
-                       {.text = "step of Adam"},
-                       SETTINGS("betas[1] betas[2] eps amsgrad")},
-    [MS_OPTIM_ADAMW] = {{.text = "parameters of AdamW"},
-                        {.text = "step of AdamW"},
-                        SETTINGS("betas[1] betas[2] eps amsgrad")},
-    [MS_OPTIM_RMSPROP] = {{.text = "parameters of RMSprop"},
-                          {.text = "step of RMSprop"},
-                          SETTINGS("momentum alpha eps centered")},
-    [MS_OPTIM_ADAGRAD] = {{.text = "parameters of Adagrad"},
-                          {.text = "step of Adagrad"},
-                          SETTINGS("lr_decay eps initial_accumulator_value")},
-    [MS_OPTIM_LION] = {{.text = "parameters of Lion"},
-                       {.text = "step of Lion"},
-                       SETTINGS("betas[1] betas[2]")},
-};
+#include <string.h>
 
 static bool is_shared(const msi_param *p)
 {
@@ -87,54 +59,42 @@ static int compare_names(const void *a, const void *b)
     return x->group < y->group ? -1 : 1;
 }
 
+/* "step of SGD", with the group's place among those sorted. */
+static msi_note note_of(const ms_optim *optim, const char *what, int32_t at)
+{
+    msi_note note = {.number = {at + 1}, .n_numbers = 1};
+    char text[MSI_LABEL_TEXT];
+
+    snprintf(text, sizeof(text), "%s of %s", what, optim->rule->name);
+    msi_label_set(&note.label, text);
+    return note;
+}
+
 static void note_group(const ms_optim *optim, const msi_param *through, int32_t at)
 {
     const msi_named_group *named = &optim->named[at];
-    msi_note note = GROUP;
+    msi_note note = note_of(optim, "parameters", at);
 
-    note.label = TEXTS[optim->kind].group;
-    note.number[0] = at + 1;
-    note.number[1] = named->n_params;
-    note.number[2] = msi_note_hash(named->names);
+    msi_label_words(&note.text, "group number names#");
+    note.number[note.n_numbers++] = named->n_params;
+    note.number[note.n_numbers++] = msi_note_hash(named->names);
     through->ops->note(through->unit, &note);
 }
 
 static void note_settings(const ms_optim *optim, const msi_param *through, int32_t at)
 {
     const ms_optim_options *o = &optim->groups[optim->named[at].group];
-    msi_note note = {.label = TEXTS[optim->kind].step, .text = TEXTS[optim->kind].names};
-    double *number = note.number;
+    const int32_t *option = optim->rule->option;
+    msi_note note = note_of(optim, "step", at);
+    char names[256] = "group"; /* room for the longest names */
+    size_t length = strlen(names);
 
-    *number++ = at + 1;
-    *number++ = o->lr;
-    *number++ = o->weight_decay;
-    *number++ = o->maximize;
-    switch (optim->kind) {
-    case MS_OPTIM_SGD:
-        *number++ = o->momentum;
-        *number++ = o->dampening;
-        *number++ = o->nesterov;
-        break;
-    case MS_OPTIM_RMSPROP:
-        *number++ = o->momentum;
-        *number++ = o->alpha;
-        *number++ = o->eps;
-        *number++ = o->centered;
-        break;
-    case MS_OPTIM_ADAGRAD:
-        *number++ = o->lr_decay;
-        *number++ = o->eps;
-        *number++ = o->initial_accumulator_value;
-        break;
-    default:
-        *number++ = o->beta1;
-        *number++ = o->beta2;
-        if (optim->kind != MS_OPTIM_LION) {
-            *number++ = o->eps;
-            *number++ = o->amsgrad;
-        }
+    for (int32_t i = 0; i < MSI_RULE_OPTIONS && option[i] != MSI_OPTION_NONE; i++) {
+        length += (size_t)snprintf(names + length, sizeof(names) - length, " %s",
+                                   msi_option_name(option[i]));
+        note.number[note.n_numbers++] = msi_option_value(o, option[i]);
     }
-    note.n_numbers = (int32_t)(number - note.number);
+    msi_label_words(&note.text, names);
     through->ops->note(through->unit, &note);
 }
 

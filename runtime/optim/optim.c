@@ -1,7 +1,7 @@
 /* Optimizer objects: groups, parameters, state buffers. The update is in step.c. */
 #include "optim.h"
+#include "array.h"
 #include "moonshard/autograd.h"
-#include "options.h"
 
 #include <stdlib.h>
 
@@ -17,16 +17,14 @@ ms_status ms_optim_new(ms_optim **out, int32_t kind)
 {
     const int64_t nothing = 0;
     msi_view empty = {0};
+    const msi_rule *rule;
     ms_optim *o;
     ms_status status;
 
     *out = NULL;
-    MS_TRY(msi_optim_check_kind(kind));
-    o = calloc(1, sizeof(*o));
-    if (o == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for an optimizer");
-    }
-    o->kind = kind;
+    MS_TRY(msi_rule_find(&rule, kind));
+    MS_TRY(msi_new_array(&o, 1, "optimizer"));
+    o->rule = rule;
     o->ctx = msi_context();
     msi_view_set_contiguous(&empty, MS_DTYPE_U8, 1, &nothing);
     MS_TRY_GOTO(msi_storage_wrap(&empty.storage, o->ctx, MS_STORAGE_NONE, NULL, 0), failed);
@@ -99,12 +97,10 @@ static int compare_pointers(const void *a, const void *b)
 static ms_status check_distinct(const ms_optim *optim, ms_tensor *const *params, int32_t n_params)
 {
     int64_t n = (int64_t)optim->n_params + n_params;
-    ms_tensor **all = malloc(((size_t)n + 1) * sizeof(ms_tensor *));
+    ms_tensor **all;
     bool distinct = true;
 
-    if (all == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a list of %lld parameters", (long long)n);
-    }
+    MS_TRY(msi_new_array(&all, n, "parameters"));
     for (int32_t i = 0; i < optim->n_params; i++) {
         all[i] = optim->params[i].tensor;
     }
@@ -124,7 +120,7 @@ static ms_status check_distinct(const ms_optim *optim, ms_tensor *const *params,
 ms_status ms_optim_add_group(ms_optim *optim, ms_tensor *const *params, int32_t n_params,
                              const ms_optim_options *options, int32_t *group)
 {
-    ms_optim_options taken = msi_optim_defaults(optim->kind);
+    ms_optim_options taken = optim->rule->defaults;
 
     MS_TRY(msi_optim_alive(optim));
     if (options != NULL) {
@@ -211,13 +207,12 @@ int32_t ms_optim_n_params(const ms_optim *optim)
 
 int32_t ms_optim_n_states(const ms_optim *optim)
 {
-    return msi_optim_kind_states(optim->kind);
+    return msi_rule_n_states(optim->rule);
 }
 
 const char *ms_optim_state_name(const ms_optim *optim, int32_t state)
 {
-    return state >= 0 && state < ms_optim_n_states(optim) ? msi_optim_kind_state(optim->kind, state)
-                                                          : "";
+    return state >= 0 && state < ms_optim_n_states(optim) ? optim->rule->state[state].name : "";
 }
 
 static ms_status check_index(const ms_optim *optim, int32_t i)
@@ -275,13 +270,14 @@ ms_status msi_optim_ensure_state(ms_optim *optim, msi_optim_param *p, int32_t st
             return MS_FAIL(MS_RUNTIME_ERROR,
                            "%s of %s has %lld elements of %s, the parameter now has %lld of %s; "
                            "make the optimizer after the model is sharded or cast",
-                           msi_optim_kind_state(optim->kind, state), msi_tensor_label(p->tensor),
+                           optim->rule->state[state].name, msi_tensor_label(p->tensor),
                            (long long)msi_view_numel(view), ms_dtype_name(view->dtype),
                            (long long)msi_view_numel(local), ms_dtype_name(local->dtype));
         }
         return MS_OK;
     }
     const int64_t nbytes = msi_view_numel(local) * ms_dtype_size(local->dtype);
+    const int32_t first = optim->rule->state[state].first;
     msi_storage *made;
 
     MS_TRY(local->storage != NULL
@@ -290,9 +286,8 @@ ms_status msi_optim_ensure_state(ms_optim *optim, msi_optim_param *p, int32_t st
     *view = *local;
     view->storage = made;
     view->offset = 0;
-    status = msi_fill(view, optim->kind == MS_OPTIM_ADAGRAD
-                                ? optim->groups[p->group].initial_accumulator_value
-                                : 0);
+    status = msi_fill(
+        view, first != MSI_OPTION_NONE ? msi_option_value(&optim->groups[p->group], first) : 0);
     if (status != MS_OK) {
         msi_storage_release(view->storage);
         view->storage = NULL;
@@ -309,14 +304,13 @@ static ms_status check_state(const ms_optim *optim, int32_t state)
     return MS_OK;
 }
 
-/* SGD's buffer begins with its first step; other states are zeros before. */
 static bool has_state(const ms_optim *optim, const msi_optim_param *p, int32_t state)
 {
-    if (optim->kind == MS_OPTIM_SGD) {
+    if (optim->rule->state[state].is_from_gradient) {
         return p->primed > 0;
     }
     return p->state[state].storage != NULL ||
-           msi_optim_uses_state(optim->kind, &optim->groups[p->group], state);
+           msi_rule_uses_state(optim->rule, &optim->groups[p->group], state);
 }
 
 ms_status ms_optim_state(ms_tensor **out, ms_optim *optim, int32_t i, int32_t state)
@@ -357,18 +351,20 @@ ms_status ms_optim_state_set(ms_optim *optim, int32_t i, int32_t state, bool exi
 {
     msi_optim_param *p;
     msi_view local;
+    bool is_from_gradient;
 
     MS_TRY(check_settled(optim, i));
     MS_TRY(check_state(optim, state));
-    if (!msi_optim_state_is_optional(optim->kind, state)) {
-        return MS_FAIL(MS_VALUE_ERROR, "%s always has the state '%s'",
-                       msi_optim_kind_name(optim->kind), ms_optim_state_name(optim, state));
+    if (optim->rule->state[state].needs == MSI_OPTION_NONE) {
+        return MS_FAIL(MS_VALUE_ERROR, "%s always has the state '%s'", optim->rule->name,
+                       ms_optim_state_name(optim, state));
     }
     p = &optim->params[i];
-    if (optim->kind == MS_OPTIM_SGD && (p->primed > 0) == exists) {
+    is_from_gradient = optim->rule->state[state].is_from_gradient;
+    if (is_from_gradient && (p->primed > 0) == exists) {
         return MS_OK;
     }
-    if (optim->kind == MS_OPTIM_SGD || !exists) {
+    if (is_from_gradient || !exists) {
         msi_storage_release(p->state[state].storage); /* also if made by a step that failed */
         p->state[state].storage = NULL;
         p->primed = 0;
@@ -376,7 +372,7 @@ ms_status ms_optim_state_set(ms_optim *optim, int32_t i, int32_t state, bool exi
     if (exists) {
         MS_TRY(msi_optim_local(p->tensor, &local));
         MS_TRY(msi_optim_ensure_state(optim, p, state, &local));
-        p->primed = optim->kind == MS_OPTIM_SGD;
+        p->primed = is_from_gradient;
     }
     return MS_OK;
 }

@@ -4,18 +4,16 @@
  * First allocates everything (state buffers, cast gradients), then updates, so running out of
  * memory changes no parameter. A device may still fail midway; such a step cannot be repeated. */
 #include "optim.h"
-#include "options.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Arguments of one parameter's update; numel 0: nothing to write. */
+/* What a step needs of one parameter; numel 0: nothing to write. */
 typedef struct update {
     msi_view local;
     const ms_tensor *grad;
     int64_t numel;
     bool counts; /* as a step of this parameter */
-    bool fresh;  /* SGD: the momentum buffer is new */
 } update;
 
 /* Adam's bias corrections, usually equal to the previous parameter's. */
@@ -25,19 +23,11 @@ typedef struct corrections {
     double of_m, of_v;
 } corrections;
 
-typedef union update_args {
-    msi_sgd_args sgd;
-    msi_adam_args adam;
-    msi_rmsprop_args rmsprop;
-    msi_adagrad_args adagrad;
-    msi_lion_args lion;
-} update_args;
-
 /* Updates that a device will run at once. */
 typedef struct batch {
-    const char *op;
-    int32_t kernel, dtype, n;
-    update_args args[MSI_RUN_ALL];
+    const msi_rule *rule;
+    int32_t dtype, n;
+    msi_update_args args[MSI_RUN_ALL];
 } batch;
 
 static ms_status flush(batch *b)
@@ -45,25 +35,26 @@ static ms_status flush(batch *b)
     const int32_t n = b->n;
 
     b->n = 0;
-    return n > 0 ? msi_dispatch_all(b->op, b->kernel, b->dtype, b->args, sizeof(b->args[0]), n)
+    return n > 0 ? msi_dispatch_all(b->rule->op, b->rule->kernel, b->dtype, b->args,
+                                    sizeof(b->args[0]), n)
                  : MS_OK;
 }
 
 /* The kernel of one parameter: with others on a device that can, else now. */
-static ms_status run(batch *b, const char *op, int32_t kernel, int32_t dtype, const void *args,
-                     size_t nbytes)
+static ms_status run(batch *b, int32_t dtype, const msi_update *u)
 {
+    msi_update_args args;
+
     if (!msi_dispatches_all()) {
-        return msi_dispatch(op, kernel, dtype, args);
+        b->rule->arguments(&args, u);
+        return msi_dispatch(b->rule->op, b->rule->kernel, dtype, &args);
     }
-    MS_TRY(msi_check_kernel(op, kernel, dtype));
+    MS_TRY(msi_check_kernel(b->rule->op, b->rule->kernel, dtype));
     if (b->n == MSI_RUN_ALL || b->dtype != dtype) {
         MS_TRY(flush(b));
     }
-    b->op = op;
-    b->kernel = kernel;
     b->dtype = dtype;
-    memcpy(&b->args[b->n++], args, nbytes);
+    b->rule->arguments(&b->args[b->n++], u);
     return MS_OK;
 }
 
@@ -118,9 +109,8 @@ static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
     MS_TRY(msi_view_data(&u->local, &data)); /* fails for host memory on a device */
     MS_TRY(msi_view_data(&u->grad->v, &data));
     u->numel = numel;
-    u->fresh = p->primed == 0;
     for (int32_t s = 0; s < ms_optim_n_states(optim); s++) {
-        if (msi_optim_uses_state(optim->kind, &optim->groups[p->group], s)) {
+        if (msi_rule_uses_state(optim->rule, &optim->groups[p->group], s)) {
             MS_TRY(msi_optim_ensure_state(optim, p, s, &u->local));
         }
     }
@@ -147,31 +137,6 @@ static ms_status gradient_data(const update *u, msi_storage *scratch, const void
     return MS_OK;
 }
 
-static void *state_data(const msi_optim_param *p, int32_t state)
-{
-    return p->state[state].storage != NULL ? msi_view_ptr(&p->state[state]) : NULL;
-}
-
-static ms_status run_sgd(batch *b, const ms_optim_options *o, const msi_optim_param *p,
-                         const update *u, void *values, const void *grad)
-{
-    msi_sgd_args args = {
-        .n = u->numel,
-        .p = values,
-        .g = grad,
-        .buf = o->momentum != 0 ? state_data(p, 0) : NULL,
-        .lr = o->lr,
-        .momentum = o->momentum,
-        .dampening = o->dampening,
-        .weight_decay = o->weight_decay,
-        .nesterov = o->nesterov,
-        .maximize = o->maximize,
-        .first_step = u->fresh,
-    };
-
-    return run(b, "sgd", MSI_K_sgd, u->local.dtype, &args, sizeof(args));
-}
-
 static void correct(corrections *c, const ms_optim_options *o, int64_t step)
 {
     if (c->step != step || c->beta1 != o->beta1 || c->beta2 != o->beta2) {
@@ -183,109 +148,23 @@ static void correct(corrections *c, const ms_optim_options *o, int64_t step)
     }
 }
 
-static ms_status run_adam(batch *b, const ms_optim_options *o, const msi_optim_param *p,
-                          const update *u, bool decoupled, corrections *c, void *values,
-                          const void *grad)
-{
-    correct(c, o, p->steps + 1);
-    msi_adam_args args = {
-        .n = u->numel,
-        .p = values,
-        .g = grad,
-        .m = state_data(p, 0),
-        .v = state_data(p, 1),
-        .lr = o->lr,
-        .beta1 = o->beta1,
-        .beta2 = o->beta2,
-        .eps = o->eps,
-        .weight_decay = o->weight_decay,
-        .correction1 = c->of_m,
-        .correction2 = c->of_v,
-        .decoupled = decoupled,
-        .maximize = o->maximize,
-        .most = o->amsgrad ? state_data(p, 2) : NULL,
-    };
-
-    return run(b, "adam", MSI_K_adam, u->local.dtype, &args, sizeof(args));
-}
-
-static ms_status run_rmsprop(batch *b, const ms_optim_options *o, const msi_optim_param *p,
-                             const update *u, void *values, const void *grad)
-{
-    msi_rmsprop_args args = {
-        .n = u->numel,
-        .p = values,
-        .g = grad,
-        .v = state_data(p, 0),
-        .buf = o->momentum != 0 ? state_data(p, 1) : NULL,
-        .mean = o->centered ? state_data(p, 2) : NULL,
-        .lr = o->lr,
-        .alpha = o->alpha,
-        .eps = o->eps,
-        .weight_decay = o->weight_decay,
-        .momentum = o->momentum,
-        .maximize = o->maximize,
-    };
-
-    return run(b, "rmsprop", MSI_K_rmsprop, u->local.dtype, &args, sizeof(args));
-}
-
-static ms_status run_adagrad(batch *b, const ms_optim_options *o, const msi_optim_param *p,
-                             const update *u, void *values, const void *grad)
-{
-    msi_adagrad_args args = {
-        .n = u->numel,
-        .p = values,
-        .g = grad,
-        .sum = state_data(p, 0),
-        .lr = o->lr / (1 + (double)p->steps * o->lr_decay),
-        .eps = o->eps,
-        .weight_decay = o->weight_decay,
-        .maximize = o->maximize,
-    };
-
-    return run(b, "adagrad", MSI_K_adagrad, u->local.dtype, &args, sizeof(args));
-}
-
-static ms_status run_lion(batch *b, const ms_optim_options *o, const msi_optim_param *p,
-                          const update *u, void *values, const void *grad)
-{
-    msi_lion_args args = {
-        .n = u->numel,
-        .p = values,
-        .g = grad,
-        .m = state_data(p, 0),
-        .lr = o->lr,
-        .beta1 = o->beta1,
-        .beta2 = o->beta2,
-        .weight_decay = o->weight_decay,
-        .maximize = o->maximize,
-    };
-
-    return run(b, "lion", MSI_K_lion, u->local.dtype, &args, sizeof(args));
-}
-
 static ms_status apply(ms_optim *optim, batch *b, msi_optim_param *p, const update *u,
                        corrections *c, msi_storage *scratch)
 {
     const ms_optim_options *o = &optim->groups[p->group];
-    const void *grad = NULL;
-    void *values = NULL;
+    msi_update args = {.options = o, .n = u->numel, .step = p->steps + 1, .fresh = p->primed == 0};
 
-    MS_TRY(msi_view_data(&u->local, &values));
-    MS_TRY(gradient_data(u, scratch, &grad));
-    switch (optim->kind) {
-    case MS_OPTIM_SGD:
-        return run_sgd(b, o, p, u, values, grad);
-    case MS_OPTIM_RMSPROP:
-        return run_rmsprop(b, o, p, u, values, grad);
-    case MS_OPTIM_ADAGRAD:
-        return run_adagrad(b, o, p, u, values, grad);
-    case MS_OPTIM_LION:
-        return run_lion(b, o, p, u, values, grad);
-    default:
-        return run_adam(b, o, p, u, optim->kind == MS_OPTIM_ADAMW, c, values, grad);
+    MS_TRY(msi_view_data(&u->local, &args.values));
+    MS_TRY(gradient_data(u, scratch, &args.gradient));
+    for (int32_t s = 0; s < ms_optim_n_states(optim); s++) {
+        if (msi_rule_uses_state(optim->rule, o, s)) {
+            args.state[s] = msi_view_ptr(&p->state[s]);
+        }
     }
+    correct(c, o, args.step);
+    args.correction1 = c->of_m;
+    args.correction2 = c->of_v;
+    return run(b, u->local.dtype, &args);
 }
 
 static ms_status check_whole(const ms_optim *optim)
@@ -309,6 +188,7 @@ ms_status ms_optim_step(ms_optim *optim)
     batch b;
     update u;
 
+    b.rule = optim->rule;
     b.n = b.dtype = 0;
     MS_TRY(msi_optim_alive(optim));
     MS_TRY(check_whole(optim));

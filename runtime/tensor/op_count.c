@@ -1,4 +1,5 @@
 #include "op_count.h"
+#include "array.h"
 
 #include "op.h"
 #include "pool.h"
@@ -60,10 +61,7 @@ ms_status ms_op_counter_new(ms_op_counter **out)
     if (state->observer != NULL) {
         return MS_FAIL(MS_RUNTIME_ERROR, "this thread's operators are watched already");
     }
-    *out = calloc(1, sizeof(**out));
-    if (*out == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to count operators");
-    }
+    MS_TRY(msi_new_array(out, 1, "counter of operators"));
     (*out)->ctx = ctx;
     (*out)->observer = (msi_op_observer){.end = count_end, .user = *out};
     msi_op_observe(ctx, &(*out)->observer);

@@ -1,4 +1,5 @@
 /* Parameters: declared without memory, materialized whole or, by a unit, shard by shard. */
+#include "array.h"
 #include "tensor.h"
 
 #include <stdlib.h>
@@ -6,11 +7,9 @@
 
 static ms_status new_param(ms_tensor *t)
 {
-    msi_param *p = calloc(1, sizeof(*p));
+    msi_param *p;
 
-    if (p == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a parameter record");
-    }
+    MS_TRY(msi_new_array(&p, 1, "parameter record"));
     p->seed = t->ctx->seed;
     p->dtype = t->v.dtype;
     p->ndim = t->v.ndim;

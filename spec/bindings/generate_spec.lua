@@ -2,12 +2,13 @@
 local lfs = require 'lfs'
 local shell = require 'support.shell'
 
-local function run(header)
+local function run(header, options)
   local folder = shell.make_folder()
   assert(lfs.mkdir(folder .. '/moonshard'))
   shell.write(folder .. '/in.i', header)
-  local pipe = io.popen(('luajit bindings/generate.lua %s/in.i %s 2>&1; echo "code $?"')
-    :format(folder, folder))
+  shell.write(folder .. '/options.h', options or '')
+  local pipe = io.popen(('luajit bindings/generate.lua %s/in.i %s %s/options.h 2>&1; '
+    .. 'echo "code $?"'):format(folder, folder, folder))
   local output = pipe:read('*a')
   pipe:close()
   local made = {}
@@ -53,6 +54,20 @@ describe('the generator', function()
       assert.truthy(output:find(shown, 1, true), output)
     end)
   end
+
+  it('refuses malformed declarations of options', function()
+    for field, why in pairs {
+      ['/** Text. @compare */ bool a;'] = 'ms_x_options.a: unknown tag @compare',
+      ['/** Text. @values A = MS_A @default B */ int32_t a;'] = "@default is 'B', expected a name",
+      ['/** Text. */ bool a; bool b;'] = '1 of 2 fields',
+      ['bool a; /**< text */'] = '0 of 1 fields',
+    } do
+      local output = run(TYPES, ('typedef struct ms_x_options { uint32_t struct_size; %s } '
+        .. 'ms_x_options;'):format(field))
+      assert.truthy(output:find('code 1', 1, true), output)
+      assert.truthy(output:find(why, 1, true), output)
+    end
+  end)
 
   it('makes a shim that takes refs for a function that takes handles', function()
     local output, made = run(TYPES

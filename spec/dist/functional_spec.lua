@@ -55,6 +55,10 @@ describe('dist.functional', function()
       try(rank == 0 and { 1, 10, 2 } or { 20 }, functional.all_to_all_single(x,
         rank == 0 and { 2, 1 } or { 0, 1 }, rank == 0 and { 2, 0 } or { 1, 1 }),
         { { 1, 2, 3 }, { 4 } }, { { 1, 2 }, { 3, 4 } })
+      try(rank == 0 and { 2, 20 } or { 1, 10 }, functional.permute_tensor(x, { 1, 0 }),
+        { { 1, 2 }, { 3, 5 } }, { { 3, 5 }, { 1, 2 } })
+      checks.raises('ValueError', 'rank 1 sends to rank 0, expected ranks 0 to 1, each once',
+        functional.permute_tensor, x, { 0, 0 })
       local parts = functional.all_to_all { x:narrow(1, 1, 1), x }
       try(rank == 0 and { 1, 2 } or { 1, 10, 2, 20 }, ms.cat(parts, 1),
         { { 1, 2 }, { 3, 4, 5, 6 } }, { { 1 + 3, 4 }, { 2 + 5, 6 } })

@@ -127,6 +127,16 @@ describe('model:plan()', function()
     assert.equal(2 * plan.gathered, model:plan { dry_run = true, micro_batches = 2 }.gathered)
   end)
 
+  it('has as many slots used in turn as parameter_slots, at most one per unit', function()
+    for given, expected in ipairs { 1, 2, 3, 3 } do
+      local model = fsdp.FSDP(layers(), {
+        process_group = ms.dist.fake { world = 3 }, parameter_slots = given,
+        auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear },
+      })
+      assert.equal(expected, model:plan { dry_run = true }.param_ring)
+    end
+  end)
+
   it('counts one micro-batch unless told otherwise, and refuses what is no number of them',
     function()
       local model = wrapped(layers(), 'NO_SHARD')

@@ -47,8 +47,8 @@ describe('FSDP', function()
     it('are checked when they are given', function()
       for _, case in ipairs {
         { 'ValueError', "did you mean 'sharding_strategy'?", { sharding_stratgy = 'x' } },
-        { 'ValueError', 'did you mean FULL_SHARD?', { sharding_strategy = 'FULL_SHARDS' } },
-        { 'ValueError', "backward_prefetch is 'PRE', expected BACKWARD_PRE",
+        { 'ValueError', "did you mean 'FULL_SHARD'?", { sharding_strategy = 'FULL_SHARDS' } },
+        { 'ValueError', "'backward_prefetch' is 'PRE', expected one of BACKWARD_PRE",
           { backward_prefetch = 'PRE' } },
         { 'ValueError', "did you mean 'param_dtype'?",
           { mixed_precision = { param_dtyp = 'bf16' } } },

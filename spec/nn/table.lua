@@ -853,6 +853,16 @@ return {
     refuses = { { 'TypeError', "'negative_slope' is a string, expected a number", 'x' } },
   },
   {
+    name = 'Softplus',
+    make = function() return nn.Softplus(2, 1) end,
+    input = function() return floats(2, 5) end,
+    reference = function(_, x)
+      return ops.where((x * 2):gt(1), x, ((x * 2):exp() + 1):log() / 2)
+    end,
+    class = nn.Softplus,
+    refuses = { { 'TypeError', "'beta' is a string, expected a number", 'x' } },
+  },
+  {
     name = 'SiLU',
     make = function() return nn.SiLU() end,
     input = function() return floats(2, 5) end,

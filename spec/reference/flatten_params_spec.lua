@@ -73,7 +73,7 @@ describe('TestFlattenParams', function()
     local runtime = require 'moonshard_ffi.fsdp'
     checks.raises('ValueError', 'Cannot construct a FlatParamHandle with an empty parameter list',
       runtime.unit, runtime.unit_holder(), ms.dist.world(), 'nothing',
-      { strategy = 'FULL_SHARD', use_orig_params = false }, {}, {})
+      { sharding_strategy = 'FULL_SHARD', use_orig_params = false }, {}, {})
   end)
 
   it('test_empty_module', function()

@@ -1,4 +1,5 @@
 /* runtime/base: errors, warnings, switches, keys. */
+#include "array.h"
 #include "base.h"
 #include "ms_test.h"
 
@@ -300,6 +301,26 @@ static void test_base_status__an_error_of_earlier_work_says_so_with_prefixes_too
     assert_false(ms_error_is_late());
 }
 
+static void test_base_array__is_zeroed_or_an_error(void **state)
+{
+    int64_t *p;
+
+    (void)state;
+    assert_ok(msi_new_array(&p, 3, "units"));
+    assert_true(p[0] == 0 && p[1] == 0 && p[2] == 0);
+    free(p);
+    assert_ok(msi_new_array(&p, 0, "units"));
+    assert_non_null(p);
+    free(p);
+    /* more bytes than a size_t counts, and more than the system has */
+    assert_fails(MS_OUT_OF_MEMORY, "no memory for 4611686018427387904 units",
+                 msi_new_array(&p, INT64_C(1) << 62, "units"));
+    assert_null(p);
+    assert_fails(MS_OUT_OF_MEMORY, "no memory for 72057594037927936 units",
+                 msi_new_array(&p, INT64_C(1) << 56, "units"));
+    assert_null(p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -317,6 +338,7 @@ int main(void)
         cmocka_unit_test(test_base_switch__one_of_some_words_or_a_warning),
         cmocka_unit_test(test_base_context__closing_forgets_seed_and_samples),
         cmocka_unit_test(test_base_status__an_error_of_earlier_work_says_so_with_prefixes_too),
+        cmocka_unit_test(test_base_array__is_zeroed_or_an_error),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

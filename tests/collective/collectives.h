@@ -68,6 +68,17 @@ static ms_status all_to_all(ms_tensor **out, ms_comm *c, ms_tensor *x, int32_t u
     return ms_op_all_to_all(out, c, x, from, to);
 }
 
+/* To the rank after the next. */
+static ms_status permute(ms_tensor **out, ms_comm *c, ms_tensor *x, int32_t a)
+{
+    int64_t to[MS_MAX_RANKS];
+
+    for (int32_t q = 0; q < ms_comm_size(c); q++) {
+        to[q] = (q + a) % ms_comm_size(c);
+    }
+    return ms_op_dist_permute(out, c, x, to);
+}
+
 static const collective collectives[] = {
     {"sum", ms_op_all_reduce, MS_REDUCE_SUM, true},
     {"average", ms_op_all_reduce, MS_REDUCE_AVG, true},
@@ -89,6 +100,7 @@ static const collective collectives[] = {
     {"maximum to rank 1", reduce_to_1, MS_REDUCE_MAX, false},
     {"equal parts to all", all_to_all, 0, true},
     {"unequal parts to all", all_to_all, 1, true},
+    {"to the rank after the next", permute, 2, true},
 };
 
 #endif

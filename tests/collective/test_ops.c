@@ -44,6 +44,13 @@ static ms_status parts_in_place(ms_tensor **out, ms_comm *c, const collective *k
         rows_of(c, x, from, to);
         return ms_comm_all_to_all(c, *out, x, k->a ? from : NULL, k->a ? to : NULL);
     }
+    if (k->run == permute) {
+        for (int32_t q = 0; q < w; q++) {
+            to[q] = q == (ms_comm_rank(c) + k->a) % w ? shape[0] : 0;
+            from[q] = ms_comm_rank(c) == (q + k->a) % w ? shape[0] : 0;
+        }
+        return ms_comm_all_to_all(c, *out, x, from, to);
+    }
     MS_TRY(ms_comm_reduce(c, x, root, k->a));
     return is_root ? msi_copy(&(*out)->v, &x->v, false) : MS_OK;
 }
@@ -57,7 +64,8 @@ static ms_status in_place(ms_tensor **out, ms_comm *c, const collective *k, ms_t
     ms_tensor *copy;
 
     MS_TRY(ms_op_clone(&copy, x));
-    if (k->run == scatter || k->run == gather_to || k->run == reduce_to_1 || k->run == all_to_all) {
+    if (k->run == scatter || k->run == gather_to || k->run == reduce_to_1 || k->run == all_to_all ||
+        k->run == permute) {
         MS_TRY(parts_in_place(out, c, k, copy));
         ms_tensor_free(copy);
         return MS_OK;

@@ -8,20 +8,21 @@
 
 /* -- meta tensors ------------------------------------------------------------------------------ */
 
-#define NAME_ROW(name) &msi_op_##name,
-static const msi_op *const rows[] = {MSI_COLLECTIVES(NAME_ROW)};
-
+/* Of each row, recorded or not. */
 typedef struct sightings {
-    bool real[MSI_COUNT(rows)], meta[MSI_COUNT(rows)];
+    bool real[MSI_COLLECTIVE_COUNT], meta[MSI_COLLECTIVE_COUNT];
+    bool real_extreme[MSI_COLLECTIVE_COUNT], meta_extreme[MSI_COLLECTIVE_COUNT];
 } sightings;
 
 static void sight(void *user, const msi_op_call *call, ms_status status)
 {
     sightings *s = user;
 
-    for (int32_t i = 0; i < MSI_COUNT(rows); i++) {
-        s->real[i] |= call->op == rows[i] && !call->meta && status == MS_OK;
-        s->meta[i] |= call->op == rows[i] && call->meta && status == MS_OK;
+    for (int32_t i = 0; i < MSI_COLLECTIVE_COUNT && status == MS_OK; i++) {
+        s->real[i] |= call->op == &msi_collectives[i].op && !call->meta;
+        s->meta[i] |= call->op == &msi_collectives[i].op && call->meta;
+        s->real_extreme[i] |= call->op == &msi_collectives[i].extreme && !call->meta;
+        s->meta_extreme[i] |= call->op == &msi_collectives[i].extreme && call->meta;
     }
 }
 
@@ -61,7 +62,7 @@ static ms_status try_forms(void *user, int32_t rank)
 {
     static const int64_t shapes[][3] = {{12, 2, 3}, {12, 0, 1}, {5, 1, 1}, {0, 4, 4}};
     const collective wrong = {"", ms_op_all_reduce, 7, false};
-    sightings seen = {{false}, {false}};
+    sightings seen = {.real = {false}};
     const msi_op_observer observer = {.end = sight, .user = &seen};
     ms_comm *c;
 
@@ -78,8 +79,11 @@ static ms_status try_forms(void *user, int32_t rank)
     }
     MS_TRY(compare_forms(c, &wrong, MS_DTYPE_F32, 1, shapes[0]));
     msi_op_observe(msi_context(), NULL);
-    for (int32_t i = 0; i < MSI_COUNT(rows); i++) {
+    for (int32_t i = 0; i < MSI_COLLECTIVE_COUNT; i++) {
+        const bool reduces = msi_collectives[i].reduces;
+
         EXPECT(seen.real[i] && seen.meta[i]);
+        EXPECT(seen.real_extreme[i] == reduces && seen.meta_extreme[i] == reduces);
     }
     return MS_OK;
 }
@@ -167,7 +171,7 @@ static void test_watched__show_the_collective_of_a_backward(void **state)
     msi_op_observe(msi_context(), &observer);
     assert_ok(ms_backward(z, y));
     msi_op_observe(msi_context(), NULL);
-    assert_ptr_equal(seen, &msi_op_reduce_scatter);
+    assert_ptr_equal(seen, &msi_collectives[MSI_REDUCE_SCATTER].op);
     assert_ok(ms_tensor_set_grad(x, NULL));
     ms_tensor_free(z);
     ms_tensor_free(y);

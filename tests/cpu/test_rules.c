@@ -24,7 +24,7 @@ typedef struct rule {
 
 static const double LR = 0.05, EPS = 1e-3, DECAY = 0.125;
 
-/* -- Adam and AdamW ---------------------------------------------------------------------------- */
+/* -- Adam, AdamW, Adamax ----------------------------------------------------------------------- */
 
 static double adam_correction(double beta, uint32_t options)
 {
@@ -68,6 +68,27 @@ static double adam_step(double v[N_BUFFERS], uint32_t options)
 
     v[P] -= move;
     return rate / (root + EPS) + 16 * fabs(move);
+}
+
+static rule_args adamax_args(int64_t n, void *const at[N_BUFFERS], uint32_t options)
+{
+    rule_args args = adam_args(n, at, options);
+
+    args.adam.v = NULL;
+    args.adam.most = at[C];
+    return args;
+}
+
+static double adamax_step(double v[N_BUFFERS], uint32_t options)
+{
+    const double decay = options & 4 ? DECAY : 0, rate = LR / adam_correction(0.9, options);
+
+    v[G] = (options & 2 ? -v[G] : v[G]) + (options & 1 ? 0 : decay * v[P]);
+    v[P] *= options & 1 ? 1 - LR * decay : 1;
+    v[A] = 0.9 * v[A] + 0.1 * v[G];
+    v[C] = fmax(0.95 * v[C], fabs(v[G]) + EPS);
+    v[P] -= rate * v[A] / v[C];
+    return rate * (1 + 16 * fabs(v[A])) / v[C];
 }
 
 /* -- SGD --------------------------------------------------------------------------------------- */
@@ -176,6 +197,7 @@ static double lion_step(double v[N_BUFFERS], uint32_t options)
 /* RMSprop's mean is small, so that a variance is above 0. */
 static const rule rules[] = {
     {"adam", MSI_K_adam, 40, 0, {-1, 0, 0}, {1, 1, 1}, adam_args, adam_step},
+    {"adamax", MSI_K_adam, 8, 0, {-1, 0, 0}, {1, 1, 1}, adamax_args, adamax_step},
     {"sgd", MSI_K_sgd, 64, 0, {-1}, {1}, sgd_args, sgd_step},
     {"rmsprop", MSI_K_rmsprop, 16, 0, {1, 0, 0}, {2, 0.25, 1}, rmsprop_args, rmsprop_step},
     {"adagrad", MSI_K_adagrad, 4, 0, {1}, {2}, adagrad_args, adagrad_step},

@@ -108,58 +108,40 @@ static const struct {
     double tolerance; /* a few roundings of the dtype */
 } dtypes[] = {{MS_DTYPE_F64, 1e-14}, {MS_DTYPE_F32, 2e-6}, {MS_DTYPE_BF16, 4e-2}};
 
-static void test_optim_step__sgd_follows_the_rule(void **state)
+#define CASE(name, rate, ...)                                                                      \
+    {                                                                                              \
+        MS_OPTIM_##name,                                                                           \
+        {                                                                                          \
+            .struct_size = sizeof(ms_optim_options), .lr = rate, __VA_ARGS__                       \
+        }                                                                                          \
+    }
+#define ADAM_CASES(name)                                                                           \
+    CASE(name, 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8),                                   \
+        CASE(name, 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1),           \
+        CASE(name, 0.01, .beta1 = 0.8, .beta2 = 0.99, .eps = 1e-3, .weight_decay = 0.01,           \
+             .maximize = true),                                                                    \
+        CASE(name, 0.01, .eps = 1e-8)
+
+static void test_optim_step__follows_the_rule(void **state)
 {
     static const struct {
-        double momentum, dampening, weight_decay;
-        bool nesterov, maximize;
+        int32_t kind;
+        ms_optim_options options;
     } cases[] = {
-        {0, 0, 0, false, false},       {0, 0, 0.1, false, true},    {0.9, 0, 0, false, false},
-        {0.9, 0.3, 0.1, false, false}, {0.9, 0, 0.01, true, false}, {0.5, 0, 0, true, true},
+        CASE(SGD, 0.05, .momentum = 0),
+        CASE(SGD, 0.05, .weight_decay = 0.1, .maximize = true),
+        CASE(SGD, 0.05, .momentum = 0.9),
+        CASE(SGD, 0.05, .momentum = 0.9, .dampening = 0.3, .weight_decay = 0.1),
+        CASE(SGD, 0.05, .momentum = 0.9, .weight_decay = 0.01, .nesterov = true),
+        CASE(SGD, 0.05, .momentum = 0.5, .nesterov = true, .maximize = true),
+        ADAM_CASES(ADAM),
+        ADAM_CASES(ADAMW),
     };
 
     for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
         for (size_t d = 0; d < 3; d++) {
-            ms_optim_options opt;
-
-            assert_ok(ms_optim_options_init(&opt, sizeof(opt), MS_OPTIM_SGD));
-            opt.lr = 0.05;
-            opt.momentum = cases[c].momentum;
-            opt.dampening = cases[c].dampening;
-            opt.weight_decay = cases[c].weight_decay;
-            opt.nesterov = cases[c].nesterov;
-            opt.maximize = cases[c].maximize;
-            compare_with_oracle(MS_OPTIM_SGD, &opt, dtypes[d].dtype, dtypes[d].tolerance);
-        }
-    }
-}
-
-static void test_optim_step__adam_and_adamw_follow_the_rule(void **state)
-{
-    static const struct {
-        double beta1, beta2, eps, weight_decay;
-        bool maximize;
-    } cases[] = {
-        {0.9, 0.999, 1e-8, 0, false},
-        {0.9, 0.95, 1e-8, 0.1, false},
-        {0.8, 0.99, 1e-3, 0.01, true},
-        {0, 0, 1e-8, 0, false},
-    };
-
-    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
-        for (int32_t kind = MS_OPTIM_ADAM; kind <= MS_OPTIM_ADAMW; kind++) {
-            for (size_t d = 0; d < 3; d++) {
-                ms_optim_options opt;
-
-                assert_ok(ms_optim_options_init(&opt, sizeof(opt), kind));
-                opt.lr = 0.01;
-                opt.beta1 = cases[c].beta1;
-                opt.beta2 = cases[c].beta2;
-                opt.eps = cases[c].eps;
-                opt.weight_decay = cases[c].weight_decay;
-                opt.maximize = cases[c].maximize;
-                compare_with_oracle(kind, &opt, dtypes[d].dtype, dtypes[d].tolerance);
-            }
+            compare_with_oracle(cases[c].kind, &cases[c].options, dtypes[d].dtype,
+                                dtypes[d].tolerance);
         }
     }
 }
@@ -483,8 +465,7 @@ static void test_optim_step__changes_nothing_when_memory_runs_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_optim_step__sgd_follows_the_rule),
-        cmocka_unit_test(test_optim_step__adam_and_adamw_follow_the_rule),
+        cmocka_unit_test(test_optim_step__follows_the_rule),
         cmocka_unit_test(test_optim_step__adam_begins_with_a_step_of_the_learning_rate),
         cmocka_unit_test(test_optim_step__an_infinite_parameter_stays_infinite),
         cmocka_unit_test(

@@ -1,5 +1,6 @@
 --- What a backward is told of its graph.
 
+local C = require('moonshard_ffi').C
 local errors = require 'moonshard.base.errors'
 
 local graph = {}
@@ -22,7 +23,6 @@ function graph.begin_backward()
   end
 end
 
-local RETAIN_GRAPH, ALLOW_UNUSED = 1, 2 -- MS_RETAIN_GRAPH, MS_ALLOW_UNUSED
 local KNOWN = {
   backward = { retain_graph = 'flag', create_graph = 'flag' },
   grad = { retain_graph = 'flag', create_graph = 'flag', allow_unused = 'flag' },
@@ -42,7 +42,8 @@ function graph.flags(what, options)
     errors.raise('NotImplementedError', "%s: 'create_graph' is not supported: gradients have no "
       .. 'gradients of their own', what)
   end
-  return (options.retain_graph and RETAIN_GRAPH or 0) + (options.allow_unused and ALLOW_UNUSED or 0)
+  return (options.retain_graph and C.MS_RETAIN_GRAPH or 0)
+    + (options.allow_unused and C.MS_ALLOW_UNUSED or 0)
 end
 
 return graph

@@ -6,7 +6,6 @@ local errors = require 'moonshard.base.errors'
 local members = require 'moonshard.dist.members'
 local parameter = require 'moonshard_ffi.parameter'
 local parts = require 'moonshard.checkpoint.parts'
-local sharding = require 'moonshard_ffi.fsdp'
 local tree = require 'moonshard.nn.tree'
 
 local validate = {}
@@ -39,7 +38,7 @@ end
 local function check_real(what, part)
   for _, param in ipairs(params_of(part)) do
     local manager = parameter.manager(param)
-    if manager and sharding.is_fake(manager.process_group) then
+    if manager and B.C.ms_comm_is_fake(manager.process_group) then
       errors.raise('RuntimeError', "%s: '%s' is sharded over a fake group, whose other ranks are "
         .. 'not there to keep their parts', what, part.label)
     end

@@ -1,5 +1,6 @@
 --- What the loaders share: the ranks that samples are dealt to, and whether a position fits.
 
+local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.base.errors'
@@ -11,7 +12,7 @@ local dealing = {}
 ---@return integer rank, integer world_size
 function dealing.ranks(self)
   if self._group then
-    return sharding.place(self._group)
+    return B.C.ms_comm_rank(self._group), B.C.ms_comm_size(self._group)
   end
   return dist.rank(), dist.world_size()
 end

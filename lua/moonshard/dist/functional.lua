@@ -20,13 +20,20 @@ local C, calls = B.C, B.calls
 ---@class ms.dist.functional
 local functional = {}
 
--- A maximum or minimum over ranks has no gradient: what requires one must not lose it unsaid.
-local function check_differentiable(what, x, reduction)
+-- A maximum or minimum over ranks has no gradient: x must not lose one unnoticed.
+local function reduced(what, call, x, reduction, group)
+  reduction, group = validate.and_group(what, reduction, group)
   if (reduction == 'max' or reduction == 'min') and type(x) ~= 'number'
     and autograd.is_grad_enabled() and arguments.tensor(what, 'x', x):requires_grad() then
     errors.raise('NotImplementedError', "%s: '%s' has no gradient, and x requires one; give it "
       .. 'x:detach()', what, reduction)
   end
+  return call(group, x, validate.reduction(what, reduction))
+end
+
+local function rooted(what, call, x, root, group)
+  root, group = validate.and_group(what, root, group)
+  return call(group, x, arguments.whole(what, 'root', root, 0, 0))
 end
 
 --- The reduction over ranks. A sum's gradient is the sum of the ranks' gradients, an average's
@@ -36,9 +43,7 @@ end
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor
 function functional.all_reduce(x, reduction, group)
-  reduction, group = validate.and_group('all_reduce', reduction, group)
-  check_differentiable('all_reduce', x, reduction)
-  return calls.all_reduce(group, x, validate.reduction('all_reduce', reduction))
+  return reduced('all_reduce', calls.all_reduce, x, reduction, group)
 end
 
 --- The ranks' tensors one behind the other. The gradient is this rank's part of the sum of the
@@ -57,9 +62,7 @@ end
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor  (n, ...)
 function functional.reduce_scatter(x, reduction, group)
-  reduction, group = validate.and_group('reduce_scatter', reduction, group)
-  check_differentiable('reduce_scatter', x, reduction)
-  return calls.reduce_scatter(group, x, validate.reduction('reduce_scatter', reduction))
+  return reduced('reduce_scatter', calls.reduce_scatter, x, reduction, group)
 end
 
 --- Rank `root`'s tensor; the others' say its shape and dtype. The gradient is the sum of the ranks'
@@ -69,8 +72,7 @@ end
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor
 function functional.broadcast(x, root, group)
-  root, group = validate.and_group('broadcast', root, group)
-  return calls.broadcast(group, x, arguments.whole('broadcast', 'root', root, 0, 0))
+  return rooted('broadcast', calls.broadcast, x, root, group)
 end
 
 --- This rank's part of rank `root`'s tensor; the others' give its shape and dtype. The gradient on
@@ -80,8 +82,7 @@ end
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor  (n, ...)
 function functional.scatter(x, root, group)
-  root, group = validate.and_group('scatter', root, group)
-  return calls.dist_scatter(group, x, arguments.whole('scatter', 'root', root, 0, 0))
+  return rooted('scatter', calls.dist_scatter, x, root, group)
 end
 
 --- The ranks' tensors one behind the other on rank `root`, zeros elsewhere. The gradient is this
@@ -91,8 +92,7 @@ end
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor  (W * n, ...)
 function functional.gather(x, root, group)
-  root, group = validate.and_group('gather', root, group)
-  return calls.dist_gather(group, x, arguments.whole('gather', 'root', root, 0, 0))
+  return rooted('gather', calls.dist_gather, x, root, group)
 end
 
 --- The reduction over ranks on rank `root`, zeros elsewhere. The gradient of a sum is `root`'s
@@ -103,10 +103,9 @@ end
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor
 function functional.reduce(x, root, reduction, group)
-  reduction, group = validate.and_group('reduce', reduction, group)
-  check_differentiable('reduce', x, reduction)
-  return calls.dist_reduce(group, x, arguments.whole('reduce', 'root', root, 0, 0),
-    validate.reduction('reduce', reduction))
+  return reduced('reduce', function(of, operand, how)
+    return calls.dist_reduce(of, operand, arguments.whole('reduce', 'root', root, 0, 0), how)
+  end, x, reduction, group)
 end
 
 --- Rows (dimension 1) to each rank, and rows from each, in rank order: in equal parts, or with the
@@ -126,6 +125,19 @@ function functional.all_to_all_single(x, output_split_sizes, input_split_sizes, 
   return calls.all_to_all(group, x,
     validate.splits(what, 'output_split_sizes', output_split_sizes, size),
     validate.splits(what, 'input_split_sizes', input_split_sizes, size))
+end
+
+--- x of the rank that names this one: rank r's goes to rank src_dst[r + 1]. The gradients go back
+--- the same way. First sizes are equal on all ranks.
+---@param x ms.Tensor  (n, ...)
+---@param src_dst integer[]  by rank, every rank once
+---@param group? ms.dist.Group  default: all ranks
+---@return ms.Tensor  (n, ...)
+function functional.permute_tensor(x, src_dst, group)
+  local what = 'permute_tensor'
+  group = validate.group(what, group)
+  return calls.dist_permute(group, x, validate.splits(what, 'src_dst',
+    arguments.array(what, 'src_dst', src_dst), C.ms_comm_size(group)))
 end
 
 -- How many rows each rank sends this one.

@@ -3,6 +3,7 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
+local launch = require 'moonshard.dist.launch'
 local validate = require 'moonshard.dist.validate'
 local members = require 'moonshard.dist.members'
 local notes = require 'moonshard_ffi.notes'
@@ -120,6 +121,61 @@ function process_groups.get_group_rank(group, global_rank)
   end
   errors.raise('ValueError', 'Global rank %.17g is not part of group %s', global_rank,
     tostring(group))
+end
+
+local function int32(what, name, value, default, least)
+  value = arguments.whole(what, name, value, default, least)
+  if value < -2 ^ 31 or value >= 2 ^ 31 then
+    errors.raise('ValueError', "%s: '%s' is %.17g, expected a number of 32 bits", what, name, value)
+  end
+  return value
+end
+
+--- Divide a group: those of its ranks that give the same color form a group of their own, ordered
+--- by key and, where keys are equal, as before. Collective over the group that is divided. What
+--- comes back is what fsdp.FSDP takes as `process_group`; it lasts until destroy_process_group(),
+--- or until nothing uses it. Errors name ranks by their rank in the job.
+---
+---   local pair = ms.dist.split(world.rank % 2) -- ranks 0 and 2, ranks 1 and 3
+---   local model = fsdp.FSDP(module, { process_group = pair })
+---
+---@param color integer  below 0: this rank joins none
+---@param key? integer  default 0
+---@param group? ms.dist.Group  the group that is divided, default: all ranks
+---@return ms.dist.Group|false group  false for a color below 0: no collective takes it
+function process_groups.split(color, key, group)
+  if type(color) ~= 'number' then
+    arguments.refuse('dist.split', 'color', color, 'a whole number (-1: this rank joins none)')
+  end
+  key, group = validate.and_group('dist.split', key, group)
+  color, key = int32('dist.split', 'color', color), int32('dist.split', 'key', key, 0)
+  return B.make_group(C.ms_comm_split, group, color, key)
+end
+
+---@class ms.dist.FakeOptions
+---@field rank? integer  from 0, default 0
+---@field world integer  how many ranks
+
+--- A group of any number of ranks of which this one is there and no other: every member holds what
+--- this rank holds, and has done what it would have to do. A model that is sharded over it (as
+--- `process_group`) is planned and steps as on that rank of so many, and holds as many bytes; what
+--- it computes means nothing. Memory that the ranks of a host share is counted whole and taken in
+--- part. It cannot be divided; checkpoints need the other ranks. A process that is no rank yet is a
+--- world of its own from then on: dist.init comes before.
+---
+---   local model = fsdp.FSDP(m, { process_group = ms.dist.fake { rank = 3, world = 1024 } })
+---
+---@param opts ms.dist.FakeOptions
+---@return ms.dist.Group group  until destroy_process_group(), or until nothing uses it
+function process_groups.fake(opts)
+  if type(opts) == 'table' and opts.ranks ~= nil then -- as dist.init has it
+    errors.raise('ValueError', "dist.fake: unknown option 'ranks', did you mean 'world'?")
+  end
+  opts = errors.options('dist.fake', opts, { 'rank', 'world' })
+  local world = int32('dist.fake', 'world', opts.world, nil, 1)
+  local rank = int32('dist.fake', 'rank', opts.rank, 0, 0)
+  launch._faked = launch._faked or not launch.info().initialized
+  return B.make_group(C.ms_comm_fake, rank, world)
 end
 
 return process_groups

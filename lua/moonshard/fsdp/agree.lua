@@ -1,4 +1,4 @@
---- Ranks compare what they were given before any of them changes the model.
+--- Comparisons across ranks, before any rank changes the model.
 
 local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
@@ -6,7 +6,7 @@ local runtime = require 'moonshard_ffi.fsdp'
 
 local agree = {}
 
--- The first rank whose number stands out from rank 0's, from 0, or nil.
+-- The first rank (from 0) whose number differs from rank 0's, or nil.
 local function odd_rank(numbers)
   for rank = 2, #numbers do
     if numbers[rank] ~= numbers[1] then
@@ -15,7 +15,7 @@ local function odd_rank(numbers)
   end
 end
 
--- Values by what they are of.
+-- Values by name.
 local function values_in(text)
   local values = {}
   for name, value in text:gmatch('([^\t\n]+)\t([^\n]*)') do
@@ -24,7 +24,7 @@ local function values_in(text)
   return values
 end
 
--- "p of '0.drop' is 0.1 on rank 0 and 0.2 on rank 1", of what comes first in `order`.
+-- "p of '0.drop' is 0.1 on rank 0 and 0.2 on rank 1", for the first name in `order` that differs.
 local function first_odd(order, first, other, rank)
   for name in order:gmatch('([^\t\n]+)\t') do
     if first[name] ~= other[name] then
@@ -34,11 +34,11 @@ local function first_odd(order, first, other, rank)
   end
 end
 
---- Compare named values: in words, the first in which a rank differs from rank 0. Collective.
+--- Compare named values: a text about the first one that differs from rank 0's. Collective.
 ---@param group ffi.cdata*
----@param what string  the function that asks, for errors
+---@param what string  the calling function, for errors
 ---@param lines string[]  "name<tab>value", without other control characters
----@return string?  nil: all are the same
+---@return string?  nil: all are equal
 function agree.on_lines(group, what, lines)
   local text = table.concat(lines, '\n')
   local rank = odd_rank(runtime.exchange(group, what, { parameter.text_number(text) })[1])
@@ -51,10 +51,10 @@ function agree.on_lines(group, what, lines)
     or 'their order is not the same'
 end
 
---- Take part in loading a state dict, also when this rank cannot: either all ranks return, having
---- equal values, or all raise. Collective.
+--- Take part in loading a state dict, even if this rank failed: either all ranks have equal values
+--- and return, or all raise. Collective.
 ---@param group ffi.cdata*
----@param problem? any  the error that keeps this rank from loading what it was given
+---@param problem? any  the error of this rank
 ---@param names string[]  parameters
 ---@param keys integer[]  below 2^53: numbers of their values, equal for equal values
 function agree.on_load(group, problem, names, keys)

@@ -1,24 +1,24 @@
---- What FSDP asks of classes, policies, groups and batches it is given.
+--- Checks of classes, policies, groups and batches for FSDP.
 
+local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
 local members = require 'moonshard.dist.members'
-local runtime = require 'moonshard_ffi.fsdp'
 local util = require 'moonshard.base.util'
 local tree = require 'moonshard.nn.tree'
 
 local check = {}
 
---- Ranks that share samples are those that sum gradients: else some would count twice, and others
---- not at all.
+--- ValueError if a batch was sharded over other ranks than those that sum gradients: some samples
+--- would count twice, others not at all.
 ---@param group ms.dist.Group  of the model
----@param dealt_to ms.dist.Group|false|nil  among whose ranks its batch was dealt out
-function check.batch(group, dealt_to)
-  if dealt_to and dealt_to ~= group and not runtime.is_fake(group)
-    and not members.same(dealt_to, group) then
+---@param sharded_over ms.dist.Group|false|nil  the ranks that share its batch
+function check.batch(group, sharded_over)
+  if sharded_over and sharded_over ~= group and not B.C.ms_comm_is_fake(group)
+    and not members.same(sharded_over, group) then
     errors.raise('ValueError', 'FSDP: the batch comes from a data.Loader that deals to ranks %s, '
       .. 'but the model is sharded over ranks %s; give both the same process_group',
-      members.text(dealt_to), members.text(group))
+      members.text(sharded_over), members.text(group))
   end
 end
 
@@ -74,7 +74,8 @@ function check.policy(policy)
   return arguments.fn('FSDP', 'auto_wrap_policy', policy)
 end
 
-local HYBRID = { HYBRID_SHARD = true, _HYBRID_SHARD_ZERO2 = true }
+--- Strategies that divide parameters inside a shard group.
+check.HYBRID = { HYBRID_SHARD = true, _HYBRID_SHARD_ZERO2 = true }
 
 --- ValueError if one of two strategies in a model divides parameters inside groups and the other
 --- among all ranks.
@@ -82,7 +83,8 @@ local HYBRID = { HYBRID_SHARD = true, _HYBRID_SHARD_ZERO2 = true }
 ---@param other string
 ---@param name string  of the module with the other one
 function check.one_division(strategy, other, name)
-  if strategy ~= 'NO_SHARD' and other ~= 'NO_SHARD' and HYBRID[strategy] ~= HYBRID[other] then
+  local mixed = check.HYBRID[strategy] ~= check.HYBRID[other]
+  if strategy ~= 'NO_SHARD' and other ~= 'NO_SHARD' and mixed then
     errors.raise('ValueError', '%s has %s, other modules of the model %s: a model cannot mix '
       .. 'hybrid strategies with others, except NO_SHARD', name, other, strategy)
   end

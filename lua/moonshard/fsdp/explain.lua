@@ -1,4 +1,4 @@
---- What FSDP made of a model, in words.
+--- A description of a sharded model.
 
 local arguments = require 'moonshard_ffi.arguments'
 local runtime = require 'moonshard_ffi.fsdp'

@@ -1,10 +1,9 @@
---- The first use of a wrapped model: its units become one tree, and ranks compare what they have.
---- Instances over other groups of ranks (experts) have a tree for each group, nested in the root's.
---- Those that were used below another root stay in its tree.
+--- The first use of a wrapped model: its units become one tree, and ranks compare their models.
+--- Instances over other groups of ranks (experts) have a tree per group, nested in the root's.
+--- Instances that were used below another root stay in its tree.
 ---
---- A tree is used once it is `ready`, when the ranks have found that they have the same model. What
---- ends the first use before that, on some ranks or all, leaves a tree that is not: units are in it
---- for good, and the next use does again what comes after that, every comparison among it.
+--- A tree is `ready` when the ranks have found that their models are equal. After an error before
+--- that the units stay in the tree, and the next use repeats all comparisons.
 
 local B = require 'moonshard_ffi'
 local buffers = require 'moonshard.fsdp.buffers'
@@ -13,6 +12,7 @@ local errors = require 'moonshard.base.errors'
 local module_names = require 'moonshard.nn.names'
 local module_tree = require 'moonshard.nn.tree'
 local notes = require 'moonshard_ffi.notes'
+local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
@@ -41,7 +41,7 @@ end
 local function check(instances)
   for i = 2, #instances do
     checks.one_division(instances[1].sharding_strategy, instances[i].sharding_strategy,
-      ("'%s'"):format(instances[i].face:path()))
+      ("'%s'"):format(instances[i].outer_module:path()))
   end
   check_homogeneous(instances, 'use_orig_params')
   check_homogeneous(instances, 'limit_all_gathers')
@@ -51,11 +51,11 @@ local function check_not_root(instance)
   if instance._is_root then
     errors.raise('AssertionError', "Non-root FSDP instance's `_is_root` should not have been set "
       .. "yet or should have been set to `False`: '%s' was used before the module around it; "
-      .. 'call what FSDP returned for the whole model first', instance.face:path())
+      .. 'call what FSDP returned for the whole model first', instance.outer_module:path())
   end
 end
 
--- A tree whose units are in none yet.
+-- A tree of units that are in no tree.
 local function new(instance, outer)
   return {
     root = instance, outer = outer, nested = {}, instances = { instance },
@@ -71,7 +71,7 @@ local function tree_over(group, top)
   end
 end
 
--- The tree of a root that was not used yet, with those that are nested in it.
+-- The tree of a root that was not used yet, with its nested trees.
 local function plan_trees(root)
   local top, known = new(root), {}
   for i, instance in ipairs(plan.instances(root)) do
@@ -91,43 +91,31 @@ local function plan_trees(root)
   return top
 end
 
-local function tree_options(root)
-  return {
-    backward_prefetch = root.backward_prefetch,
-    forward_prefetch = root.forward_prefetch,
-  }
-end
-
--- What the tree's holder has, made unless it was.
+-- The handle of a tree; the first call makes it.
 local function handle_of(tree)
   if not runtime.held(tree.holder) then
     local root, units = tree.root, {}
     for _, instance in ipairs(tree.instances) do
       units[#units + 1] = instance._unit_holder
     end
-    runtime.tree(tree.holder, root.process_group, tree_options(root), units,
+    runtime.tree(tree.holder, root.process_group, root, units,
       root._unit ~= nil and not tree.outer)
   end
   return runtime.held(tree.holder)
 end
 
--- Options that show in no unit, but must be the same on all ranks.
+-- Options that the runtime does not know, but must be the same on all ranks.
 local function note_options(instances)
-  local paths = module_names.paths(plan.faces(instances))
+  local paths = module_names.paths(plan.outer_modules(instances))
   for i, instance in ipairs(instances) do
-    local precision = instance.mixed_precision
     notes.numbers(instance.process_group, ("FSDP '%s'"):format(paths[i]),
-      'cast_forward_inputs cast_root_forward_inputs limit_all_gathers buffer_dtype', {
-        precision.cast_forward_inputs and 1 or 0, precision.cast_root_forward_inputs and 1 or 0,
-        instance.limit_all_gathers and 1 or 0,
-        precision.buffer_dtype and parameter.dtype(precision.buffer_dtype) or -1,
-      })
+      options.compared(instance))
   end
 end
 
 -- The outermost instance that contains this one.
 local function outermost(instance)
-  local module, out = instance.face, instance
+  local module, out = instance.outer_module, instance
   while module do
     out = module_tree.manager(module) or out
     module = rawget(module, '_owner')
@@ -135,8 +123,8 @@ local function outermost(instance)
   return out
 end
 
--- The root of the tree that this instance is to be part of: the outermost one around it, unless
--- another below that was a root before, or this one, put nowhere, stands beside it.
+-- The root of the tree that this instance belongs to: the outermost instance around it, unless
+-- another one below that was a root before, or this instance is not below it.
 local function root_around(instance)
   local root, holds = outermost(instance), false
   for _, other in ipairs(plan.instances(root)) do
@@ -151,7 +139,7 @@ end
 
 local first_use = {}
 
---- A tree and those that are nested in it.
+--- A tree and its nested trees.
 ---@param tree ms.fsdp.Tree
 ---@return ms.fsdp.Tree[]
 function first_use.trees(tree)
@@ -174,7 +162,7 @@ function first_use.set_comm_hook(handle, entry)
   end)
 end
 
--- The root of the tree that an instance is part of, or is to be.
+-- The root of the tree that an instance belongs to, or will belong to.
 local function root_of(instance, alone)
   local begun = instance._tree
   return begun and (begun.outer or begun).root or alone and instance or root_around(instance)
@@ -189,10 +177,10 @@ local function check_open(instances)
   end
 end
 
--- Make the tree, or take it where a use that failed has left it: not initialised.
+-- The tree of a root: a new one, or one that a failed use left uninitialised.
 local function tree_of(root)
   check_open(plan.instances(root))
-  root.face:_prepare()
+  root.outer_module:_prepare()
   local top = root._tree
   if not top then
     top = plan_trees(root)
@@ -211,15 +199,15 @@ local function dry_run(tree, micro_batches)
   end
   check(tree.instances)
   local groups, root_has_unit = plan.groups(tree.instances)
-  return runtime.dry_run(tree.root.process_group, tree_options(tree.root), groups,
+  return runtime.dry_run(tree.root.process_group, tree.root, groups,
     root_has_unit and not tree.outer, micro_batches)
 end
 
---- What the trees that an instance is part of will hold, or hold, from numbers alone. Leaves no
---- trace: of a model that was not used yet nothing is made.
+--- Plans of the trees of an instance, computed from numbers. Makes nothing of a model that was not
+--- used yet.
 ---@param instance ms.fsdp.State
 ---@param micro_batches integer
----@return ms.Plan[]  a plan a tree
+---@return ms.Plan[]  one per tree
 function first_use.dry_run(instance, micro_batches)
   local root, plans = root_of(instance, false), {}
   check_open(plan.instances(root))
@@ -237,13 +225,13 @@ local function initialise(tree)
     instance._tree = tree
     instance._is_root = i == 1 and not tree.outer
   end
-  runtime.init(tree.handle)
+  B.calls.fsdp_tree_init(tree.handle)
   note_options(tree.instances)
 end
 
 --- Make the tree that an instance is part of, and initialise it. Collective.
 ---@param instance ms.fsdp.State
----@param alone? boolean  it is to be the root, whatever is around it
+---@param alone? boolean  make it the root, even inside another instance
 ---@return ms.fsdp.Tree  ready
 function first_use.ready(instance, alone)
   local root = root_of(instance, alone)
@@ -253,8 +241,8 @@ function first_use.ready(instance, alone)
       initialise(tree)
     end
   end
-  settings.compare(root.process_group, root.face, root._ignored.modules)
-  for _, p in ipairs(module_tree.unmanaged(root.face)) do
+  settings.compare(root.process_group, root.outer_module, root._ignored.modules)
+  for _, p in ipairs(module_tree.unmanaged(root.outer_module)) do
     parameter.materialize(p.tensor)
   end
   for _, tree in ipairs(root._comm_hook and first_use.trees(top) or {}) do -- the original's

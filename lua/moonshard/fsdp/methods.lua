@@ -1,6 +1,6 @@
---- What scripts call of a sharded model: methods of wrapped modules, and of the state of those that
---- are sharded in place.
+--- Methods of sharded models: of wrapped modules, and of the states of modules sharded in place.
 
+local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local clip = require 'moonshard.optim.clip'
 local dist = require 'moonshard.dist'
@@ -22,15 +22,15 @@ local function restore_sync(before, ok, err)
     runtime.failed(before[1].tree.root.process_group, err)
   end
   for _, its in ipairs(before) do
-    if runtime.sync(its.tree.handle) ~= its.sync then
-      runtime.set_sync(its.tree.handle, its.sync)
+    if B.C.ms_fsdp_tree_sync(its.tree.handle) ~= its.sync then
+      B.calls.fsdp_tree_set_sync(its.tree.handle, its.sync)
     end
   end
 end
 
 local function unsynchronised(before, fn, ...)
   for _, its in ipairs(before) do
-    runtime.set_sync(its.tree.handle, false)
+    B.calls.fsdp_tree_set_sync(its.tree.handle, false)
   end
   return fn(...)
 end
@@ -50,7 +50,7 @@ function methods:no_sync(fn, ...)
   end
   local before = {}
   for i, its in ipairs(first_use.trees(tree)) do
-    before[i] = { tree = its, sync = runtime.sync(its.handle) }
+    before[i] = { tree = its, sync = B.C.ms_fsdp_tree_sync(its.handle) }
   end
   return finally.run(restore_sync, before, unsynchronised, before, fn, ...)
 end
@@ -58,7 +58,7 @@ end
 -- In order of registration, plain ones among them, whatever the units.
 local function all_params(tree)
   local out = {}
-  for i, p in ipairs(module_tree.params(tree.root.face)) do
+  for i, p in ipairs(module_tree.params(tree.root.outer_module)) do
     out[i] = p.tensor
   end
   return out
@@ -102,20 +102,20 @@ function methods:clip_grad_norm_(max_norm, norm_type, opts)
 end
 
 --- Gather this instance's own parameters and show them until reshard(), until a backward or, with
---- FULL_SHARD, a forward lets them go, or until a step or a load writes them: then they show what
---- this rank holds, as it is now. Collective. Gathers nothing when they are gathered as they are.
+--- FULL_SHARD, a forward reshards them, or until a step or a load writes them: then they show this
+--- rank's shard. Collective. Does nothing if they are gathered and unchanged.
 function methods:unshard()
   self:_lazy_init()
   if self._unit then
-    runtime.unshard(self._unit)
+    B.calls.fsdp_unit_unshard(self._unit)
   end
 end
 
---- Let this instance's full parameters go. RuntimeError during its forward or backward.
+--- Free this instance's full parameters. RuntimeError during its forward or backward.
 function methods:reshard()
   self:_lazy_init()
   if self._unit then
-    runtime.reshard(self._unit)
+    B.calls.fsdp_unit_reshard(self._unit)
   end
 end
 
@@ -132,7 +132,7 @@ function methods:set_gradient_factor(factor)
     end
   end
   for _, tree in ipairs(first_use.trees(self:_lazy_init())) do
-    runtime.set_gradient_factor(tree.handle, factor or 0)
+    B.calls.fsdp_tree_set_gradient_factor(tree.handle, factor or 0)
   end
 end
 
@@ -160,7 +160,7 @@ function methods:register_comm_hook(state, hook)
     if its.root.process_group ~= self.process_group then
       errors.raise('NotImplementedError', "register_comm_hook: '%s' is over other ranks than the "
         .. 'root, for which the hook would have to reduce, too; leave the hook out, or wrap it '
-        .. 'without a process_group of its own', its.root.face:path())
+        .. 'without a process_group of its own', its.root.outer_module:path())
     end
   end
   for _, its in ipairs(trees) do
@@ -169,11 +169,11 @@ function methods:register_comm_hook(state, hook)
   self._comm_hook = entry
 end
 
---- 16 hexadecimal digits over all full parameters: equal on all ranks, and for every strategy, wrap
---- policy and world size when the parameters are. An ignored one counts once where all ranks have
---- equal values, else with every rank's: nobody reduces its gradients. Collective. ValueError for a
---- model whose parameters are in several trees: instances over other groups of ranks have a hash of
---- their own.
+--- 16 hexadecimal digits over all full parameters: equal on all ranks, and for every strategy,
+--- wrap policy and world size when the parameters are. An ignored one counts once if all ranks have
+--- equal values, else once per rank, since its gradients are not reduced. Collective. ValueError
+--- for a model whose parameters are in several trees: instances over other groups of ranks have a
+--- hash of their own.
 ---@return string
 function methods:hash()
   local tree = self:_lazy_init()
@@ -191,10 +191,10 @@ function methods:hash()
   return runtime.hash((holder or tree).handle, params)
 end
 
---- What each unit below holds, in module order.
----@return ms.UnitInfo[]  `shared` lists tied parameters and the places they stand in
+--- Layout and state of each unit below, in module order.
+---@return ms.UnitInfo[]  `shared` lists tied parameters and their paths
 function methods:units()
-  self.face:_prepare()
+  self.outer_module:_prepare()
   local out, instances = {}, plan.instances(self)
   local names = plan.unit_names(instances)
   for i, instance in ipairs(instances) do
@@ -209,14 +209,15 @@ function methods:units()
   return out
 end
 
---- What this rank's shard of the unit's flat parameter holds: parallel lists over the parameters of
---- which it has elements. Offsets are the first and the last element in the parameter, from 0.
+--- The contents of this rank's shard of the unit's flat parameter: parallel lists over the
+--- parameters of which it has elements. Offsets are the first and the last element in the
+--- parameter, from 0.
 ---@return { param_names: string[], param_shapes: integer[][], param_numels: integer[],
 ---  param_offsets: integer[][] }
 function methods:shard_metadata()
-  self.face:_prepare()
+  self.outer_module:_prepare()
   local out = { param_names = {}, param_shapes = {}, param_numels = {}, param_offsets = {} }
-  for _, entry in ipairs(module_tree.params(self.face)) do
+  for _, entry in ipairs(module_tree.params(self.outer_module)) do
     local name, p = entry.name, entry.tensor
     local _, extent = parameter.part(p)
     if parameter.manager(p) == self and extent.numel > 0 then
@@ -248,11 +249,11 @@ local function sum_of(plans)
   return sum
 end
 
---- Bytes this rank will hold for parameters, gradients, optimizer states and slots when a step is
+--- Bytes of this rank for parameters, gradients, optimizer states and slots when a step is
 --- `micro_batches` backwards (default: one) of which all but the last run in no_sync. The plan is
---- of the whole model, whichever instance is asked. Frozen parameters count as they are now. The
---- first call allocates the model's memory and is collective. A dry run only computes the numbers:
---- before the first use it takes no memory, makes no units and asks no rank (`same_numerics` is
+--- of the whole model, for every instance. Frozen parameters count as they are now. The first call
+--- allocates the model's memory and is collective. A dry run only computes the numbers: before the
+--- first use it takes no memory, makes no units and does not communicate (`same_numerics` is
 --- false), so the model may still be changed, or wrapped in another. With a fake group as
 --- `process_group` a model of any size is planned for any number of ranks.
 ---@param opts? { micro_batches?: integer, dry_run?: boolean }

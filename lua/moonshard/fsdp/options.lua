@@ -4,19 +4,18 @@ local B = require 'moonshard_ffi'
 local BatchNorm = require('moonshard.nn.batch_norm')._BatchNorm
 local arguments = require 'moonshard_ffi.arguments'
 local check = require 'moonshard.fsdp.check'
+local declared = require 'moonshard.options'
 local device = require 'moonshard.base.device'
 local errors = require 'moonshard.base.errors'
 local members = require 'moonshard.dist.members'
 local mesh = require 'moonshard.dist.mesh'
+local parameter = require 'moonshard_ffi.parameter'
 local policies = require 'moonshard.fsdp.policies'
-local runtime = require 'moonshard_ffi.fsdp'
 local util = require 'moonshard.base.util'
 
 local options = {}
 
 ---@class ms.fsdp.MixedPrecision
----@field param_dtype? ms.DType  gathered and computed in; masters and optimizer keep theirs
----@field reduce_dtype? ms.DType  of gradient reduction (default: param_dtype when that is given)
 ---@field buffer_dtype? ms.DType
 ---@field cast_forward_inputs? boolean  this instance casts its floating inputs (default false)
 ---@field cast_root_forward_inputs? boolean  the root does (default true)
@@ -24,24 +23,17 @@ local options = {}
 --- default { nn._BatchNorm }
 
 ---@class ms.fsdp.Options
----@field sharding_strategy? 'FULL_SHARD'|'SHARD_GRAD_OP'|'NO_SHARD'|'HYBRID_SHARD'|
----                        '_HYBRID_SHARD_ZERO2'  default 'FULL_SHARD'
 ---@field auto_wrap_policy? ms.fsdp.Policy|ms.fsdp.PolicyObject|ms.fsdp.Function
----@field backward_prefetch? 'BACKWARD_PRE'|'BACKWARD_POST'|'none'
----@field forward_prefetch? boolean
 ---@field mixed_precision? ms.fsdp.MixedPrecision|false  false: none, where a policy overrides it
----@field use_orig_params? boolean  align parameters, allow mixed requires_grad (default false)
 ---@field ignored_modules? ms.nn.Module|ms.nn.Module[]
 ---@field ignored_states? ms.Tensor|ms.Tensor[]|ms.nn.Module|ms.nn.Module[]
 ---@field limit_all_gathers? boolean  accepted; the slots bound what is gathered
----@field cpu_offload? boolean|{ offload_params: boolean }  masters, reduced gradients and
----                        optimizer state in pinned host memory, which a device's kernels read and
----                        write; the CPU has them there already
+---@field cpu_offload? boolean|ms.fsdp.CpuOffload  true: { offload_params = true }
 ---@field device_id? string|integer  the device of this process: 'cuda', 'cuda:1', or its index
 ---@field process_group? ms.dist.Group|ms.dist.DeviceMesh|ms.dist.Group[]  default: all ranks; a
---- mesh of one dimension stands for its group. Hybrid strategies take { shard group, replicate
---- group }, or a mesh of two dimensions: the ranks along the second one divide parameters, those
---- along the first have equal parts
+--- mesh of one dimension is its group. Hybrid strategies take { shard group, replicate group }, or
+--- a mesh of two dimensions: the ranks along the second one divide parameters, those along the
+--- first have equal parts
 ---@field device_mesh? ms.dist.DeviceMesh  the same
 ---@field param_init_fn? fun(module: ms.nn.Module)  called, before units are made, with each module
 ---                        that has parameters without values. Parameters have their full shapes
@@ -49,45 +41,101 @@ local options = {}
 ---@field sync_module_states? boolean  all ranks take rank 0's parameters and buffers (default
 ---                        false)
 
-options.KNOWN = {
-  'sharding_strategy', 'auto_wrap_policy', 'backward_prefetch', 'forward_prefetch',
-  'mixed_precision', 'use_orig_params', 'ignored_modules', 'ignored_states', 'limit_all_gathers',
-  'process_group', 'cpu_offload', 'device_id', 'device_mesh', 'param_init_fn', 'sync_module_states',
-  'hybrid_groups', -- of the root, for what its policy chooses
+-- Options that the runtime does not know; it knows those of moonshard/fsdp.h. `kind`: a check of
+-- errors.options; `field`: scripts read it as a field of a wrapped module; `compared`: equal on all
+-- ranks (a flag or a dtype).
+local OF_LUA = {
+  { name = 'auto_wrap_policy' },
+  { name = 'ignored_modules' },
+  { name = 'ignored_states' },
+  { name = 'limit_all_gathers', kind = 'flag', default = true, field = true, compared = true },
+  { name = 'process_group', field = true },
+  { name = 'device_mesh', field = true },
+  { name = 'device_id', field = true },
+  { name = 'param_init_fn' },
+  { name = 'sync_module_states', kind = 'flag', default = false },
+  { name = 'hybrid_groups' }, -- of the root, for what its policy chooses
+  { name = 'buffer_dtype', group = 'mixed_precision', kind = 'floating', compared = true },
+  { name = 'cast_forward_inputs', group = 'mixed_precision', kind = 'flag', default = false,
+    compared = true },
+  { name = 'cast_root_forward_inputs', group = 'mixed_precision', kind = 'flag', default = true,
+    compared = true },
+  { name = 'module_classes_to_ignore', group = 'mixed_precision', kind = 'list',
+    default = { BatchNorm } },
 }
 
-local PRECISION = {
-  param_dtype = 'floating', reduce_dtype = 'floating', buffer_dtype = 'floating',
-  keep_low_precision_grads = 'flag', cast_forward_inputs = 'flag',
-  cast_root_forward_inputs = 'flag', module_classes_to_ignore = 'list',
-}
+--- What errors.options() knows of the options of FSDP.
+options.KNOWN = {}
+--- Options that scripts read as fields of a wrapped module.
+options.FIELDS = {}
 
-local HYBRID = { HYBRID_SHARD = true, _HYBRID_SHARD_ZERO2 = true }
+local known, defaults = { FSDP = options.KNOWN }, { FSDP = {} } -- by group
 
---- No mixed precision at all: every field as it is without the option.
+local function words(row)
+  local out = {}
+  for i, value in ipairs(row.values) do
+    out[i] = value[1]
+  end
+  return out
+end
+
+local function declare(row)
+  local group = row.group or 'FSDP'
+  if not known[group] then
+    known[group], defaults[group], options.KNOWN[group] = {}, {}, 'any'
+    table.insert(options.FIELDS, group)
+  elseif row.field and not row.group then
+    table.insert(options.FIELDS, row.name)
+  end
+  known[group][row.name] = row.values and words(row) or row.kind or 'any'
+  defaults[group][row.name] = row.default
+end
+
+for _, rows in ipairs { declared.ms_fsdp_unit_options, declared.ms_fsdp_tree_options, OF_LUA } do
+  for _, row in ipairs(rows) do
+    if row.name then
+      declare(row)
+    end
+  end
+end
+
+--- No mixed precision: every field as it is without the option.
 ---@return ms.fsdp.MixedPrecision
 function options.full_precision()
-  return { cast_forward_inputs = false, cast_root_forward_inputs = true,
-    module_classes_to_ignore = { BatchNorm } }
+  return util.merged(defaults.mixed_precision)
+end
+
+--- Names and numbers of the options that ranks compare, without those that the runtime compares.
+---@param state ms.fsdp.State
+---@return string names, number[] numbers
+function options.compared(state)
+  local names, numbers = {}, {}
+  for _, row in ipairs(OF_LUA) do
+    if row.compared then
+      local value = (row.group and state[row.group] or state)[row.name]
+      names[#names + 1] = row.name
+      numbers[#numbers + 1] = row.kind == 'flag' and (value and 1 or 0)
+        or value and parameter.dtype(value) or -1
+    end
+  end
+  return table.concat(names, ' '), numbers
+end
+
+local function group_options(name, given)
+  return util.merged(defaults[name], given and errors.options(name, given, known[name]))
 end
 
 local function precision(given)
-  if given == nil or given == false then
-    return options.full_precision()
-  end
-  errors.options('mixed_precision', given, PRECISION)
-  if given.module_classes_to_ignore then
-    check.classes('module_classes_to_ignore', given.module_classes_to_ignore)
-  end
-  return util.merged(options.full_precision(), given)
+  local out = group_options('mixed_precision', given)
+  check.classes('module_classes_to_ignore', out.module_classes_to_ignore)
+  return out
 end
 
 local function offload(given)
   if type(given) ~= 'table' then
     given = { offload_params = arguments.flag('FSDP', 'cpu_offload', given, false) }
   end
-  errors.options('cpu_offload', given, { offload_params = 'flag' })
-  return { offload_params = given.offload_params or false }
+  return group_options('cpu_offload', given)
 end
 
 local function check_device_id(id)
@@ -97,26 +145,6 @@ local function check_device_id(id)
     errors.raise('ValueError', "device_id is %s, but the device of this process is '%s'",
       type(id) == 'string' and ("'%s'"):format(id) or tostring(id), device.name())
   end
-  return id
-end
-
-local function one_of(name, value, default, allowed)
-  if value == nil then
-    return default
-  end
-  for _, choice in ipairs(allowed) do
-    if value == choice then
-      return value
-    end
-  end
-  local near = type(value) == 'string' and errors.nearest(value, allowed)
-  errors.raise('ValueError', "%s is '%s', expected %s%s", name, tostring(value),
-    table.concat(allowed, ', '), near and ('; did you mean %s?'):format(near) or '')
-end
-
-local function strategy(given)
-  return one_of('sharding_strategy', given, 'FULL_SHARD',
-    { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD', 'HYBRID_SHARD', '_HYBRID_SHARD_ZERO2' })
 end
 
 -- ValueError unless this rank is the only one that its shard group and its replicate group share.
@@ -128,7 +156,7 @@ local function check_across(shard, replicate)
   for _, rank in ipairs(members.list(replicate)) do
     common[#common + 1] = in_shard[rank] and rank or nil
   end
-  local own = runtime.place(B.world())
+  local own = B.C.ms_comm_rank(B.world())
   if #common ~= 1 or common[1] ~= own then
     errors.raise('ValueError', 'the shard group has ranks %s and the replicate group ranks %s, '
       .. 'expected rank %d as the only common one', members.text(shard), members.text(replicate),
@@ -160,9 +188,9 @@ local function hybrid_groups(name, given)
   shard = arguments.group('FSDP', 'the shard group', shard)
   replicate = arguments.group('FSDP', 'the replicate group', replicate)
   check_across(shard, replicate)
-  local _, inside = runtime.place(shard)
-  local _, across = runtime.place(replicate)
-  local _, world = runtime.place(B.world())
+  local inside = B.C.ms_comm_size(shard)
+  local across = B.C.ms_comm_size(replicate)
+  local world = B.C.ms_comm_size(B.world())
   if inside * across ~= world then
     errors.raise('NotImplementedError', '%s over groups of %d and %d ranks needs a job of %d '
       .. 'ranks, this one has %d', name, inside, across, inside * across, world)
@@ -170,11 +198,11 @@ local function hybrid_groups(name, given)
   return { shard, replicate }
 end
 
--- The group over which is sharded.
+-- The group over whose ranks gradients are summed.
 local function group_of(given)
   local name = given.device_mesh ~= nil and 'device_mesh' or 'process_group'
   local over = given[name]
-  if given.hybrid_groups or HYBRID[given.sharding_strategy] then
+  if given.hybrid_groups or check.HYBRID[given.sharding_strategy] then
     return B.world()
   elseif mesh.is(over) then
     if over.ndim > 1 then
@@ -196,7 +224,7 @@ function options.full_precision_in_eval()
   return (os.getenv('MS_' .. name) or os.getenv(name)) == '1'
 end
 
---- Options with their defaults filled in. What PyTorch takes and this does not is named.
+--- The options with defaults, checked.
 ---@param given ms.fsdp.Options?
 ---@return table
 function options.normalised(given)
@@ -211,33 +239,22 @@ function options.normalised(given)
   if given.param_init_fn ~= nil and type(given.param_init_fn) ~= 'function' then
     errors.raise('ValueError', 'Expected %s to be callable', arguments.noun(given.param_init_fn))
   end
-  return {
-    sharding_strategy = strategy(given.sharding_strategy),
+  check_device_id(given.device_id)
+  local strategy = given.sharding_strategy
+  return util.merged(util.merged(defaults.FSDP, given), {
     auto_wrap_policy = policies.of(given.auto_wrap_policy),
-    backward_prefetch = one_of('backward_prefetch', given.backward_prefetch, 'BACKWARD_PRE',
-      { 'BACKWARD_PRE', 'BACKWARD_POST', 'none' }),
-    forward_prefetch = arguments.flag('FSDP', 'forward_prefetch', given.forward_prefetch, false),
     mixed_precision = precision(given.mixed_precision),
-    use_orig_params = arguments.flag('FSDP', 'use_orig_params', given.use_orig_params, false),
-    ignored_modules = given.ignored_modules,
-    ignored_states = given.ignored_states,
-    limit_all_gathers = arguments.flag('FSDP', 'limit_all_gathers', given.limit_all_gathers, true),
-    process_group = group_of(given),
-    device_mesh = given.device_mesh,
-    hybrid_groups = given.hybrid_groups or HYBRID[given.sharding_strategy]
-      and hybrid_groups(given.sharding_strategy, given) or nil,
     cpu_offload = offload(given.cpu_offload),
-    device_id = check_device_id(given.device_id),
-    param_init_fn = given.param_init_fn,
-    sync_module_states = arguments.flag('FSDP', 'sync_module_states', given.sync_module_states,
-      false),
-  }
+    process_group = group_of(given),
+    hybrid_groups = given.hybrid_groups or check.HYBRID[strategy] and hybrid_groups(strategy, given)
+      or nil,
+  })
 end
 
 --- What PyTorch warns about, once per tree. It replaces the strategy in a world of one and names
 --- DistributedDataParallel, which does not exist here.
 function options.warn(opts)
-  local _, world = runtime.place(opts.process_group)
+  local world = B.C.ms_comm_size(opts.process_group)
   if world == 1 and opts.sharding_strategy ~= 'NO_SHARD' then
     errors.warn('UserWarning', ('%s shards nothing since the world size is 1. The strategy stays '
       .. 'as given.'):format(opts.sharding_strategy), opts.process_group)

@@ -1,14 +1,13 @@
---- Compares what the modules of a model compute with beside their parameters (class, heads,
---- dropout) over the ranks at the first use of the model.
+--- Compares settings of modules (class, heads, dropout) across ranks at the first use of a model.
 
+local B = require 'moonshard_ffi'
 local agree = require 'moonshard.fsdp.agree'
 local errors = require 'moonshard.base.errors'
-local runtime = require 'moonshard_ffi.fsdp'
 local tree = require 'moonshard.nn.tree'
 
 local settings = {}
 
---- A setting in words: in as many digits as it takes, and on one line.
+--- A setting as one line of text; numbers with all digits that are needed.
 function settings.text(value)
   if type(value) == 'number' then
     local text = ('%.14g'):format(value)
@@ -31,16 +30,17 @@ local function description(module)
 end
 
 --- A module in words, by its path below the root.
-function settings.place(path)
+function settings.module_text(path)
   return path == '' and 'the model' or ("'%s'"):format(text_of(path))
 end
 
--- What agree.on_lines() takes: the modules of units.
+-- The modules that are not ignored, as lines for agree.on_lines().
 local function lines_of(root, ignored)
   local lines = {}
   for _, entry in ipairs(tree.walk(root)) do
     if not entry.module._shows_entries and not ignored[entry.module] then
-      lines[#lines + 1] = ('%s\t%s'):format(settings.place(entry.path), description(entry.module))
+      local name = settings.module_text(entry.path)
+      lines[#lines + 1] = ('%s\t%s'):format(name, description(entry.module))
     end
   end
   return lines
@@ -51,7 +51,7 @@ end
 ---@param root ms.nn.Module
 ---@param ignored table<ms.nn.Module, boolean>
 function settings.compare(group, root, ignored)
-  local _, world = runtime.place(group)
+  local world = B.C.ms_comm_size(group)
   if world == 1 then
     return
   end

@@ -1,5 +1,6 @@
 --- Full parameters for a while: private full-precision copies behind the parameters' handles.
 
+local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
 local finally = require 'moonshard.base.finally'
@@ -22,7 +23,7 @@ local KNOWN = {
   with_grads = 'flag',
 }
 
--- The instances below that no other instance contains.
+-- The outermost instances below a module.
 local function roots_of(module, out)
   local state = tree.manager(module)
   if state then
@@ -66,8 +67,8 @@ local function close(held, ok, err)
   end
   for i = #held, 1, -1 do
     local handle = held[i].handle
-    if runtime.summoned(handle) then -- else it never was, or a first run has closed it
-      local closed, why = pcall(runtime.unsummon, handle, ok and held.writeback)
+    if B.C.ms_fsdp_tree_summoned(handle) then -- else it never was, or a first run has closed it
+      local closed, why = pcall(B.calls.fsdp_tree_unsummon, handle, ok and held.writeback)
       problem = problem or not closed and why or nil
     end
   end
@@ -93,11 +94,11 @@ end
 local function summoned(held, roots, opts, fn, ...)
   for _, root in ipairs(roots) do
     root:_lazy_init()
-    tree.params(root.face) -- what stands in the fields must be what is summoned
+    tree.params(root.outer_module) -- the fields must have the parameters that are summoned
     local trees, units = units_of(root, opts.recurse ~= false)
     for _, its in ipairs(trees) do
-      if not runtime.summoned(its.handle) then
-        held[#held + 1] = its -- first: what is held is let go whatever comes now
+      if not B.C.ms_fsdp_tree_summoned(its.handle) then
+        held[#held + 1] = its -- first: released even after an error
       end
       runtime.summon(its.handle, units[its], opts.with_grads or false)
     end

@@ -1,5 +1,6 @@
 --- Values of a sharded module's parameters, as state dicts ask for them.
 
+local B = require 'moonshard_ffi'
 local ShardedTensor = require 'moonshard.dist.sharded_tensor'
 local agree = require 'moonshard.fsdp.agree'
 local errors = require 'moonshard.base.errors'
@@ -16,7 +17,7 @@ local values = {}
 ---@param is_left_out? boolean  this rank gets none
 ---@return table<integer, ms.Tensor>
 function values:_full_values(is_left_out)
-  if runtime.is_fake(self.process_group) then
+  if B.C.ms_comm_is_fake(self.process_group) then
     errors.raise('RuntimeError', 'state_dict: the model is sharded over a fake group, whose other '
       .. 'ranks are not there to give their parts')
   end
@@ -67,11 +68,16 @@ function values:_flat_in_state_dict()
     and self.sharding_strategy ~= 'NO_SHARD' and self:_flat_parameter(true) or nil
 end
 
+-- Elements of a unit's flat parameter, without the padding of the last shards.
+local function numel_of(unit)
+  return tonumber(B.C.ms_layout_total(B.C.ms_fsdp_unit_layout(unit)))
+end
+
 --- What a state dict of type LOCAL_STATE_DICT has of its unit: the unit's own memory.
 ---@return ms.fsdp.ShardedTensor
 function values:_local_state()
   local flat, info = self:_flat_parameter(true), runtime.info(self._unit)
-  local total, first = runtime.flat_numel(self._unit), self.rank * info.shard_numel
+  local total, first = numel_of(self._unit), self.rank * info.shard_numel
   local length = math.max(0, math.min(info.shard_numel, total - first))
   return ShardedTensor({ total }, flat:dtype(), first + 1,
     length > 0 and flat:detach():narrow(1, 1, length) or nil, self.shard_group, self.replica)
@@ -80,7 +86,7 @@ end
 --- Either all ranks load, equal values, or none. Collective. (state dicts ask)
 function values:_agree_on_load(...)
   local tree = self._tree
-  if tree and tree.ready and runtime.summoned(tree.handle) then
+  if tree and tree.ready and B.C.ms_fsdp_tree_summoned(tree.handle) then
     -- before anything is loaded that no unit holds
     errors.raise('AssertionError', 'load_state_dict inside summon_full_params')
   end
@@ -115,7 +121,7 @@ end
 
 --- Take this rank's elements of full values.
 function values:_load_value(tensor, value)
-  runtime.load(self._unit, self._index_of[parameter.key(tensor)], value)
+  B.calls.fsdp_unit_load(self._unit, self._index_of[parameter.key(tensor)] - 1, value)
 end
 
 return values

@@ -12,7 +12,7 @@ local wrap = {}
 
 local context
 
-local CONTEXT = { 'wrapper_cls', unpack(options.KNOWN) }
+local CONTEXT = util.merged(options.KNOWN, { wrapper_cls = 'any' })
 
 --- Run `fn` so that wrap() inside it wraps, with these options.
 ---@param opts ms.fsdp.Options|{ wrapper_cls?: table }

@@ -2,30 +2,26 @@
 --- moonshard.fsdp.state.
 ---
 --- Paths do not show the wrapper, and reading a field it does not have reads the wrapped module's:
---- model.wte, model:generate(...).
+--- model.wte, model:generate(...). Options are fields: model.sharding_strategy.
 
+local B = require 'moonshard_ffi'
 local Module = require 'moonshard.nn.module'
 local ModuleDict = require 'moonshard.nn.module_dict'
 local ModuleList = require 'moonshard.nn.module_list'
 local State = require 'moonshard.fsdp.state'
+local construct = require 'moonshard.fsdp.construct'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
 local first_use = require 'moonshard.fsdp.first_use'
 local finally = require 'moonshard.base.finally'
 local methods = require 'moonshard.fsdp.methods'
 local module_tree = require 'moonshard.nn.tree'
-local runtime = require 'moonshard_ffi.fsdp'
+local options = require 'moonshard.fsdp.options'
 local summon_full_params = require 'moonshard.fsdp.summon'
 local util = require 'moonshard.base.util'
 
 ---@class ms.fsdp.FSDP: ms.nn.Module, ms.fsdp.Methods
 ---@field module ms.nn.Module  what is wrapped
----@field sharding_strategy string
----@field backward_prefetch string
----@field forward_prefetch boolean
----@field cpu_offload { offload_params: boolean }
----@field mixed_precision ms.fsdp.MixedPrecision
----@field use_orig_params boolean
 ---@field rank integer
 ---@field world_size integer
 ---@overload fun(module: ms.nn.Module, opts?: ms.fsdp.Options): ms.fsdp.FSDP
@@ -35,7 +31,7 @@ FSDP._shows_entries = true
 FSDP._transparent = true
 
 local OF_STATE = { rank = true, world_size = true }
-for _, name in ipairs(State.OPTIONS) do
+for _, name in ipairs(options.FIELDS) do
   OF_STATE[name] = true
 end
 
@@ -82,7 +78,7 @@ function FSDP:init(module, opts)
   if not util.is(module, Module) then
     errors.raise('TypeError', 'FSDP wraps a module, got %s', arguments.noun(module))
   end
-  local normalised, inherited = State.options_of(opts)
+  local normalised, inherited = construct.options_of(opts)
   if util.is_any(module, { ModuleList, ModuleDict }) and module.forward == Module.forward then
     errors.warn('UserWarning', 'FSDP will not all-gather parameters for containers that do not '
       .. 'implement forward', normalised.process_group)
@@ -139,7 +135,7 @@ function FSDP:apply(fn)
   local tree = self._manager:_lazy_init()
   if tree.applies then -- by the instance around this one
     return Module.apply(self, fn)
-  elseif runtime.summoned(tree.handle) then
+  elseif B.C.ms_fsdp_tree_summoned(tree.handle) then
     errors.raise('ValueError', 'apply: expected to be in states [IDLE] but current state is '
       .. 'SUMMON_FULL_PARAMS')
   end

@@ -93,6 +93,33 @@ function LeakyReLU:extra_repr()
   return ('negative_slope=%g'):format(self.negative_slope)
 end
 
+--- log(1 + exp(beta x)) / beta; x itself where beta x > threshold.
+---@class ms.nn.Softplus: ms.nn.Module
+---@field beta number
+---@field threshold number
+---@overload fun(beta?: number, threshold?: number): ms.nn.Softplus
+local Softplus = Module.extend('nn.Softplus')
+classes.Softplus = Softplus
+
+Softplus._settings = { 'beta', 'threshold' }
+
+---@param beta? number  default 1
+---@param threshold? number  default 20
+function Softplus:init(beta, threshold)
+  self.beta = arguments.number(self._name, 'beta', beta, 1)
+  self.threshold = arguments.number(self._name, 'threshold', threshold, 20)
+end
+
+---@param x ms.Tensor
+---@return ms.Tensor
+function Softplus:forward(x)
+  return ops.softplus(x, self.beta, self.threshold)
+end
+
+function Softplus:extra_repr()
+  return ('beta=%g, threshold=%g'):format(self.beta, self.threshold)
+end
+
 ---@class ms.nn._AlongDimension: ms.nn.Module
 ---@field dim integer
 local AlongDimension = Module.extend('nn._AlongDimension')

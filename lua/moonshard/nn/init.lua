@@ -22,7 +22,7 @@ local FILES = {
   },
   ['moonshard.nn.dropout'] = { 'Dropout' },
   ['moonshard.nn.activations'] = {
-    'GELU', 'ReLU', 'LeakyReLU', 'SiLU', 'Sigmoid', 'Tanh', 'Softmax', 'LogSoftmax',
+    'GELU', 'ReLU', 'LeakyReLU', 'SiLU', 'Sigmoid', 'Tanh', 'Softplus', 'Softmax', 'LogSoftmax',
   },
   ['moonshard.nn.identity'] = { 'Identity' },
   ['moonshard.nn.flatten'] = { 'Flatten' },
@@ -93,6 +93,7 @@ end
 ---@field SiLU ms.nn.SiLU
 ---@field Sigmoid ms.nn.Sigmoid
 ---@field Tanh ms.nn.Tanh
+---@field Softplus ms.nn.Softplus
 ---@field Softmax ms.nn.Softmax
 ---@field LogSoftmax ms.nn.LogSoftmax
 ---@field Identity ms.nn.Identity

@@ -14,6 +14,7 @@ local unary = {}
 ---@field floor fun(x: ms.Tensor): ms.Tensor
 ---@field log fun(x: ms.Tensor): ms.Tensor
 ---@field log1p fun(x: ms.Tensor): ms.Tensor
+---@field logsigmoid fun(x: ms.Tensor): ms.Tensor
 ---@field neg fun(x: ms.Tensor): ms.Tensor
 ---@field reciprocal fun(x: ms.Tensor): ms.Tensor
 ---@field relu fun(x: ms.Tensor): ms.Tensor
@@ -28,8 +29,9 @@ local unary = {}
 ---@field trunc fun(x: ms.Tensor): ms.Tensor
 
 unary.functions = {
-  'abs', 'ceil', 'cos', 'erf', 'exp', 'expm1', 'floor', 'log', 'log1p', 'neg', 'reciprocal',
-  'relu', 'rsqrt', 'sigmoid', 'sign', 'silu', 'sin', 'sqrt', 'square', 'tanh', 'trunc',
+  'abs', 'ceil', 'cos', 'erf', 'exp', 'expm1', 'floor', 'log', 'log1p', 'logsigmoid', 'neg',
+  'reciprocal', 'relu', 'rsqrt', 'sigmoid', 'sign', 'silu', 'sin', 'sqrt', 'square', 'tanh',
+  'trunc',
 }
 
 return unary

@@ -2,26 +2,18 @@
 
 local clip = require 'moonshard.optim.clip'
 local namespace = require 'moonshard.base.namespace'
+local runtime = require 'moonshard_ffi.optim'
 
 local lazy = {
   Optimizer = 'moonshard.optim.optimizer',
-  SGD = 'moonshard.optim.sgd',
-  Adam = 'moonshard.optim.adam',
-  AdamW = 'moonshard.optim.adamw',
-  RMSprop = 'moonshard.optim.rmsprop',
-  Adagrad = 'moonshard.optim.adagrad',
-  Lion = 'moonshard.optim.lion',
   lr_scheduler = 'moonshard.optim.lr_scheduler',
 }
+for name in next, runtime.rules do
+  lazy[name] = 'moonshard.optim.rules'
+end
 
 ---@class ms.optim
 ---@field Optimizer ms.optim.Optimizer
----@field SGD ms.optim.SGD
----@field Adam ms.optim.Adam
----@field AdamW ms.optim.AdamW
----@field RMSprop ms.optim.RMSprop
----@field Adagrad ms.optim.Adagrad
----@field Lion ms.optim.Lion
 ---@field lr_scheduler ms.optim.lr_scheduler
 local optim = {}
 

@@ -20,19 +20,9 @@ local whole_state = require 'moonshard.optim.whole_state'
 local Optimizer = class('optim.Optimizer')
 
 Optimizer._is_optimizer = true
---- Kind of the runtime's update rule, and the options it knows. Each subclass sets both.
+--- Name of the runtime's update rule, and its options. rules.lua sets both.
 Optimizer.kind = ''
 Optimizer.options = {}
---- Names of the states that a parameter may be without: SGD's begins with its first step with
---- momentum, others with the options that need them. They stay.
----@type string[]
-Optimizer.later_states = {}
-
---- The value of a state before the first step.
----@return number
-function Optimizer._first_value()
-  return 0
-end
 
 -- -- groups --------------------------------------------------------------------------------------
 
@@ -207,7 +197,7 @@ end
 ---@return ms.optim.Entry[]
 ---@return string[]
 function Optimizer:_entries()
-  local names, out = runtime.state_names(self._handle), {}
+  local names, out = runtime.rules[self.kind].states, {}
   for _, group in ipairs(self.param_groups) do
     for _ = 1, #group.params do
       out[#out + 1] = entry_of(self, #out + 1, group, names)
@@ -331,15 +321,18 @@ function Optimizer:_set_steps(i, steps)
   runtime.set_steps(self._handle, i, steps)
 end
 
---- May a parameter be without this state?
+--- May a parameter lack this state? SGD's begins with its first step with momentum, others with the
+--- options that need them. They stay.
 ---@return boolean
 function Optimizer:_is_later(state)
-  for _, name in ipairs(self.later_states) do
-    if name == state then
-      return true
-    end
-  end
-  return false
+  return runtime.rules[self.kind].needs[state] ~= nil
+end
+
+--- The value of a state before the first step.
+---@return number
+function Optimizer:_first_value(state, group)
+  local option = runtime.rules[self.kind].first[state]
+  return option and group[option] or 0
 end
 
 --- Let all parameters have those of their later states that exist, to be loaded into, and no
@@ -393,7 +386,7 @@ local function check_state(self, i, state)
   arguments.whole(what, place .. '.steps', state.steps, nil, 0)
   local param = runtime.param(self._handle, i)
   local numel, whole = held(param)
-  for _, name in ipairs(runtime.state_names(self._handle)) do
+  for _, name in ipairs(runtime.rules[self.kind].states) do
     local given = state[name]
     local shape = given ~= nil and arguments.tensor(what, place .. '.' .. name, given):shape()
     if shape and (#shape ~= 1 or shape[1] ~= numel)

@@ -49,7 +49,7 @@ function whole_state.entry(optimizer, entry, states, given, elements)
     if value ~= nil then
       out[state] = elements(state, value, extent)
     elseif entry.state[state] and not optimizer:_is_later(state) then
-      out[state] = create.full({ extent.numel }, optimizer._first_value(entry.group),
+      out[state] = create.full({ extent.numel }, optimizer:_first_value(state, entry.group),
         { dtype = entry.state[state]:dtype() })
     end
   end

@@ -4,6 +4,7 @@
 local annotations = require 'moonshard.reference.annotations'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
+local library = require 'moonshard_ffi.library'
 local util = require 'moonshard.base.util'
 
 local reference = {}
@@ -21,7 +22,7 @@ local function read_module(name)
   if by_module[name] ~= nil then
     return
   end
-  local path = package.searchpath(name, package.path)
+  local path = package.searchpath(name, ('%s;%s/?.lua'):format(package.path, library.generated))
   local file = path and annotations.read(path) or false
   by_module[name] = file
   if not file then
@@ -35,7 +36,12 @@ local function read_module(name)
     aliases[alias] = type_text
   end
   for _, class in ipairs(file.order) do
-    classes[class] = classes[class] or file.classes[class]
+    local known, found = classes[class], file.classes[class]
+    for _, field in ipairs(known and found.fields or {}) do -- a class in two files
+      known.fields[#known.fields + 1] = field
+    end
+    classes[class] = known or found
+    classes[class].file = found.file
   end
   for _, required in ipairs(file.requires) do
     read_module(required)
@@ -506,6 +512,9 @@ end
 local function source_of(entry)
   local file = entry.class and entry.class.file or entry.fn and entry.fn.file
   local path = file and file.path:match '^.*/(moonshard[%w_]*/.*)$'
+  if path == 'moonshard/options.lua' then -- generated
+    return 'runtime/include/moonshard/fsdp.h'
+  end
   return path and (path:find '^moonshard/' and 'lua/' or 'bindings/') .. path
 end
 

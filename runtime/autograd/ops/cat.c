@@ -1,4 +1,5 @@
 /* Concatenation. Each operand's gradient is a part of the result's. */
+#include "array.h"
 #include "meta.h"
 #include "operand.h"
 
@@ -103,12 +104,10 @@ static ms_status cat_groups(ms_tensor **out, ms_tensor *const *tensors, int32_t 
                             int32_t dim)
 {
     const int32_t n_groups = (n_tensors - 1) / MSI_OP_MAX_IN + 1;
-    ms_tensor **groups = calloc((size_t)n_groups, sizeof(ms_tensor *));
+    ms_tensor **groups;
     ms_status status = MS_OK;
 
-    if (groups == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "cat: no memory for %d groups of tensors", (int)n_groups);
-    }
+    MS_TRY(msi_new_array(&groups, n_groups, "groups of tensors of cat"));
     for (int32_t i = 0; i < n_groups && status == MS_OK; i++) {
         const int32_t first = i * MSI_OP_MAX_IN, left = n_tensors - first;
 

@@ -1,4 +1,5 @@
 #include "slot.h"
+#include "array.h"
 
 #include "backend.h"
 
@@ -240,11 +241,7 @@ ms_status msi_slot_pool_connect(msi_slot_pool *pool, int32_t shard_rank)
     if (shard_rank < 0) {
         return MS_OK;
     }
-    pool->shard_of = malloc(sizeof(*pool->shard_of) * (size_t)pool->plan.world);
-    if (pool->shard_of == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the shards of %d ranks",
-                       (int)pool->plan.world);
-    }
+    MS_TRY(msi_new_array(&pool->shard_of, pool->plan.world, "ranks' shards"));
     return msi_comm_gather_bytes(pool->comm, "the ranks' shards", &shard_rank, sizeof(shard_rank),
                                  pool->shard_of);
 }

@@ -30,7 +30,10 @@
 #include "gather.h"
 #include "moonshard/fsdp.h"
 #include "op.h"
+#include "option_table.h"
 #include "reduction.h"
+
+extern const msi_option_table msi_fsdp_unit_options; /* generated from moonshard/fsdp.h */
 
 /* The program's reduction of gradients. */
 typedef struct msi_comm_hook {

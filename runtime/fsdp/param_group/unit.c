@@ -5,17 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const ms_fsdp_unit_options defaults = {.struct_size = sizeof(defaults),
-                                              .strategy = MS_FSDP_FULL_SHARD,
-                                              .param_dtype = MS_DTYPE_NONE,
-                                              .reduce_dtype = MS_DTYPE_NONE,
-                                              .use_orig_params = true};
-
-void ms_fsdp_unit_options_init(ms_fsdp_unit_options *o, uint32_t struct_size)
-{
-    msi_struct_give(o, struct_size, &defaults, sizeof(defaults));
-}
-
 /* -- for lower layers -------------------------------------------------------------------------- */
 
 static void touched(void *unit, int32_t index)
@@ -178,42 +167,10 @@ static ms_status take_params(ms_fsdp_unit *u, ms_tensor *const *params, int32_t 
     return MS_OK;
 }
 
-static const msi_field option_fields[] = {
-    MSI_FIELD(ms_fsdp_unit_options, struct_size),
-    MSI_FIELD(ms_fsdp_unit_options, strategy),
-    MSI_FIELD(ms_fsdp_unit_options, param_dtype),
-    MSI_FIELD(ms_fsdp_unit_options, reduce_dtype),
-    MSI_FIELD(ms_fsdp_unit_options, use_orig_params),
-    MSI_FIELD(ms_fsdp_unit_options, full_precision_in_eval),
-    MSI_FIELD(ms_fsdp_unit_options, shard_group),
-    MSI_FIELD(ms_fsdp_unit_options, keep_low_precision_grads),
-    MSI_FIELD(ms_fsdp_unit_options, offload_params),
-};
-
-static ms_status check_dtype(const char *option, int32_t dtype)
-{
-    return dtype == MS_DTYPE_NONE || ms_dtype_is_floating(dtype)
-               ? MS_OK
-               : MS_FAIL(MS_TYPE_ERROR, "%s is %s (%d), expected a floating dtype", option,
-                         ms_dtype_name(dtype), (int)dtype);
-}
-
 static ms_status take_options(ms_fsdp_unit_options *o, const ms_fsdp_unit_options *given)
 {
-    *o = defaults;
-    if (given != NULL) {
-        MS_TRY(msi_struct_take(o, given, "ms_fsdp_unit_options", option_fields,
-                               MSI_COUNT(option_fields)));
-    }
-    if (o->strategy < MS_FSDP_FULL_SHARD || o->strategy > MS_FSDP_NO_SHARD) {
-        return MS_FAIL(MS_VALUE_ERROR, "sharding strategy %d is none, expected 0 to %d",
-                       (int)o->strategy, MS_FSDP_NO_SHARD);
-    }
-    if (o->offload_params) {
-        MS_TRY(msi_memory_open(msi_context())); /* and the device */
-    }
-    MS_TRY(check_dtype("param_dtype", o->param_dtype));
-    return check_dtype("reduce_dtype", o->reduce_dtype);
+    MS_TRY(msi_options_take(o, given, &msi_fsdp_unit_options));
+    return o->offload_params ? msi_memory_open(msi_context()) /* and the device */ : MS_OK;
 }
 
 /* Set what follows from the options, the group and the parameters' dtype. */
@@ -224,10 +181,10 @@ static void describe(ms_fsdp_unit *u, ms_comm *comm, const ms_fsdp_unit_options 
     u->options = *o;
     u->rank = ms_comm_rank(comm);
     u->world = ms_comm_size(comm);
-    u->shards = o->shard_group != NULL ? o->shard_group : comm;
+    u->is_sharded = o->strategy != MS_FSDP_NO_SHARD;
+    u->shards = u->is_sharded && o->shard_group != NULL ? o->shard_group : comm;
     u->shard_rank = ms_comm_rank(u->shards);
     u->shard_world = ms_comm_size(u->shards);
-    u->is_sharded = o->strategy != MS_FSDP_NO_SHARD;
     u->offloads = o->offload_params && msi_context()->device != NULL;
     msi_unit_set_dtypes(u, orig_dtype);
     u->use.eval_epoch = 1;

@@ -1,4 +1,5 @@
 #include "slots_plan.h"
+#include "array.h"
 
 #include <stdlib.h>
 
@@ -17,13 +18,11 @@ static bool wants_ring(const msi_slot_wish *wish)
 /* Of the units that use the ring. */
 static ms_status median(const msi_slot_wish *wishes, int32_t n, int64_t *out)
 {
-    int64_t *sizes = malloc(sizeof(*sizes) * ((size_t)n + 1));
     int32_t n_sizes = 0;
+    int64_t *sizes;
 
     *out = 0;
-    if (sizes == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to plan %d units", (int)n);
-    }
+    MS_TRY(msi_new_array(&sizes, n, "units to plan"));
     for (int32_t i = 0; i < n; i++) {
         if (wants_ring(&wishes[i])) {
             sizes[n_sizes++] = wishes[i].nbytes;

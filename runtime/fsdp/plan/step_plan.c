@@ -1,4 +1,5 @@
 #include "step_plan.h"
+#include "array.h"
 
 #include "memory_plan.h"
 
@@ -109,13 +110,11 @@ int32_t msi_plan_shards(const msi_group_facts *groups, int32_t n, int32_t world)
 static ms_status plan_slots(const msi_group_facts *groups, int32_t n, const msi_step *s, bool wide,
                             ms_fsdp_plan *plan)
 {
-    msi_slot_wish *wishes = malloc(sizeof(*wishes) * ((size_t)n + 1));
+    msi_slot_wish *wishes;
     ms_status status = MS_OK;
     msi_slots_plan p, g;
 
-    if (wishes == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to plan %d units", (int)n);
-    }
+    MS_TRY(msi_new_array(&wishes, n, "units to plan"));
     MS_TRY_GOTO(msi_plan_param_slots(groups, n, s->n_ring, msi_plan_shards(groups, n, s->world),
                                      s->layout, wishes, &p),
                 done);

@@ -1,5 +1,6 @@
 /* What ranks compare at first use. Plans and values of replicas must be equal (error); the origin
  * of shards and the numerics should be (warning). */
+#include "array.h"
 #include "schedule.h"
 
 #include <stdio.h>
@@ -8,13 +9,19 @@
 
 /* -- the plan ---------------------------------------------------------------------------------- */
 
+/* A tree's plan, equal on all ranks. */
+typedef struct tree_entry {
+    int32_t n_units;
+    msi_option_record options;
+} tree_entry;
+
 /* One unit's plan, equal on all ranks. */
 typedef struct plan_entry {
     msi_label name;
     int64_t numel, shard_numel;
     uint64_t params; /* hash of names, shapes, flags, order */
-    int32_t strategy, orig_dtype, param_dtype, reduce_dtype, grad_dtype, n_params;
-    int32_t use_orig_params;
+    int32_t n_params, orig_dtype;
+    msi_option_record options;
 } plan_entry;
 
 /* One parameter's plan; gathered only to report which one differs. */
@@ -39,17 +46,17 @@ static param_entry param_entry_of(const msi_unit_param *p)
 
 static void describe(const ms_fsdp_unit *u, plan_entry *e)
 {
+    ms_fsdp_unit_options effective = u->options;
+
     memset(e, 0, sizeof(*e));
+    effective.param_dtype = u->param_dtype;
+    effective.reduce_dtype = u->reduce_dtype;
+    e->options = msi_options_record(&effective, &msi_fsdp_unit_options);
     e->name = u->label;
     e->numel = u->numel;
     e->shard_numel = u->shard_numel;
-    e->strategy = u->options.strategy;
-    e->orig_dtype = u->orig_dtype;
-    e->param_dtype = u->param_dtype;
-    e->reduce_dtype = u->reduce_dtype;
-    e->grad_dtype = u->grad_dtype;
     e->n_params = u->n_params;
-    e->use_orig_params = u->options.use_orig_params;
+    e->orig_dtype = u->orig_dtype;
     for (int32_t p = 0; p < u->n_params; p++) {
         const param_entry param = param_entry_of(&u->params[p]);
 
@@ -58,21 +65,16 @@ static void describe(const ms_fsdp_unit *u, plan_entry *e)
     }
 }
 
-/* "'h.0' (1,234 elements in 12 parameters, FULL_SHARD, dtypes f32/bf16/f32)" */
+/* "'h.0' (1,234 elements of f32 in 12 parameters, 617 in each shard)" */
 static void entry_text(const plan_entry *e, char *text, size_t nbytes)
 {
-    static const char *const strategies[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"};
-
     if (e->n_params == 0) {
         snprintf(text, nbytes, "missing");
         return;
     }
-    snprintf(text, nbytes, "'%s' (%lld elements in %d parameters, %s%s%s, dtypes %s/%s/%s)",
-             e->name.text, (long long)e->numel, e->n_params,
-             e->use_orig_params != 0 ? "use_orig_params, " : "",
-             e->grad_dtype != e->orig_dtype ? "keep_low_precision_grads, " : "",
-             strategies[e->strategy], ms_dtype_name(e->orig_dtype), ms_dtype_name(e->param_dtype),
-             ms_dtype_name(e->reduce_dtype));
+    snprintf(text, nbytes, "'%s' (%lld elements of %s in %d parameters, %lld in each shard)",
+             e->name.text, (long long)e->numel, ms_dtype_name(e->orig_dtype), (int)e->n_params,
+             (long long)e->shard_numel);
 }
 
 /* "'h.0.weight' (4, 4), frozen" */
@@ -129,6 +131,29 @@ done:
     return status;
 }
 
+/* Error if rank q's options differ from rank 0's. `of`: " of unit 'h.0'", or "". */
+static ms_status compare_options(const ms_fsdp_tree *tree, const msi_option_table *table,
+                                 const char *of, const msi_option_record *first,
+                                 const msi_option_record *theirs, int32_t q)
+{
+    char text[MSI_OPTION_TEXT], other[MSI_OPTION_TEXT];
+
+    for (int32_t i = 0; i < table->n_options; i++) {
+        const msi_option *o = &table->options[i];
+
+        if (first->numbers[i] != theirs->numbers[i]) {
+            return MS_FAIL(MS_COMM_ERROR,
+                           "the ranks wrapped different models: %s%s is %s on rank %d and %s on "
+                           "rank %d",
+                           o->name, of, msi_option_text(o, first->numbers[i], text),
+                           (int)msi_comm_rank_in_job(tree->comm, 0),
+                           msi_option_text(o, theirs->numbers[i], other),
+                           (int)msi_comm_rank_in_job(tree->comm, q));
+        }
+    }
+    return MS_OK;
+}
+
 /* Compare plans `all` (world, most) with rank 0's. */
 static ms_status compare_plans(ms_fsdp_tree *tree, const plan_entry *all, int32_t most)
 {
@@ -140,6 +165,12 @@ static ms_status compare_plans(ms_fsdp_tree *tree, const plan_entry *all, int32_
 
             if (memcmp(&all[i], theirs, sizeof(*theirs)) == 0) {
                 continue;
+            }
+            if (memcmp(&all[i].name, &theirs->name, sizeof(theirs->name)) == 0 &&
+                all[i].orig_dtype == theirs->orig_dtype) {
+                snprintf(first, sizeof(first), " of unit '%s'", all[i].name.text);
+                MS_TRY(compare_options(tree, &msi_fsdp_unit_options, first, &all[i].options,
+                                       &theirs->options, q));
             }
             entry_text(&all[i], first, sizeof(first));
             entry_text(theirs, other, sizeof(other));
@@ -156,32 +187,30 @@ static ms_status compare_plans(ms_fsdp_tree *tree, const plan_entry *all, int32_
     return MS_OK;
 }
 
-/* Maximum number of units, to `*most` (first 0). */
-static ms_status largest_tree(ms_fsdp_tree *tree, int32_t *most)
+/* Compare options of trees, and find the maximum number of units, to `*most` (first 0). */
+static ms_status compare_trees(ms_fsdp_tree *tree, int32_t *most)
 {
-    int32_t *counts = calloc((size_t)tree->world, sizeof(*counts));
+    const tree_entry mine = {tree->n_units,
+                             msi_options_record(&tree->options, &msi_fsdp_tree_options)};
+    tree_entry *all;
 
-    if (counts == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare the plans of %d ranks",
-                       (int)tree->world);
-    }
-    ms_status status = msi_tree_gather(tree, "the first use of FSDP (number of units)",
-                                       &tree->n_units, sizeof(*counts), counts);
+    MS_TRY(msi_new_array(&all, tree->world, "ranks' plans to compare"));
+    ms_status status =
+        msi_tree_gather(tree, "the first use of FSDP (number of units)", &mine, sizeof(mine), all);
 
     for (int32_t q = 0; status == MS_OK && q < tree->world; q++) {
-        *most = counts[q] > *most ? counts[q] : *most;
+        *most = all[q].n_units > *most ? all[q].n_units : *most;
+        status =
+            compare_options(tree, &msi_fsdp_tree_options, "", &all[0].options, &all[q].options, q);
     }
-    free(counts);
+    free(all);
     return status;
 }
 
-/* `mine` (most), `all` (world, most), both zeroed; the caller frees them in any case. */
+/* `mine` (most), `all` (world, most), both zeroed. */
 static ms_status compare_with_peers(ms_fsdp_tree *tree, int32_t most, plan_entry *mine,
                                     plan_entry *all)
 {
-    if (mine == NULL || all == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare plans of %d units", (int)most);
-    }
     for (int32_t i = 0; i < tree->n_units; i++) {
         describe(tree->units[i], &mine[i]);
     }
@@ -195,16 +224,18 @@ static ms_status compare_with_peers(ms_fsdp_tree *tree, int32_t most, plan_entry
 
 ms_status msi_plans_agree(ms_fsdp_tree *tree)
 {
+    plan_entry *mine = NULL, *all = NULL;
     int32_t most = 0;
+    ms_status status;
 
     if (!msi_tree_has_peers(tree)) {
         return MS_OK;
     }
-    MS_TRY(largest_tree(tree, &most));
-    plan_entry *mine = calloc((size_t)most + 1, sizeof(*mine));
-    plan_entry *all = calloc((size_t)most * (size_t)tree->world + 1, sizeof(*all));
-    const ms_status status = compare_with_peers(tree, most, mine, all);
-
+    MS_TRY(compare_trees(tree, &most));
+    MS_TRY_GOTO(msi_new_array(&mine, most, "units to compare"), done);
+    MS_TRY_GOTO(msi_new_array(&all, (int64_t)most * tree->world, "units to compare"), done);
+    status = compare_with_peers(tree, most, mine, all);
+done:
     free(mine);
     free(all);
     return status;
@@ -274,12 +305,8 @@ ms_status msi_values_agree(ms_fsdp_tree *tree)
     if (!msi_tree_has_peers(tree) || n == 0) {
         return MS_OK;
     }
-    mine = malloc(sizeof(*mine) * (size_t)n);
-    all = malloc(sizeof(*all) * (size_t)(n * tree->world));
-    if (mine == NULL || all == NULL) {
-        status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare %lld parameters", (long long)n);
-        goto done;
-    }
+    MS_TRY_GOTO(msi_new_array(&mine, n, "parameters to compare"), done);
+    MS_TRY_GOTO(msi_new_array(&all, n * tree->world, "parameters to compare"), done);
     for (int32_t i = 0; i < tree->n_units; i++) {
         for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
             MS_TRY_GOTO(first_values_of(tree->units[i], p, &mine[at++]), done);
@@ -317,31 +344,27 @@ enum { NUMERICS_TEXT = 320 };
 ms_status msi_numerics_agree(ms_fsdp_tree *tree)
 {
     char mine[NUMERICS_TEXT] = "";
-    char *all;
+    char(*all)[NUMERICS_TEXT];
 
     tree->same_numerics = true;
     if (!msi_tree_has_peers(tree)) {
         return MS_OK;
     }
-    all = calloc((size_t)tree->world, NUMERICS_TEXT);
-    if (all == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to compare the numerics of %d ranks",
-                       (int)tree->world);
-    }
+    MS_TRY(msi_new_array(&all, tree->world, "ranks' numerics to compare"));
     strncpy(mine, ms_numerics(), NUMERICS_TEXT - 1);
     ms_status status =
         msi_tree_gather(tree, "the first use of FSDP (numerics)", mine, NUMERICS_TEXT, all);
 
     for (int32_t q = 1; status == MS_OK && q < tree->world && tree->same_numerics; q++) {
-        const char *theirs = all + (size_t)q * NUMERICS_TEXT;
+        const char *theirs = all[q];
 
-        if (strcmp(all, theirs) != 0) {
+        if (strcmp(all[0], theirs) != 0) {
             tree->same_numerics = false;
             if (tree->rank == 0) {
                 msi_warn("UserWarning",
                          "the ranks compute differently, so results are not the same for every "
                          "strategy and world size: rank %d has %s; rank %d has %s",
-                         (int)msi_comm_rank_in_job(tree->comm, 0), all,
+                         (int)msi_comm_rank_in_job(tree->comm, 0), all[0],
                          (int)msi_comm_rank_in_job(tree->comm, q), theirs);
             }
         }

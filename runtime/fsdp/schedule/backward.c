@@ -1,4 +1,5 @@
 /* When units are unsharded, resharded and reduced, part 2: backward, its end, errors. */
+#include "array.h"
 #include "schedule.h"
 
 #include <stdio.h>
@@ -334,16 +335,11 @@ static void backward_ends(void *user, ms_status status)
 
 ms_status msi_schedule_new(ms_fsdp_tree *tree)
 {
-    const size_t bytes = sizeof(ms_fsdp_unit *) * (size_t)(tree->n_units + 1);
-    const size_t n_ranks = msi_tree_has_peers(tree) ? (size_t)tree->world : 0;
+    const int64_t n = tree->n_units + 1, n_ranks = msi_tree_has_peers(tree) ? tree->world : 0;
 
-    tree->written = malloc(sizeof(*tree->written) * (size_t)(tree->n_units + 1) * (n_ranks + 1));
-    tree->post.units = malloc(bytes);
-    tree->pre.units = malloc(bytes);
-    if (tree->written == NULL || tree->post.units == NULL || tree->pre.units == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the schedule of %d units",
-                       (int)tree->n_units);
-    }
+    MS_TRY(msi_new_array(&tree->written, n * (n_ranks + 1), "words of a schedule"));
+    MS_TRY(msi_new_array(&tree->post.units, n, "units of a schedule"));
+    MS_TRY(msi_new_array(&tree->pre.units, n, "units of a schedule"));
     tree->run.may_begin_backward = may_begin;
     tree->run.gradient_complete = post_backward;
     const msi_backward_observer observer = {backward_begins, finish_backward, run_accumulate_hooks,

@@ -1,4 +1,5 @@
 /* Hash of a model's values, independent of its wrapping. */
+#include "array.h"
 #include "schedule.h"
 
 #include <stdlib.h>
@@ -84,18 +85,14 @@ ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_
     const msi_listed_param *places = order.places;
     const int32_t n = order.n;
 
-    offset = malloc(sizeof(*offset) * ((size_t)tree->n_units + 1));
-    for (int32_t i = 0; offset != NULL && i < tree->n_units; i++) {
+    MS_TRY_GOTO(msi_new_array(&offset, tree->n_units, "units to hash"), done);
+    for (int32_t i = 0; i < tree->n_units; i++) {
         offset[i] = n_held;
         n_held += tree->units[i]->n_params;
     }
-    hashes = malloc(sizeof(*hashes) * ((size_t)n_held + 1));
-    plain = malloc(sizeof(*plain) * ((size_t)n + 1));
-    all_plain = malloc(sizeof(*all_plain) * ((size_t)n * (size_t)tree->world + 1));
-    if (offset == NULL || hashes == NULL || plain == NULL || all_plain == NULL) {
-        status = MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the hashes of %d parameters", (int)n);
-        goto done;
-    }
+    MS_TRY_GOTO(msi_new_array(&hashes, n_held, "hashes of parameters"), done);
+    MS_TRY_GOTO(msi_new_array(&plain, n, "hashes of parameters"), done);
+    MS_TRY_GOTO(msi_new_array(&all_plain, (int64_t)n * tree->world, "hashes of parameters"), done);
     MS_TRY_GOTO(hash_plain(places, n, plain, &any_plain), done);
     MS_TRY_GOTO(hash_units(tree, offset, hashes), done);
     if (any_plain && tree->world > 1) {

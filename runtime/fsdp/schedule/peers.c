@@ -3,26 +3,6 @@
 
 #include <stdio.h>
 
-void msi_tree_note(const ms_fsdp_tree *tree, const msi_note *note)
-{
-    msi_model_note(tree->comm, tree->run.model, note);
-}
-
-void msi_tree_note_options(const ms_fsdp_tree *tree)
-{
-    static const char *const prefetches[] = {"none", "BACKWARD_PRE", "BACKWARD_POST"};
-    const ms_fsdp_tree_options *o = &tree->options;
-    msi_note prefetch = {.label = {.text = "backward_prefetch"}};
-    const msi_note others = {{.text = "the tree's options"},
-                             {.text = "forward_prefetch n_slots"},
-                             {o->forward_prefetch, o->n_slots},
-                             .n_numbers = 2};
-
-    msi_label_set(&prefetch.text, prefetches[o->backward_prefetch]);
-    msi_tree_note(tree, &prefetch);
-    msi_tree_note(tree, &others);
-}
-
 ms_status msi_tree_gather_over(ms_fsdp_tree *tree, ms_comm *comm, const char *what, const void *in,
                                int64_t nbytes, void *out)
 {

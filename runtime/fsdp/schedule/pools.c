@@ -1,4 +1,5 @@
 /* The slots of a model: which units need which, and mapping them. */
+#include "array.h"
 #include "schedule.h"
 
 #include "device_comm.h"
@@ -24,14 +25,10 @@ static void mapping_free(mapping *m)
 /* The caller frees it, in any case. */
 static ms_status mapping_new(mapping *m, const ms_fsdp_tree *tree)
 {
-    const size_t n = (size_t)tree->n_units + 1;
-
-    *m = (mapping){.facts = malloc(n * sizeof(*m->facts)),
-                   .wish = malloc(n * sizeof(*m->wish)),
-                   .home = malloc(n * sizeof(*m->home))};
-    if (m->facts == NULL || m->wish == NULL || m->home == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to plan %d units", (int)tree->n_units);
-    }
+    *m = (mapping){.facts = NULL};
+    MS_TRY(msi_new_array(&m->facts, tree->n_units, "units to plan"));
+    MS_TRY(msi_new_array(&m->wish, tree->n_units, "units to plan"));
+    MS_TRY(msi_new_array(&m->home, tree->n_units, "units to plan"));
     for (int32_t i = 0; i < tree->n_units; i++) {
         m->facts[i] = msi_unit_facts(tree->units[i]);
     }

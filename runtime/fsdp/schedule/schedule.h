@@ -6,6 +6,8 @@
 #include "param_group.h"
 #include "step_plan.h"
 
+extern const msi_option_table msi_fsdp_tree_options; /* generated from moonshard/fsdp.h */
+
 /* One forward of a unit: see pass.c. */
 typedef struct msi_pass {
     ms_fsdp_unit *unit; /* NULL: freed */
@@ -163,8 +165,6 @@ ms_status msi_values_agree(ms_fsdp_tree *tree);
 ms_status msi_numerics_agree(ms_fsdp_tree *tree);
 
 /* -- peers.c ----------------------------------------------------------------------------------- */
-void msi_tree_note(const ms_fsdp_tree *tree, const msi_note *note);
-void msi_tree_note_options(const ms_fsdp_tree *tree);
 /* All-gather of a few bytes for the script's call `what`, over a group: the tree's or its shards'.
  */
 ms_status msi_tree_gather_over(ms_fsdp_tree *tree, ms_comm *comm, const char *what, const void *in,

@@ -1,4 +1,5 @@
 /* Full parameters behind their handles for a while, and writing them back. */
+#include "array.h"
 #include "schedule.h"
 
 #include <stdlib.h>
@@ -29,10 +30,7 @@ static ms_status words_new(ms_fsdp_tree *tree)
 {
     const int64_t n = count_params(tree);
 
-    tree->words = calloc((size_t)(n * (tree->world + 2) + 1), sizeof(*tree->words));
-    return tree->words != NULL
-               ? MS_OK
-               : MS_FAIL(MS_OUT_OF_MEMORY, "no memory to summon %lld parameters", (long long)n);
+    return msi_new_array(&tree->words, n * (tree->world + 2) + 1, "words to summon parameters");
 }
 
 /* Union over the ranks of the n words at tree->words. */

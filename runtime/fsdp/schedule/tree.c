@@ -1,17 +1,9 @@
 /* The tree: all units of one model, made once, compared by all ranks, closed with the context. */
+#include "array.h"
 #include "schedule.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const ms_fsdp_tree_options defaults = {.struct_size = sizeof(defaults),
-                                              .backward_prefetch = MS_FSDP_PREFETCH_PRE};
-
-void ms_fsdp_tree_options_init(ms_fsdp_tree_options *o, uint32_t struct_size)
-{
-    msi_struct_give(o, struct_size, &defaults, sizeof(defaults));
-}
 
 void msi_tree_unsummon(ms_fsdp_tree *tree)
 {
@@ -76,31 +68,6 @@ static void close_trees(void *first)
     }
 }
 
-static const msi_field option_fields[] = {
-    MSI_FIELD(ms_fsdp_tree_options, struct_size),
-    MSI_FIELD(ms_fsdp_tree_options, backward_prefetch),
-    MSI_FIELD(ms_fsdp_tree_options, forward_prefetch),
-    MSI_FIELD(ms_fsdp_tree_options, n_slots),
-};
-
-static ms_status take_options(ms_fsdp_tree_options *o, const ms_fsdp_tree_options *given)
-{
-    *o = defaults;
-    if (given != NULL) {
-        MS_TRY(msi_struct_take(o, given, "ms_fsdp_tree_options", option_fields,
-                               MSI_COUNT(option_fields)));
-    }
-    if (o->backward_prefetch < MS_FSDP_PREFETCH_NONE ||
-        o->backward_prefetch > MS_FSDP_PREFETCH_POST) {
-        return MS_FAIL(MS_VALUE_ERROR, "backward_prefetch %d is none, expected 0 to %d",
-                       (int)o->backward_prefetch, MS_FSDP_PREFETCH_POST);
-    }
-    if (o->n_slots < 0) {
-        return MS_FAIL(MS_VALUE_ERROR, "n_slots is %d, expected 0 or more", (int)o->n_slots);
-    }
-    return MS_OK;
-}
-
 ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree_options *options,
                            ms_fsdp_unit *const *units, int32_t n_units, bool root_has_unit)
 {
@@ -108,7 +75,7 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
     ms_fsdp_tree_options o;
 
     *out = NULL;
-    MS_TRY(take_options(&o, options));
+    MS_TRY(msi_options_take(&o, options, &msi_fsdp_tree_options));
     if (root_has_unit && n_units < 1) {
         return MS_FAIL(MS_VALUE_ERROR,
                        "root_has_unit is true for a tree of %d units, expected the root's first",
@@ -138,11 +105,9 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
             return MS_FAIL(MS_VALUE_ERROR, "unit '%s' is listed twice", units[i]->name);
         }
     }
-    ms_fsdp_tree *tree = calloc(1, sizeof(*tree));
+    ms_fsdp_tree *tree;
 
-    if (tree == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a tree of %d units", (int)n_units);
-    }
+    MS_TRY(msi_new_array(&tree, 1, "tree of units"));
     tree->ctx = msi_context();
     tree->comm = comm;
     tree->options = o;
@@ -154,13 +119,14 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
     tree->slots_wish = msi_pools_wish();
     tree->run.sync = true;
     tree->run.owner = tree;
-    tree->units = calloc((size_t)n_units + 1, sizeof(*tree->units));
-    tree->course = calloc((size_t)n_units + 1, sizeof(*tree->course));
-    if (tree->units == NULL || tree->course == NULL) {
+    ms_status status = msi_new_array(&tree->units, n_units, "units of a tree");
+    if (status == MS_OK) {
+        status = msi_new_array(&tree->course, n_units, "units of a tree");
+    }
+    if (status != MS_OK) {
         free(tree->units);
-        free(tree->course);
         free(tree);
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a tree of %d units", (int)n_units);
+        return status;
     }
     ms_comm_retain(comm);
     ms_comm_retain(tree->shards);
@@ -211,7 +177,6 @@ static ms_status make_ready(ms_fsdp_tree *tree)
         tree->run.model = msi_comm_count_model(tree->comm);
     }
     tree->run.progress.peers_committed = true;
-    msi_tree_note_options(tree);
     MS_TRY(msi_plans_agree(tree));
     MS_TRY(msi_numerics_agree(tree));
     for (int32_t i = 0; i < tree->n_units; i++) {
@@ -267,7 +232,7 @@ ms_status ms_fsdp_dry_run(ms_fsdp_plan *plan, ms_comm *comm, const ms_fsdp_tree_
     ms_fsdp_tree_options o;
 
     *plan = (ms_fsdp_plan){0};
-    MS_TRY(take_options(&o, options));
+    MS_TRY(msi_options_take(&o, options, &msi_fsdp_tree_options));
     MS_TRY(msi_plan_check(groups, n_groups));
     MS_TRY(check_step(micro_batches));
     return msi_groups_plan(groups, n_groups, comm, &o, msi_pools_wish(), false, micro_batches,

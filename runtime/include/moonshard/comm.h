@@ -177,6 +177,11 @@ MS_API ms_status ms_op_dist_reduce(ms_tensor **out, ms_comm *comm, ms_tensor *x,
 MS_API ms_status ms_op_all_to_all(ms_tensor **out, ms_comm *comm, ms_tensor *x,
                                   MS_NULLABLE const int64_t *out_rows,
                                   MS_NULLABLE const int64_t *in_rows);
+/** x (n, ...) of the rank that names this one -> (n, ...): x goes to rank to[rank]. The gradient
+ * goes back the same way. MS_COMM_ERROR on all ranks, which may go on, if their first sizes differ.
+ * @param to  (W), every rank once */
+MS_API ms_status ms_op_dist_permute(ms_tensor **out, ms_comm *comm, ms_tensor *x,
+                                    const int64_t *to);
 
 /** Returns when every rank has called it. */
 MS_API ms_status ms_comm_barrier(ms_comm *comm);

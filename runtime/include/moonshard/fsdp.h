@@ -18,29 +18,84 @@ typedef struct ms_fsdp_tree ms_fsdp_tree;
 enum { MS_FSDP_FULL_SHARD = 0, MS_FSDP_SHARD_GRAD_OP = 1, MS_FSDP_NO_SHARD = 2 };
 enum { MS_FSDP_PREFETCH_NONE = 0, MS_FSDP_PREFETCH_PRE = 1, MS_FSDP_PREFETCH_POST = 2 };
 
+/* The options of FSDP are declared below and nowhere else. The comment of a field is the option's
+ * documentation, for C hosts and scripts; its tags are
+ *   @values    of an int32_t: `NAME = ENUMERATOR, ...`, the first name of a number being the one in
+ *              messages; or `floating`, a floating dtype. Without it: a number of 0 or more
+ *   @default   a name, or a C expression. Without it: 0
+ *   @lua       the option of scripts, or `group.option`, and ` = its default` if it is another one.
+ *              Without it scripts do not have the option
+ *   @compared  ranks with different values fail at the first use
+ * From them bindings/generator/options.lua makes the table that C reads, ms_*_options_init(), the
+ * table that Lua reads, and the documentation of the options in Lua. */
+
 typedef struct ms_fsdp_unit_options {
     uint32_t struct_size;
-    int32_t strategy;     /**< MS_FSDP_*, default FULL_SHARD */
-    int32_t param_dtype;  /**< dtype of compute and gather; MS_DTYPE_NONE: the parameters' own */
-    int32_t reduce_dtype; /**< dtype of the reduction; NONE: param_dtype, else their own */
-    bool use_orig_params; /**< align parameters to 16 bytes in the flat (default true) */
-    bool full_precision_in_eval; /**< ms_fsdp_unit_set_full_precision() is allowed, and slots are
-                                    large enough for it (default false) */
-    ms_comm *shard_group; /**< hybrid sharding: parameters are divided among these ranks, a part of
-                             the unit's group, and every such part has all of them. Gradients are
-                             summed over the unit's group. NULL (default): that group */
-    bool keep_low_precision_grads; /**< .grad is in param_dtype (default false: the parameters'
-                                      own); optimizers widen it */
-    bool offload_params; /**< on a device masters, reduced gradients and optimizer state are in
-                            pinned host memory, which kernels access (default false) */
+    /** What is divided among ranks, and when full parameters are freed. Hybrid strategies divide
+     * parameters among the ranks of a shard group.
+     * @values FULL_SHARD = MS_FSDP_FULL_SHARD, SHARD_GRAD_OP = MS_FSDP_SHARD_GRAD_OP,
+     *         NO_SHARD = MS_FSDP_NO_SHARD, HYBRID_SHARD = MS_FSDP_FULL_SHARD,
+     *         _HYBRID_SHARD_ZERO2 = MS_FSDP_SHARD_GRAD_OP
+     * @default FULL_SHARD
+     * @lua sharding_strategy
+     * @compared */
+    int32_t strategy;
+    /** Dtype of compute and gather; masters and optimizer state keep the parameters' own, which is
+     * the default.
+     * @values floating
+     * @default MS_DTYPE_NONE
+     * @lua mixed_precision.param_dtype
+     * @compared */
+    int32_t param_dtype;
+    /** Dtype of the reduction of gradients; default: param_dtype, else the parameters' own.
+     * @values floating
+     * @default MS_DTYPE_NONE
+     * @lua mixed_precision.reduce_dtype
+     * @compared */
+    int32_t reduce_dtype;
+    /** Align parameters to 16 bytes in the flat parameter, and show scripts the original ones, of
+     * which some may be frozen.
+     * @default true
+     * @lua use_orig_params = false
+     * @compared */
+    bool use_orig_params;
+    /** ms_fsdp_unit_set_full_precision() is allowed, and slots are large enough for it.
+     * @compared */
+    bool full_precision_in_eval;
+    /** Hybrid sharding: parameters are divided among these ranks, a part of the unit's group, and
+     * every such part has all of them. Gradients are summed over the unit's group. NULL: that
+     * group. Unused with NO_SHARD. */
+    ms_comm *shard_group;
+    /** Gradients stay in param_dtype, in place of the parameters' own dtype; optimizers widen them.
+     * @lua mixed_precision.keep_low_precision_grads
+     * @compared */
+    bool keep_low_precision_grads;
+    /** On a device masters, reduced gradients and optimizer state are in pinned host memory, which
+     * kernels access. The CPU has them there in any case.
+     * @lua cpu_offload.offload_params
+     * @compared */
+    bool offload_params;
 } ms_fsdp_unit_options;
 
 typedef struct ms_fsdp_tree_options {
     uint32_t struct_size;
-    int32_t backward_prefetch; /**< MS_FSDP_PREFETCH_*, default PRE */
-    bool forward_prefetch;     /**< default false */
-    int32_t n_slots; /**< parameter slots in the ring, at most one per unit; 0: two, or three with
-                        prefetch */
+    /** When a backward gathers the next unit's parameters: before or after it computes the current
+     * unit's gradients, or when they are needed.
+     * @values BACKWARD_PRE = MS_FSDP_PREFETCH_PRE, BACKWARD_POST = MS_FSDP_PREFETCH_POST,
+     *         none = MS_FSDP_PREFETCH_NONE
+     * @default BACKWARD_PRE
+     * @lua backward_prefetch
+     * @compared */
+    int32_t backward_prefetch;
+    /** A forward gathers the next unit's parameters before it computes the current unit.
+     * @lua forward_prefetch
+     * @compared */
+    bool forward_prefetch;
+    /** Slots that units gather parameters into in turn, at most one per unit; 0: two, or three with
+     * prefetch. More slots take more memory and wait less for other ranks.
+     * @lua parameter_slots
+     * @compared */
+    int32_t n_slots;
 } ms_fsdp_tree_options;
 
 /** Layout and state of one unit. */

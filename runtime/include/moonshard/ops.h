@@ -73,6 +73,8 @@ MS_API ms_status ms_op_cos(ms_tensor **out, ms_tensor *x);
 MS_API ms_status ms_op_tanh(ms_tensor **out, ms_tensor *x);
 /** 1 / (1 + exp(-x)). */
 MS_API ms_status ms_op_sigmoid(ms_tensor **out, ms_tensor *x);
+/** log(sigmoid(x)), accurate on both sides of 0. */
+MS_API ms_status ms_op_logsigmoid(ms_tensor **out, ms_tensor *x);
 /** x sigmoid(x) (arXiv:1702.03118); NaN for -inf. */
 MS_API ms_status ms_op_silu(ms_tensor **out, ms_tensor *x);
 /** log(1 + exp(beta x)) / beta; x where beta x > threshold. */

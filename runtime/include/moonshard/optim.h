@@ -16,7 +16,9 @@ enum {
     MS_OPTIM_ADAMW = 2,
     MS_OPTIM_RMSPROP = 3,
     MS_OPTIM_ADAGRAD = 4,
-    MS_OPTIM_LION = 5
+    MS_OPTIM_LION = 5,
+    MS_OPTIM_ADAMAX = 6,
+    MS_OPTIM_COUNT
 };
 
 /** Options of one parameter group. Names and defaults are torch.optim's. */
@@ -26,7 +28,7 @@ typedef struct ms_optim_options {
     double momentum;     /**< SGD, RMSprop */
     double dampening;    /**< SGD */
     double weight_decay; /**< L2, but decoupled for AdamW (arXiv:1711.05101) and Lion */
-    double beta1;        /**< Adam (arXiv:1412.6980), Lion (arXiv:2302.06675) */
+    double beta1;        /**< Adam, Adamax (arXiv:1412.6980), Lion (arXiv:2302.06675) */
     double beta2;
     double eps;
     bool nesterov; /**< SGD; needs momentum and no dampening */
@@ -38,8 +40,18 @@ typedef struct ms_optim_options {
     double initial_accumulator_value; /**< Adagrad: first value of `sum` */
 } ms_optim_options;
 
-/** Set defaults of `kind`: SGD lr 1e-3; Adam lr 1e-3, betas 0.9 0.999, eps 1e-8; AdamW decay 1e-2;
- * RMSprop lr 1e-2, alpha 0.99, eps 1e-8; Adagrad lr 1e-2, eps 1e-10; Lion lr 1e-4, betas 0.9 0.99.
+/** Names of an optimizer, as in torch.optim; those it lacks are NULL. Static. */
+typedef struct ms_optim_rule {
+    const char *name;      /**< "Adam" */
+    const char *option[7]; /**< beta1 and beta2 are "betas[1]" and "betas[2]" */
+    const char *state[3];  /**< "exp_avg" */
+    const char *needs[3];  /**< the option without which a parameter may lack the state */
+    const char *first[3];  /**< the option that is the state's first value, else 0 */
+} ms_optim_rule;
+
+/** @return MS_VALUE_ERROR for an unknown kind, and nothing is written */
+MS_API ms_status ms_optim_rule_get(ms_optim_rule *out, int32_t kind);
+/** Set the defaults of `kind`: torch.optim's; of Lion its paper's.
  * @param struct_size  sizeof(*o): bounds what is written; stored in `o->struct_size`
  * @return MS_VALUE_ERROR for an unknown kind, and nothing is written */
 MS_API ms_status ms_optim_options_init(ms_optim_options *o, uint32_t struct_size, int32_t kind);

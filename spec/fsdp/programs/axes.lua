@@ -229,6 +229,7 @@ row 'backward_prefetch' {
   { 'BACKWARD_PRE', 'BACKWARD_POST', 'none' }, bits = true, options = set 'backward_prefetch',
 }
 row 'forward_prefetch' { { false, true }, bits = true, options = set 'forward_prefetch' }
+row 'parameter_slots' { { 0, 1, 2, 9 }, bits = true, options = set 'parameter_slots' }
 row 'limit_all_gathers' { { true, false }, bits = true, options = set 'limit_all_gathers' }
 row 'cpu_offload' { { false, true }, bits = true, options = set 'cpu_offload' }
 row 'sync_module_states' { { false, true }, bits = true, options = set 'sync_module_states' }
@@ -306,7 +307,7 @@ row 'hook' {
 
 -- -- optimizers ----------------------------------------------------------------------------------
 
-row 'optimizer' { { 'SGD', 'Adam', 'AdamW', 'RMSprop', 'Adagrad', 'Lion' } }
+row 'optimizer' { { 'SGD', 'Adam', 'AdamW', 'RMSprop', 'Adagrad', 'Lion', 'Adamax' } }
 row 'foreach' { { false, true }, bits = true, chance = SELDOM }
 local function original(_, p) return p.use_orig_params end
 row 'groups' { { false, true }, chance = SELDOM, legal = original } -- biases learn at half the rate

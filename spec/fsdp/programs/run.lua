@@ -178,6 +178,7 @@ Run.OPTIMIZERS = {
   SGD = { lr = 0.1, momentum = 0.9 }, Adam = { lr = 0.002, eps = 1e-3, weight_decay = 0.1 },
   AdamW = { lr = 0.002, eps = 1e-3, weight_decay = 1 }, RMSprop = { lr = 0.002, eps = 1e-3 },
   Adagrad = { lr = 0.002, eps = 1e-3 }, Lion = { lr = 0.002 },
+  Adamax = { lr = 0.002, eps = 1e-3 },
 }
 
 local function make_optimizer(r)

@@ -1,0 +1,81 @@
+--- One folder of checkpoints.
+
+local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
+local class = require 'moonshard.base.class'
+local errors = require 'moonshard.base.errors'
+local parts = require 'moonshard.checkpoint.parts'
+local runtime = require 'moonshard_ffi.checkpoint'
+local util = require 'moonshard.base.util'
+local validate = require 'moonshard.checkpoint.validate'
+local loading = require 'moonshard.checkpoint.load'
+local save = require 'moonshard.checkpoint.save'
+
+--- Checkpoints of one run, named by their step. Each group of a job needs a root of its own.
+---@class ms.checkpoint.Manager
+---@field root string
+---@field keep integer|false  false: nothing is removed
+---@field process_group ms.dist.Group|false  false: each save() and resume() finds it as load() does
+---@overload fun(opts: ms.checkpoint.Manager.Options): ms.checkpoint.Manager
+local Manager = class('checkpoint.Manager')
+
+---@class ms.checkpoint.Manager.Options
+---@field root string
+---@field keep? integer  how many to keep, see save() (without: all); rank 0's counts
+---@field process_group? ms.dist.Group  of what is saved: see ms.checkpoint.State
+
+---@param opts ms.checkpoint.Manager.Options
+function Manager:init(opts)
+  opts = errors.options(self._name, opts, { 'root', 'keep', 'process_group' })
+  validate.path(self._name, 'root', opts.root)
+  self.root = opts.root
+  self.keep = opts.keep ~= nil and arguments.whole(self._name, 'keep', opts.keep, nil, 1)
+  self.process_group = opts.process_group ~= nil
+    and arguments.group(self._name, 'process_group', opts.process_group)
+end
+
+-- The options of one save or resume, and among them the manager's own.
+local function in_group(self, opts)
+  if opts.process_group ~= nil or not self.process_group then
+    return opts
+  end
+  return util.merged(opts, { process_group = self.process_group })
+end
+
+--- Save `<root>/step-<8 digits>`. Collective. `keep = n` keeps the n newest of the checkpoints
+--- named so, up to the step just saved. Later steps and checkpoints of other names are never
+--- deleted. A save of a smaller step than one that is there warns, and resume() takes it. Files of
+--- others in a folder that is replaced move aside, and a warning names the place.
+---@param opts ms.checkpoint.SaveOptions
+---@return string path
+function Manager:save(opts)
+  opts = in_group(self, parts.options('checkpoint.save', opts,
+    { 'step', 'config', 'process_group' }))
+  arguments.whole('checkpoint.save', 'step', opts.step, nil, 0)
+  local path = save(self.root, runtime.step_name(opts.step), opts)
+  local comm = validate.group('checkpoint.save', parts.of('checkpoint.save', opts),
+    opts.process_group)
+  if B.C.ms_comm_rank(comm) == 0 then
+    local ok, err = pcall(runtime.rotate, self.root, opts.step, self.keep or 0)
+    if not ok then -- the checkpoint is safe: an old one too many ends no training
+      errors.warn('UserWarning', 'old checkpoints are not removed: ' .. tostring(err), comm)
+    end
+  end
+  return path
+end
+
+--- Read the checkpoint of a step that was saved last, else the newest by step that all ranks find
+--- intact. When a checkpoint of another name was saved last, a warning names it. Collective. A
+--- FormatError when there are checkpoints and none is intact; then nothing is changed.
+---@param opts ms.checkpoint.LoadOptions
+---@return ms.checkpoint.Meta?  nil when there is no checkpoint of a step
+function Manager:resume(opts)
+  local list
+  opts, list = loading.options('checkpoint.resume', opts)
+  opts = in_group(self, opts)
+  local comm = validate.group('checkpoint.resume', list, opts.process_group)
+  local loader = runtime.load_latest_step(comm, self.root)
+  return loader and loading.into(comm, loader, opts, list)
+end
+
+return Manager
