@@ -16,7 +16,6 @@ local annotations = {}
 ---@field text string
 ---@field params ms.Annotation.Value[]
 ---@field returns ms.Annotation.Value[]
----@field raises string[]  "ValueError: message" of errors that the function itself raises
 ---@field type? string  of a value that is declared as a function type
 ---@field file ms.Annotation.File
 ---@field line integer
@@ -91,21 +90,6 @@ local function words(list)
   return out
 end
 
--- Errors that are raised in lines of a function, until one of its indentation ends it.
-local function raises_in(lines, first)
-  local last, stop = first, '^' .. lines[first]:match '^%s*' .. 'end'
-  while lines[last + 1] and not lines[last]:find(stop) do
-    last = last + 1
-  end
-  local out, seen = {}, {}
-  local text = table.concat(lines, '\n', first, last):gsub("['\"]%s*%.%.%s*['\"]", '')
-  for kind, _, message in text:gmatch "errors%.raise%('(%u%w+)',%s*(['\"])(.-)%2" do
-    local line = kind .. ': ' .. message
-    out[#out + 1], seen[line] = not seen[line] and line or nil, true
-  end
-  return out
-end
-
 local DEFINITIONS = {
   '^%s*function ([%w_]+)([.:])([%w_]+)(%b())', '^%s*local function ()()([%w_]+)(%b())',
   '^%s*return function ?()()()(%b())', "^([%w_]+)()%['([%w_]+)'%] = function ?(%b())",
@@ -168,7 +152,6 @@ local function add_function(file, lines, i, block)
     found.args[k] = param.name
   end
   found.type = (tagged(block, 'type', false)[1] or {}).type
-  found.raises = found.assigned and {} or raises_in(lines, i)
   file.functions[#file.functions + 1] = found
 end
 
