@@ -1,4 +1,4 @@
---- What this machine is and how fast it multiplies matrices.
+--- What this machine is.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -7,8 +7,6 @@ local dtype = require 'moonshard.base.dtype'
 local C = B.C
 
 local machine = {}
-
-local flops_out = B.new('double[1]')
 
 --- Monotonic time in seconds.
 ---@return number
@@ -47,16 +45,6 @@ end
 ---@return string
 function machine.numerics()
   return B.string(C.ms_numerics())
-end
-
---- Floating-point operations per second of matrix products on this rank's core, measured.
----@param name ms.DType  'f32', 'f64', 'bf16' or 'f16'
----@param seconds? number  how long to measure (default 0.2, at most 60)
----@return number
-function machine.matmul_peak(name, seconds)
-  seconds = arguments.number('matmul_peak', 'seconds', seconds, 0.2)
-  B.check(C.ms_matmul_peak(dtype.code(name), seconds, flops_out))
-  return flops_out[0]
 end
 
 --- Matrix primitives made so far: constant after a model's second step.

@@ -6,7 +6,7 @@
 ---
 --- "All ranks" are those of the group over which the model or optimizer is sharded
 --- (`process_group`), counted from 0. Each group saves under a path of its own, and steps under a
---- root of its own: a path or root where another group of the job saves is a ValueError.
+--- root of its own: of two groups that save one path, the last one replaces the other's.
 
 local arguments = require 'moonshard_ffi.arguments'
 local meta_data = require 'moonshard.checkpoint.meta'

@@ -11,8 +11,7 @@ local validate = require 'moonshard.checkpoint.validate'
 local loading = require 'moonshard.checkpoint.load'
 local save = require 'moonshard.checkpoint.save'
 
---- Checkpoints of one run, named by their step. Of the groups of a job each has a root of its own:
---- where another one has saved a step, save() and resume() are a ValueError.
+--- Checkpoints of one run, named by their step. Each group of a job needs a root of its own.
 ---@class ms.checkpoint.Manager
 ---@field root string
 ---@field keep integer|false  false: nothing is removed

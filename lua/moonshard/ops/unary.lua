@@ -29,8 +29,9 @@ local unary = {}
 ---@field trunc fun(x: ms.Tensor): ms.Tensor
 
 unary.functions = {
-  'abs', 'ceil', 'cos', 'erf', 'exp', 'expm1', 'floor', 'log', 'log1p',
-  'logsigmoid', 'neg', 'reciprocal', 'relu', 'rsqrt', 'sigmoid', 'sign', 'silu', 'sin', 'sqrt', 'square', 'tanh', 'trunc',
+  'abs', 'ceil', 'cos', 'erf', 'exp', 'expm1', 'floor', 'log', 'log1p', 'logsigmoid', 'neg',
+  'reciprocal', 'relu', 'rsqrt', 'sigmoid', 'sign', 'silu', 'sin', 'sqrt', 'square', 'tanh',
+  'trunc',
 }
 
 return unary
