@@ -503,11 +503,16 @@ local function linked(code, own)
   return (text:gsub('``', ''))
 end
 
--- '`a`, `b`, ...' in lines of at most 100 bytes.
+-- '`a`, `b`, ...' in lines of at most 100 bytes; an alias of another last name with its original.
 local function names_in_lines(first, entries)
   local lines = { first }
   for i, entry in ipairs(entries) do
-    local name = (' `%s`%s'):format(entry.name, entries[i + 1] and ',' or '')
+    local name = (' `%s`'):format(entry.name)
+    local original = entry.original and entry.original.name
+    if original and original:match '[^.:]+$' ~= entry.name:match '[^.:]+$' then
+      name = ('%s (`%s`)'):format(name, original)
+    end
+    name = name .. (entries[i + 1] and ',' or '')
     if #lines[#lines] + #name > 98 then
       lines[#lines + 1] = ' '
     end
