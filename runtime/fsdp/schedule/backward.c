@@ -272,7 +272,7 @@ static void set_given_up(ms_fsdp_tree *tree, const char *cause)
     }
 }
 
-/* End the tree's passes and pending tasks, drop gradients that are not final, and reshard all units. */
+/* End passes and pending tasks, drop gradients that are not final, and reshard all units. */
 static void reset(ms_fsdp_tree *tree, const char *what)
 {
     const bool gives_up = !tree->run.settled && expects_gradients(tree);
