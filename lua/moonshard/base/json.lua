@@ -1,16 +1,15 @@
---- JSON text and tables, by the runtime's JSON library (strict: duplicate keys and trailing bytes
---- are refused).
+--- JSON text from tables and tables from JSON text. Duplicate keys and trailing bytes are errors.
 
 local B = require 'moonshard_ffi'
 local errors = require 'moonshard.base.errors'
 
-local json = {}
-
---- What null reads as, and writes as.
-json.null = setmetatable({}, { __tostring = function() return 'null' end })
-
---- Metatable of arrays that were read; gives an empty table the form of an array.
-json.array = {}
+---@class ms.json
+---@field null table  the value of null, in both directions
+---@field array table  metatable of decoded arrays; an empty table with it is encoded as []
+local json = {
+  null = setmetatable({}, { __tostring = function() return 'null' end }),
+  array = {},
+}
 
 local function result(value, kind, message, from)
   if value == nil and kind then
@@ -28,7 +27,7 @@ function json.encode(value)
   return result(B.core.json_encode(value, json.null, json.array))
 end
 
---- The value a JSON text stands for. null becomes json.null; numbers are Lua's. FormatError names
+--- The value of a JSON text. null becomes json.null; numbers are Lua's. FormatError names
 --- line and byte of the mistake, of a text above 64 KiB the byte. Errors begin with `from`.
 ---@param text string
 ---@param from? string  the file whose text it is
