@@ -1,15 +1,15 @@
---- JSON text and tables, by the runtime's JSON library (strict: duplicate keys and trailing bytes
---- are refused).
+--- JSON encoding and decoding by the runtime (strict: duplicate keys and trailing bytes are
+--- errors).
 
 local B = require 'moonshard_ffi'
 local errors = require 'moonshard.base.errors'
 
 local json = {}
 
---- What null reads as, and writes as.
+--- The value of JSON's null, for reading and writing.
 json.null = setmetatable({}, { __tostring = function() return 'null' end })
 
---- Metatable of arrays that were read; gives an empty table the form of an array.
+--- Metatable of decoded arrays. With it an empty table is encoded as an array.
 json.array = {}
 
 local function result(value, kind, message, from)
@@ -19,19 +19,19 @@ local function result(value, kind, message, from)
   return value
 end
 
---- One line of JSON; keys sorted. A table with the keys 1 to n is an array, one with only strings
---- for keys an object; an empty one is an object unless its metatable is json.array. Other keys are
---- a TypeError, one with a NUL byte a ValueError; both name the key.
+--- Encode a value as one line of JSON with sorted keys. A table with the keys 1 to n becomes an
+--- array, a table with only string keys an object. An empty table becomes an object unless its
+--- metatable is json.array. TypeError for other keys, ValueError for a key with a NUL byte; both
+--- name the key.
 ---@param value any
 ---@return string
 function json.encode(value)
   return result(B.core.json_encode(value, json.null, json.array))
 end
 
---- The value a JSON text stands for. null becomes json.null; numbers are Lua's. FormatError names
---- line and byte of the mistake, of a text above 64 KiB the byte. Errors begin with `from`.
----@param text string
----@param from? string  the file whose text it is
+--- Decode a JSON text. null becomes json.null; numbers become Lua numbers. FormatError gives line
+--- and byte of the mistake; for a text above 64 KiB only the byte. Errors begin with `from`.
+---@param from? string  the name of the file that contains the text
 ---@return any
 function json.decode(text, from)
   local value, kind, message = B.core.json_decode(text, json.null, json.array)
