@@ -1,12 +1,12 @@
-/* moonshard_lua.so: the functions that cannot go through the FFI because they may reach Lua again.
- * Lua calls them from bindings/moonshard_ffi; operands are cdata refs, results are statuses. */
+/* moonshard_lua.so: functions that may call back into Lua and so cannot go through the FFI.
+ * bindings/moonshard_ffi calls them. Operands are cdata refs, results are statuses. */
 #include "abi_hash.h"
 #include "lua_module.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum { TYPE_CDATA = 10 }; /* LuaJIT's type of FFI objects; lua.h has no name for it */
+enum { TYPE_CDATA = 10 }; /* LuaJIT's type tag of FFI objects, which lua.h does not define */
 
 ms_status handle_of(const ms_ref *ref, const char *function, ms_tensor **t)
 {
@@ -40,7 +40,7 @@ ms_status handle_arg(lua_State *L, int arg, const char *function, ms_tensor **t)
                  luaL_typename(L, arg));
         return ms_error_set(MS_TYPE_ERROR, text);
     }
-    /* LuaJIT gives the payload of a cdata */
+    /* LuaJIT returns the payload of a cdata */
     return handle_of(lua_topointer(L, arg), function, t);
 }
 
@@ -56,7 +56,7 @@ static ms_status run_backward(void *arg)
     return ms_backward_with(b->root, b->grad, b->flags);
 }
 
-/* backward(root, grad or nil, flags) -> status. What a hook raised is raised again. */
+/* backward(root, grad or nil, flags) -> status. An error of a hook is raised again. */
 static int lua_backward(lua_State *L)
 {
     struct backward b;
@@ -87,8 +87,8 @@ static ms_status run_grad(void *arg)
                    g->flags);
 }
 
-/* grad(refs, n_outputs, n_inputs, flags) -> status. `refs` is an array of outputs, gradients given
- * for them (NULL: none), inputs, and room for the results, which the caller owns. */
+/* grad(refs, n_outputs, n_inputs, flags) -> status. `refs` is an array of outputs, their gradients
+ * (NULL: none), inputs, and room for the results, which the caller owns. */
 static int lua_grad(lua_State *L)
 {
     ms_ref *refs = (ms_ref *)lua_topointer(L, 1);
@@ -97,7 +97,7 @@ static int lua_grad(lua_State *L)
                      .flags = (int32_t)lua_tointeger(L, 4)};
     const int32_t n_given = 2 * g.n_outputs + g.n_inputs;
 
-    /* the collector's, as what a hook raises passes this frame */
+    /* allocated by Lua, because a hook's error unwinds this frame */
     g.tensors = lua_newuserdata(L, sizeof(*g.tensors) * (size_t)(n_given + g.n_inputs));
     memset(g.tensors, 0, sizeof(*g.tensors) * (size_t)(n_given + g.n_inputs));
     ms_status status = MS_OK;

@@ -1,5 +1,5 @@
---- Facts that `moonshard doctor` reads from the system: file systems, and libraries that the
---- runtime does not link, opened as the loader finds them.
+--- System information for `moonshard doctor`: file systems, and libraries that the runtime does not
+--- link, opened by name.
 
 local ffi = require 'ffi'
 
@@ -39,7 +39,7 @@ function probe.file_system(path)
   end
 end
 
---- Open the first library that the loader finds.
+--- Open the first of these libraries that the loader finds.
 ---@param names string[]  sonames or paths
 ---@return ffi.namespace*? library
 ---@return string name_or_reason
@@ -60,7 +60,7 @@ local function int_from(call, ...)
   return call(out, ...) == 0 and out[0] or nil
 end
 
---- Versions of the libraries for GPUs, each from its own function.
+--- Versions of the GPU libraries, each from the library's own function.
 probe.versions = {}
 
 ---@return string
@@ -72,7 +72,7 @@ end
 ---@return string
 function probe.versions.cudnn(library)
   local v = tonumber(library.cudnnGetVersion())
-  local unit = v >= 90000 and 10000 or 1000 -- of the major version
+  local unit = v >= 90000 and 10000 or 1000 -- factor of the major version
   return ('%d.%d.%d'):format(v / unit, v % unit / 100, v % 100)
 end
 
@@ -96,9 +96,9 @@ local function card(driver, ordinal)
   end
 end
 
---- The GPU driver and its cards.
+--- The GPU driver and its devices.
 ---@return { cuda: string, cards: { name: string, bytes: number, capability: string }[] }?
----@return string? reason  why there is none
+---@return string? reason  why there is no driver
 function probe.driver()
   local driver, reason = probe.library { 'libcuda.so.1' }
   if not driver then
