@@ -163,7 +163,7 @@ end
 function dims.list_options(what, list, options)
   local named = named_in(list)
   if named and options ~= nil then
-    errors.raise('ValueError', '%s: options stand in the list and after it, expected one place',
+    errors.raise('ValueError', '%s: options are in the list and after it, expected only one',
       what)
   end
   return named or options

@@ -26,7 +26,7 @@ end
 ---@field group ms.dist.Group|false|nil  the group whose ranks share the batch
 
 ---@type table<ms.Tensor, ms.Samples>  by each tensor of a batch
-local dealt = setmetatable({}, WEAK_KEYS)
+local batches = setmetatable({}, WEAK_KEYS)
 
 local NONE = {}
 local seeding = NONE -- identifies the seed: a new table after each one
@@ -45,21 +45,21 @@ function samples.deal(values, first, group)
   present = begin(first)
   present.group = group
   for _, value in ipairs(values) do
-    dealt[value] = present
+    batches[value] = present
   end
 end
 
 --- Make the samples of the batch that contains `x` current; no effect if no batch contains it.
 ---@param x any
 function samples.resume(x)
-  local batch = dealt[x]
+  local batch = batches[x]
   if not batch or batch == present then
     return
   end
   if batch.seeding ~= seeding then
     if batch.first == seeded.first then -- a state of set_rng_state() was taken during this batch
       batch = seeded
-      dealt[x] = batch
+      batches[x] = batch
     else -- a seed restarts the masks
       batch.seeding, batch.runs, batch.earlier = seeding, no_runs(), NONE
     end
@@ -72,7 +72,7 @@ end
 ---@param x any
 ---@return ms.dist.Group|false|nil
 function samples.group_of(x)
-  local batch = dealt[x]
+  local batch = batches[x]
   return batch and batch.group
 end
 
@@ -92,35 +92,35 @@ end
 samples.restart()
 
 --- Number of draws from a stream on the current samples.
----@param place ms.Site
+---@param stream ms.Site
 ---@return integer
-function samples.ran(place)
-  local runs = present.runs[place]
-  return runs and runs.n or present.earlier[place.name] or 0
+function samples.ran(stream)
+  local runs = present.runs[stream]
+  return runs and runs.n or present.earlier[stream.name] or 0
 end
 
 -- The counter of a stream, made with the value `n`.
-local function runs_of(place, n)
-  local runs = present.runs[place]
+local function runs_of(stream, n)
+  local runs = present.runs[stream]
   if not runs then
     runs = { n = n }
-    present.runs[place] = runs
+    present.runs[stream] = runs
   end
   return runs
 end
 
 --- Set the counter of a stream to `n`.
----@param place ms.Site
+---@param stream ms.Site
 ---@param n integer
-function samples.continue(place, n)
-  runs_of(place, n).n = n
+function samples.continue(stream, n)
+  runs_of(stream, n).n = n
 end
 
 --- Increase the counter of a stream.
----@param place ms.Site
+---@param stream ms.Site
 ---@param n integer  the counter before
-function samples.count(place, n)
-  runs_of(place, n).n = n + 1
+function samples.count(stream, n)
+  runs_of(stream, n).n = n + 1
 end
 
 --- The current samples and the counters of all streams by name. Modules made alike after the same
@@ -128,8 +128,8 @@ end
 ---@return integer? first, table<string, integer> runs
 function samples.state()
   local own = {}
-  for place, runs in next, present.runs do
-    own[place.name] = math.max(own[place.name] or 0, runs.n)
+  for stream, runs in next, present.runs do
+    own[stream.name] = math.max(own[stream.name] or 0, runs.n)
   end
   return present.first, util.merged(present.earlier, own)
 end

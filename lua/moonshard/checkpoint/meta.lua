@@ -74,8 +74,8 @@ function meta_data.get(meta, part)
       #by_name > 0 and ('; it has %s: %s'):format(many, table.concat(by_name, ', ')) or '')
   elseif value.dropout ~= nil and part.kind == 'model'
     and not dropout_counters.valid(value.dropout) then
-    errors.raise('FormatError', "the meta data of the %s have a 'dropout' that is not how often "
-      .. 'each module ran', part.label)
+    errors.raise('FormatError', "the metadata of the %s have a 'dropout' that is not a table of "
+      .. 'call counts by module', part.label)
   end
   return value
 end

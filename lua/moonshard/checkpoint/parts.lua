@@ -54,7 +54,7 @@ end
 local function check_name(what, option, name)
   arguments.text(what, 'a name in ' .. option, name)
   if name == '' or name:find('/', 1, true) then
-    errors.raise('ValueError', "%s: '%s' in %s is no name for a part of a checkpoint: it is empty "
+    errors.raise('ValueError', "%s: '%s' in %s is not a valid name of a part: it is empty "
       .. "or contains '/'", what, name, option)
   end
 end

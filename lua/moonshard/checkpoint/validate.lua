@@ -98,8 +98,8 @@ function validate.group(what, list, asked)
     loaders, deals = loader:group()
   end
   if deals and (group or asked) and not members.same(loaders, group or asked) then
-    errors.raise('ValueError', '%s: the loader deals to ranks %s, but %s ranks %s; give both the '
-      .. 'same process_group', what, members.text(loaders),
+    errors.raise('ValueError', '%s: the loader shares samples over ranks %s, but %s ranks %s; give '
+      .. 'both the same process_group', what, members.text(loaders),
       group and ('the %s is sharded over'):format(owner) or "'process_group' has",
       members.text(group or asked))
   end

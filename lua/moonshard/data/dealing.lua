@@ -27,7 +27,7 @@ local function check_place(self, rank, world_size)
     return
   elseif self.world_size ~= world_size then
     errors.raise('ValueError', 'world_size is %d, but the %s has %d ranks; leave it out, or give '
-      .. '1 for a loader that deals all samples to this rank', self.world_size,
+      .. '1 for a loader that gives all samples to this rank', self.world_size,
       self._group and 'group' or 'job', world_size)
   elseif self.rank ~= rank then
     errors.raise('ValueError', 'rank is %d, but this is rank %d of the %s; leave it out',
@@ -62,14 +62,14 @@ end
 -- Advice for another number of samples per step; `batch` is the option for one rank's batch size.
 local function batch_for(self, samples_per_step, batch)
   local rows = self.world_size * self.micro_batches
-  local dealt = ('%d rank%s x %d micro-batch%s'):format(self.world_size,
+  local split = ('%d rank%s x %d micro-batch%s'):format(self.world_size,
     self.world_size > 1 and 's' or '', self.micro_batches, self.micro_batches > 1 and 'es' or '')
   if type(samples_per_step) ~= 'number' or samples_per_step % 1 ~= 0 or samples_per_step < 1 then
     return ''
   elseif samples_per_step % rows ~= 0 then
-    return ('; %d samples cannot be dealt to %s evenly'):format(samples_per_step, dealt)
+    return ('; %d samples cannot be divided over %s evenly'):format(samples_per_step, split)
   end
-  return ('; with %s, give %s = %d'):format(dealt, batch, samples_per_step / rows)
+  return ('; with %s, give %s = %d'):format(split, batch, samples_per_step / rows)
 end
 
 local function check_meaning(state, own, meaning)

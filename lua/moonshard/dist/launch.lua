@@ -121,8 +121,8 @@ local function init_options(what, opts)
     errors.raise('NotImplementedError', '%s: a choice of backends is not supported yet; the ranks '
       .. 'of a host talk through its memory', what)
   elseif opts.timeout ~= nil then
-    errors.raise('ValueError', "%s: 'timeout' is no option; MS_COMM_TIMEOUT=SECONDS in the "
-      .. 'environment says how long a rank waits for another', what)
+    errors.raise('ValueError', "%s: 'timeout' is not an option; set how long ranks wait with "
+      .. 'MS_COMM_TIMEOUT=SECONDS in the environment', what)
   end
   if opts.ranks ~= nil then
     check_ranks(what, opts.ranks)

@@ -182,7 +182,7 @@ local function part(mesh, names)
   for i, name in ipairs(names) do
     local d = dimension(mesh, 'mesh[...]', arguments.text('mesh[...]', 'mesh_dim_names', name))
     if d <= last then
-      errors.raise('KeyError', "mesh[...]: '%s' stands behind a later dimension; Mesh dims order "
+      errors.raise('KeyError', "mesh[...]: '%s' comes after a later dimension; Mesh dims order "
         .. 'is {%s}', name, table.concat(mesh.mesh_dim_names, ', '))
     end
     last = d
@@ -215,7 +215,7 @@ function metatable.__index(mesh, key)
   if type(key) == 'table' and #key > 0 then
     return part(mesh, key)
   elseif type(key) ~= 'string' then
-    errors.raise('TypeError', 'mesh[...]: %s is no name of a dimension', arguments.noun(key))
+    errors.raise('TypeError', 'mesh[...]: %s is not the name of a dimension', arguments.noun(key))
   end
   local parts = mesh._parts
   parts[key] = parts[key] or part(mesh, { key })

@@ -24,7 +24,7 @@ local function checked_ranks(wanted, world_size)
       errors.raise('ValueError', "new_group: ranks[%d] is %.17g; the new group's rank should be "
         .. 'within the world size, which is %d', i, rank, world_size)
     elseif seen[rank] then
-      errors.raise('ValueError', 'new_group: rank %d stands twice', rank)
+      errors.raise('ValueError', 'new_group: rank %d is listed twice', rank)
     end
     seen[rank], ranks[i] = true, rank
   end

@@ -43,7 +43,7 @@ end
 ---@return T?, ms.dist.Group
 function validate.and_group(what, value, group)
   if group ~= nil and arguments.is_group(value) and not arguments.is_group(group) then
-    errors.raise('TypeError', '%s: the group stands in front of %s, expected last', what,
+    errors.raise('TypeError', '%s: the group comes before %s, expected last', what,
       arguments.noun(group))
   elseif group == nil and value ~= nil and (value == false or arguments.is_group(value)) then
     value, group = nil, value

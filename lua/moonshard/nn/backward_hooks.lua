@@ -42,20 +42,20 @@ end
 -- Apply a function to the values that require grad. Its backward calls `method` with their
 -- gradients. Returns the values and the indices of those that require grad.
 local function observed(self, method, values, n)
-  local places, tensors, out = {}, {}, { n = n }
+  local indices, tensors, out = {}, {}, { n = n }
   for i = 1, n do
     out[i] = values[i]
     if B.is_ref(values[i]) and autograd.is_grad_enabled() and values[i]:requires_grad() then
-      places[#places + 1] = i
-      tensors[#places] = values[i]
+      indices[#indices + 1] = i
+      tensors[#indices] = values[i]
     end
   end
-  if #places > 0 then
+  if #indices > 0 then
     for k, t in ipairs { Unchanged.apply(self, method, unpack(tensors)) } do
-      out[places[k]] = t
+      out[indices[k]] = t
     end
   end
-  return out, places
+  return out, indices
 end
 
 --- Wrap the arguments of forward.
@@ -78,23 +78,23 @@ function Pass:outputs(results)
   return results
 end
 
-local function spread(n, places, grads)
+local function spread(n, indices, grads)
   local all = { n = n }
   for i = 1, n do
     all[i] = false
   end
-  for k, place in ipairs(places) do
-    all[place] = grads[k] or false
+  for k, index in ipairs(indices) do
+    all[index] = grads[k] or false
   end
   return all
 end
 
-local function picked(places, all)
+local function picked(indices, all)
   local grads = {}
-  for k, place in ipairs(places) do
-    grads[k] = all[place] or nil
+  for k, index in ipairs(indices) do
+    grads[k] = all[index] or nil
   end
-  return unpack(grads, 1, #places)
+  return unpack(grads, 1, #indices)
 end
 
 -- A hook's result as an array with as many entries as `all`. Returns `all` if the hook returned

@@ -80,12 +80,12 @@ end
 --- Implements Module:to().
 ---@return ms.nn.Module  the same
 function casts.to(module, first, second)
-  local dtype, first_place = target('dtype', first)
+  local dtype, first_device = target('dtype', first)
   if second ~= nil then
-    local other, place = target('other', second)
+    local other, second_device = target('other', second)
     if (dtype ~= nil) == (other ~= nil) then
       errors.raise('TypeError', "to: got two %s, expected a dtype and 'cpu'",
-        first_place and place and 'places' or 'dtypes')
+        first_device and second_device and 'devices' or 'dtypes')
     end
     dtype = dtype or other
   end

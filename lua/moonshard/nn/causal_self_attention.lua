@@ -38,7 +38,7 @@ function CausalSelfAttention:init(width, heads, opts)
     proj_init = 'rule', bias_init = 'rule',
   })
   if width % heads ~= 0 then
-    errors.raise('ValueError', 'width %d is no multiple of %d heads', width, heads)
+    errors.raise('ValueError', 'width %d is not a multiple of %d heads', width, heads)
   end
   self.heads = heads
   self:child('qkv', Linear(width, 3 * width, {

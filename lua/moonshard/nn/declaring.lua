@@ -36,7 +36,7 @@ local function check_name(self, what, name)
   arguments.text(what, 'name', name)
   if name == '' or name:find('.', 1, true) then
     errors.raise('KeyError', "%s name '%s' %s", what, name, name == '' and 'is empty'
-      or 'contains a dot, which stands between the names of modules')
+      or 'contains a dot, which separates the names of modules')
   end
   for _, field in ipairs { '_params', '_buffers', '_children' } do
     if declared(self[field], 'name', name) then

@@ -73,7 +73,7 @@ local function numbered(module)
 end
 
 -- The value that was assigned to a child's field last, on the module or on a wrapper.
-local function standing(module, entry)
+local function assigned(module, entry)
   local now, wrapper = rawget(module, entry.key), shown_by(module, entry)
   while wrapper and now == entry.module do
     now, wrapper = rawget(wrapper, entry.key), shown_by(wrapper, entry)
@@ -111,7 +111,7 @@ local function reaches(top, module, seen)
   end
   seen[top] = true
   for _, entry in ipairs(top._children) do
-    local child = standing(top, entry)
+    local child = assigned(top, entry)
     if tree.is_module(child) and not seen[child] and reaches(child, module, seen) then
       return true
     end
@@ -180,7 +180,7 @@ end
 function tree.adopt(owner, module)
   local first = rawget(module, '_owner')
   for _, entry in ipairs(first and first ~= owner and first._children or {}) do
-    if standing(first, entry) == module then
+    if assigned(first, entry) == module then
       owner = first
     end
   end
@@ -192,7 +192,7 @@ end
 --- The current module of the entry `entry` of `module._children`, or nil if the field was set to
 --- nil.
 function tree.child(module, entry)
-  local now = standing(module, entry)
+  local now = assigned(module, entry)
   if now == entry.module then
     return now
   elseif rawget(module, '_sealed') then
