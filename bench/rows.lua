@@ -111,10 +111,33 @@ local function step(model, opt, x, y)
   return { forward = t1 - t0, backward = t2 - t1, optimizer = t3 - t2, all = t3 - t0 }
 end
 
+-- Floating-point operations per second of matrix products on this rank, the best in about
+-- `seconds`. The best shape depends on the processor; devices need large ones. Operands are zeros:
+-- those of a GPU, which its power limits, run about a tenth faster than others.
+local function matmul_peak(dtype, seconds)
+  local shapes = ms.device.info().kind == 'cpu' and {
+    { 1024, 1024, 1024 }, { 512, 512, 512 }, { 256, 256, 256 }, { 1024, 384, 1536 },
+    { 2048, 768, 768 }, { 4096, 256, 512 },
+  } or { { 2048, 2048, 2048 }, { 8192, 8192, 8192 } }
+  local best, begun, turn = 0, ms.time(), 0
+  repeat
+    local m, k, n = unpack(shapes[turn % #shapes + 1])
+    ms.scope(function()
+      local a = ms.zeros({ m, k }, { dtype = dtype })
+      local b = ms.zeros({ n, k }, { dtype = dtype }):t()
+      local t = ms.time()
+      ms.matmul(a, b):narrow(1, 1, 1):narrow(2, 1, 1):item() -- waits for it
+      best = math.max(best, 2 * m * n * k / (ms.time() - t))
+    end)
+    turn = turn + 1
+  until turn >= 2 * #shapes and ms.time() - begun > seconds
+  return best
+end
+
 function rows.train(o)
   local world = ms.dist.init { ranks = o.ranks }
   ms.dist.barrier() -- all cores busy while the peak is measured
-  local peak = over_ranks(ms.matmul_peak(o.dtype, 0.5), 'sum')
+  local peak = over_ranks(matmul_peak(o.dtype, 0.5), 'sum')
   local model, opt, flops = gpt(o)
   local x, y = batch(o, world.rank)
   for _ = 1, o.warmup do

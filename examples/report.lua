@@ -155,19 +155,19 @@ end
 
 --- Record a step and show it.
 --- `m` has step, loss, lr, norm, tokens_per_s, forward_ms, backward_ms, optimizer_ms, wait_ms,
---- peak_fraction, peak_bytes and eta.
+--- tflops, peak_bytes and eta.
 ---@param m table<string, number>
 function report:step(m)
   self.file:write(line_of {
     step = m.step, loss = m.loss, lr = m.lr, grad_norm = m.norm, tokens_per_s = m.tokens_per_s,
     forward_ms = m.forward_ms, backward_ms = m.backward_ms, optimizer_ms = m.optimizer_ms,
-    exposed_comm_ms = m.wait_ms, peak_fraction = m.peak_fraction, peak_bytes = m.peak_bytes,
+    exposed_comm_ms = m.wait_ms, tflops = m.tflops, peak_bytes = m.peak_bytes,
   })
   self.file:flush()
   local line = ('step %d/%d  loss %.4f  lr %.2e  norm %.3f  %s tok/s  '
-    .. 'fwd %.0f bwd %.0f opt %.0f wait %.1f ms  %.0f%% of peak  %s  ETA %s'):format(
+    .. 'fwd %.0f bwd %.0f opt %.0f wait %.1f ms  %.3f TFLOP/s  %s  ETA %s'):format(
     m.step, self.total, m.loss, m.lr, m.norm, report.count(m.tokens_per_s),
-    m.forward_ms, m.backward_ms, m.optimizer_ms, m.wait_ms, m.peak_fraction * 100,
+    m.forward_ms, m.backward_ms, m.optimizer_ms, m.wait_ms, m.tflops,
     report.bytes(m.peak_bytes), report.clock(m.eta))
   if self.terminal then
     local done = math.floor(20 * m.step / self.total)

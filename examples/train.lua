@@ -219,8 +219,6 @@ end
 
 -- -- what is about to happen ---------------------------------------------------------------------
 
-local peak_flops = ms.matmul_peak(o.dtype)
-ms.reset_peak_memory() -- without what measuring took
 local plan = model:plan { micro_batches = per_rank }
 
 local function print_plan()
@@ -229,9 +227,9 @@ local function print_plan()
       o.validate > 0 and 'the last 5 %' or 'nothing', o.out))
   local info = ms.dist.info()
   print(('launcher=%s world=%d transport=%s isa=%s '
-    .. 'matrix=%s (%.2f TFLOP/s a rank, measured) dtype=%s'):format(
+    .. 'matrix=%s dtype=%s'):format(
     info.launcher, world.world_size, info.transport, ms.cpu_isa(),
-    ms.matmul_name(o.dtype), peak_flops * 1e-12, o.dtype))
+    ms.matmul_name(o.dtype), o.dtype))
   local table_rows = { { 'unit', 'strategy', 'parameters', 'padding', 'shard' } }
   for _, u in ipairs(model:units()) do
     table_rows[#table_rows + 1] = {
@@ -331,7 +329,7 @@ for step = start, o.steps do
   if first then
     smooth = smooth and 0.95 * smooth + 0.05 * m.seconds or m.seconds
     m.tokens_per_s = o.tokens / smooth
-    m.peak_fraction = m.tokens_per_s * flops_per_token / (peak_flops * world.world_size)
+    m.tflops = m.tokens_per_s * flops_per_token * 1e-12
     m.peak_bytes = ms.memory().peak_total
     m.eta = (o.steps - step) * smooth
     log:step(m)

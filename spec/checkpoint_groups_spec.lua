@@ -95,33 +95,6 @@ describe('a checkpoint of a sub-group', function()
     assert.same({ [0] = 'true', 'true', 'true', 'true' }, reports)
   end)
 
-  it('is refused in a root of another group', function()
-    local reports, cause = runs.reports(4, function(rank)
-      local color = rank % 2
-      local model, opt = trained(ms.dist.split(color), color)
-      local manager = checkpoint.Manager { root = root, keep = 1 }
-      local state = { model = model, optimizer = opt }
-      local said = {}
-      for turn = 0, 1 do -- the first saves as it likes, the second not at all
-        if turn == color then
-          said[1] = told(manager.save, manager,
-            { step = 5 + color, model = model, optimizer = opt })
-          said[2] = told(manager.resume, manager, state)
-        end
-        ms.dist.barrier()
-      end
-      return said[1] .. '\n' .. tostring(said[2].step or said[2])
-    end)
-    assert.is_nil(cause)
-    local refused = ('error: rank 1: another group of this job, whose least rank is 0, has saved '
-      .. "checkpoint '%s/%s': give this one a root of its own"):format(root,
-      'step-00000005')
-    for rank = 0, 3 do
-      assert.equal(rank % 2 == 0 and root .. '/step-00000005\n5' or refused .. '\n' .. refused,
-        reports[rank])
-    end
-  end)
-
   it('is refused for a model and an optimizer of two groups', function()
     local reports, cause = runs.reports(4, function(rank)
       local pair = ms.dist.split(rank % 2)

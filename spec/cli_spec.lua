@@ -88,10 +88,10 @@ describe('the moonshard command', function()
       jit.off() -- compiled loops do not see what luajit makes of a SIGINT
       if ms.dist.init({ ranks = 2 }).rank == 0 then
         local stat = assert(io.open '/proc/self/stat'):read '*a'
-        local keeper = stat:match('^%d+ %b() %S (%d+)')
-        local of_keeper = assert(io.open('/proc/' .. keeper .. '/stat')):read '*a'
+        local reaper = stat:match('^%d+ %b() %S (%d+)')
+        local of_reaper = assert(io.open('/proc/' .. reaper .. '/stat')):read '*a'
         ms.dist.barrier()
-        io.popen('kill -SIGNAL ' .. of_keeper:match('^%d+ %b() %S (%d+)'))
+        io.popen('kill -SIGNAL ' .. of_reaper:match('^%d+ %b() %S (%d+)'))
       else
         ms.dist.barrier()
       end

@@ -159,7 +159,7 @@ local CASES = {
   end }, 'collective mismatch' },
 
   { 'the optimizer', adamw { lr = 0.1 },
-    'rank 0 has parameters of SGD (group 1, number 6) where rank 1 has parameters of AdamW' },
+    'rank 0 has parameters of SGD where rank 1 has parameters of AdamW' },
   { 'lr', sgd { lr = 0.2 }, 'lr of step of SGD is 0.1 on rank 0 and 0.2 on rank 1' },
   { 'betas', adamw { lr = 0.1, betas = { 0.9, 0.95 } },
     'betas[2] of step of AdamW is 0.999 on rank 0 and 0.95 on rank 1', adamw { lr = 0.1 } },

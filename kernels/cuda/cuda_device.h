@@ -1,4 +1,5 @@
-/* The CUDA device's own parts: conv_cudnn.c, device.c, matmul.c, memory.c, table.c. */
+/* The CUDA device's own parts: conv_cudnn.c, device.c, driver.c, matmul.c,
+ * memory.c, table.c. */
 #ifndef MS_CUDA_DEVICE_H
 #define MS_CUDA_DEVICE_H
 
@@ -32,7 +33,9 @@ cudaError_t msi_cuda_await_word(cudaStream_t stream, const uint64_t *word, uint6
 /* One thread that stores a word, behind everything before it. */
 cudaError_t msi_cuda_post_word(cudaStream_t stream, uint64_t *word, uint64_t value);
 
-/* Of the device: grids follow it. */
+/* -- driver.c --------------------------------------------------------------------------------- */
+
+/* Multiprocessors of the card: grids follow it. */
 extern int32_t msi_cuda_processors;
 /* Bytes of shared memory that a block may have. */
 extern int32_t msi_cuda_shared;

@@ -614,18 +614,6 @@ static void cuda_close(msi_device *base)
     free(d);
 }
 
-void *cuda_driver_call(const char *name)
-{
-    enum cudaDriverEntryPointQueryResult found;
-    void *fn = NULL;
-
-    return cudaGetDriverEntryPointByVersion(name, &fn, 12000, cudaEnableDefault, &found) ==
-                       cudaSuccess &&
-                   found == cudaDriverEntryPointSuccess
-               ? fn
-               : NULL;
-}
-
 /* What the driver can do on this card. */
 static void find_driver_calls(cuda_device *d)
 {
@@ -672,8 +660,6 @@ static int32_t cuda_count(char *error)
              e != cudaSuccess ? cudaGetErrorString(e) : "none is visible");
     return e == cudaSuccess ? n : 0;
 }
-
-int32_t msi_cuda_processors = 1, msi_cuda_shared;
 
 static bool switched_on(const char *name)
 {

@@ -8,7 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_BYTES = 46 /* a power of two */ };
+enum {
+    MOST_BYTES = 46,   /* a power of two */
+    BESIDE = 1 << 10,  /* bytes of records per block of a graph, roughly */
+    COLLECT = 64 << 20 /* bytes: see ms_memory_collect_due() */
+};
 
 static const char *const kind_names[MS_MEM_KINDS] = {"parameter",  "gradient", "optimizer",
                                                      "activation", "arena",    "scratch"};
@@ -16,7 +20,7 @@ static const char *const kind_names[MS_MEM_KINDS] = {"parameter",  "gradient", "
 /* After the context closed, the last block frees the heap. */
 static void close_heap(msi_heap *h)
 {
-    msi_wait_forget(h);
+    msi_heap_free_waiting(h, MSI_UNTIL_CLOSED);
     msi_heap_trim(h);
     for (int32_t i = 0; i < MSI_CLASSES; i++) {
         while (h->classes[i].free != NULL) {
@@ -26,9 +30,8 @@ static void close_heap(msi_heap *h)
             msi_piece_leave(b);
         }
     }
-    msi_chunks_forget(h); /* the device gives back what live blocks have */
+    msi_pieces_forget(h); /* live blocks lose a device's memory */
     h->closed = true;
-    h->lost = h->device != NULL;
     h->device = NULL;
     if (h->n_live == 0) {
         free(h);
@@ -57,6 +60,7 @@ static void use_device(msi_heap *h, msi_device *d, int32_t place)
     msi_device_info info = {0};
 
     h->device = d;
+    h->is_of_system = d == NULL;
     h->place = place;
     if (d != NULL) {
         d->ops->info(d, &info);
@@ -71,7 +75,7 @@ static msi_heap *heap_new(msi_device *d, int32_t place)
 
     if (h != NULL) {
         h->fail_in = -1;
-        msi_heap_collected(h);
+        h->collect_above = COLLECT;
         use_device(h, d, place);
     }
     return h;
@@ -173,7 +177,7 @@ static msi_mem_block *take_free(msi_class *c)
 /* Wait for waiting blocks, return free memory, retry. NULL: out of memory. */
 static msi_mem_block *take_at_last(msi_heap *h, msi_class *c)
 {
-    msi_wait_end(h);
+    msi_heap_free_waiting(h, MSI_UNTIL_WAITED);
     msi_mem_block *b = take_free(c);
 
     if (b == NULL) {
@@ -186,7 +190,7 @@ static msi_mem_block *take_at_last(msi_heap *h, msi_class *c)
 /* For a class without free blocks: one whose wait is over, or a new one. */
 __attribute__((noinline)) static msi_mem_block *take_other(msi_heap *h, msi_class *c)
 {
-    msi_wait_look(h);
+    msi_heap_free_waiting(h, MSI_UNTIL_DONE);
     msi_mem_block *b = take_free(c);
 
     if (b == NULL) {
@@ -342,7 +346,76 @@ void msi_alloc_fail_at(ms_context *ctx, int64_t k)
 void msi_alloc_trim(ms_context *ctx)
 {
     for (msi_heap *h = ctx->room[MSI_ROOM_BACKEND]; h != NULL; h = h->host) {
-        msi_wait_look(h);
+        msi_heap_free_waiting(h, MSI_UNTIL_DONE);
         msi_heap_trim(h);
+    }
+}
+
+/* -- statistics, and collecting garbage -------------------------------------------------------- */
+
+void msi_memory_stats(ms_context *ctx, ms_memory_stats *stats)
+{
+    const msi_heap *h = ctx->room[MSI_ROOM_BACKEND]; /* makes no heap, opens no device */
+
+    if (h != NULL) {
+        *stats = h->stats;
+        stats->cached = msi_heap_cached(h);
+        stats->pinned = h->host != NULL ? h->host->stats.live_total : 0;
+    } else {
+        memset(stats, 0, sizeof(*stats));
+    }
+    stats->live_handles = ctx->live_handles;
+}
+
+void ms_memory_stats_get(ms_memory_stats *stats)
+{
+    ms_context *ctx = msi_context_peek();
+
+    if (ctx != NULL) {
+        msi_memory_stats(ctx, stats);
+    } else {
+        memset(stats, 0, sizeof(*stats));
+    }
+}
+
+static msi_heap *heap_here(void)
+{
+    ms_context *ctx = msi_context_peek();
+
+    return ctx != NULL ? ctx->room[MSI_ROOM_BACKEND] : NULL;
+}
+
+void ms_memory_reset_peak(void)
+{
+    msi_heap *h = heap_here();
+
+    if (h != NULL) {
+        memcpy(h->stats.peak, h->stats.live, sizeof(h->stats.peak));
+        h->stats.peak_total = h->stats.live_total;
+    }
+}
+
+/* Lua's collector sees small refs, not the tensors and graphs they retain. It is due when live
+ * bytes exceed those after its last run by half, and by COLLECT. */
+static int64_t held(const msi_heap *h)
+{
+    return h->stats.live_total + h->n_live * BESIDE;
+}
+
+bool ms_memory_collect_due(void)
+{
+    const msi_heap *h = heap_here();
+
+    return h != NULL && held(h) > h->collect_above;
+}
+
+void ms_memory_collected(void)
+{
+    msi_heap *h = heap_here();
+
+    if (h != NULL) {
+        const int64_t now = held(h);
+
+        h->collect_above = now + (now / 2 > COLLECT ? now / 2 : COLLECT);
     }
 }

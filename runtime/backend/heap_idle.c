@@ -1,8 +1,46 @@
-/* Returning idle memory: a piece is returned once all its blocks were free for two steps. A step is
- * STEP allocations, so that it does not depend on speed. */
+/* Blocks that wait for a mark, and returning idle memory: a piece is returned once all its blocks
+ * were free for two steps. A step is STEP allocations, so that it does not depend on speed. */
 #include "heap.h"
 
 enum { STEP = 1 << 15 };
+
+/* -- blocks that must not be reused before a point in a stream --------------------------------- */
+
+void msi_wait_for(msi_mem_block *b, msi_mark mark)
+{
+    msi_waiting *w = &b->heap->waiting[mark.stream];
+
+    b->ticket = mark.ticket;
+    b->next = NULL;
+    *(w->first != NULL ? &w->last->next : &w->first) = b;
+    w->last = b;
+    b->heap->n_waiting++;
+}
+
+/* Done also if the device failed, as nothing will use it. */
+static bool is_over(msi_device *d, msi_mark mark, int32_t until)
+{
+    return until == MSI_UNTIL_CLOSED ||
+           (until == MSI_UNTIL_WAITED ? msi_device_drain_to(d, mark)
+                                      : d->ops->done(d, mark) != MSI_DEV_NOT_YET);
+}
+
+void msi_heap_free_waiting(msi_heap *h, int32_t until)
+{
+    for (int32_t i = 0; h->n_waiting > 0 && i < MSI_STREAMS; i++) {
+        msi_waiting *w = &h->waiting[i];
+
+        while (w->first != NULL && is_over(h->device, (msi_mark){i, w->first->ticket}, until)) {
+            msi_mem_block *b = w->first;
+
+            w->first = b->next;
+            h->n_waiting--;
+            msi_block_free(b);
+        }
+    }
+}
+
+/* -- idle memory ------------------------------------------------------------------------------- */
 
 /* Return a class's pieces whose blocks were all released before allocation `n`. */
 static void trim_class(msi_class *c, int64_t n)
@@ -50,9 +88,13 @@ static int64_t bytes_idle_since(const msi_heap *h, int64_t n)
     return bytes;
 }
 
+/* Pieces go after their users have run, so not inside a running item, whose later work may use
+ * them. (Free host blocks have no users.) */
 static void trim(msi_heap *h, int64_t n)
 {
-    if (bytes_idle_since(h, n) == 0 || !msi_pieces_may_go(h)) {
+    const bool is_used = h->device != NULL && h->place != MSI_PLACE_PINNED;
+
+    if (bytes_idle_since(h, n) == 0 || (is_used && !msi_device_drain(h->device))) {
         return;
     }
     for (int32_t i = 0; i < MSI_CLASSES; i++) {

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <xxhash.h>
 
@@ -59,6 +60,11 @@ int64_t msi_now_ns(void)
 double ms_time(void)
 {
     return (double)msi_now_ns() * 1e-9;
+}
+
+bool ms_is_terminal(int32_t fd)
+{
+    return isatty(fd) == 1;
 }
 
 /* Bytes of the printable UTF-8 character at `text`; 0: not printable. */

@@ -58,7 +58,7 @@ ms_status msi_atomic_file_begin(msi_atomic_file *f, const char *path)
     f->fd = -1;
     MS_TRY(find_target(f->target, path));
     MS_TRY(prepare_folder(f->target));
-    return msi_temporary_new(&f->fd, f->path, nonce, "", f->target, false);
+    return msi_temporary_new(&f->fd, f->path, nonce, f->target, false);
 }
 
 ms_status msi_atomic_file_end(msi_atomic_file *f, ms_status status)

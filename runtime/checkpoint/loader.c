@@ -182,16 +182,7 @@ static ms_status open_newest(ms_checkpoint_loader *l, ms_comm *comm, const char 
     }
 }
 
-/* Rank 0: list the root. Excludes steps of other groups of the job. */
-static ms_status begin_search(msi_listing *listing, ms_comm *comm, const char *root, bool steps)
-{
-    const msi_owner owner = msi_owner_of(comm);
-
-    MS_TRY(msi_listing_read(listing, root, steps ? 0 : -1, true));
-    return steps ? msi_owner_check(root, NULL, &owner) : MS_OK;
-}
-
-/* `steps`: only checkpoints named by steps. */
+/* Rank 0 lists the root. `steps`: only checkpoints named by steps. */
 static ms_status load_newest(ms_checkpoint_loader **out, ms_comm *comm, const char *root,
                              bool steps)
 {
@@ -204,7 +195,7 @@ static ms_status load_newest(ms_checkpoint_loader **out, ms_comm *comm, const ch
     MS_TRY(msi_outcome_check_group(comm, "checkpoint.load"));
     msi_outcome_keep(&own, loader_new(&l, comm));
     if (own.status == MS_OK && ms_comm_rank(comm) == 0) {
-        msi_outcome_keep(&own, begin_search(&listing, comm, root, steps));
+        msi_outcome_keep(&own, msi_listing_read(&listing, root, steps ? 0 : -1, true));
     }
     ms_status status = agree_on_root(comm, root, &own);
 

@@ -1,4 +1,5 @@
 /* Making manifests: ranks report what they wrote; the reports are checked and joined. */
+#include "comm.h"
 #include "manifest.h"
 #include "safetensors.h"
 

@@ -15,36 +15,23 @@
 
 /* -- names ------------------------------------------------------------------------------------- */
 
-static bool begins_with_nonce(const char *text)
+ms_status msi_temporary_path(msi_path path, const char *target, const char *nonce)
 {
-    return strspn(text, "0123456789abcdef") >= MSI_NONCE_DIGITS;
-}
-
-ms_status msi_temporary_path(msi_path path, const char *place, const char *nonce)
-{
-    return msi_path_set(path, "%s" MSI_TEMPORARY_MARK "%s", place, nonce);
-}
-
-/* The nonce of a temporary name, else NULL. `*n`: bytes before the mark. */
-static const char *temporary_nonce(const char *entry, size_t *n)
-{
-    const size_t n_mark = strlen(MSI_TEMPORARY_MARK);
-    const char *mark = strrchr(entry, '.');
-
-    if (mark == NULL || strncmp(mark, MSI_TEMPORARY_MARK, n_mark) != 0 ||
-        strlen(mark + n_mark) != MSI_NONCE_DIGITS || !begins_with_nonce(mark + n_mark)) {
-        return NULL;
-    }
-    *n = (size_t)(mark - entry);
-    return mark + n_mark;
+    return msi_path_set(path, "%s" MSI_TEMPORARY_MARK "%s", target, nonce);
 }
 
 bool msi_is_temporary(const char *entry, const char *name)
 {
-    size_t n;
+    const char *mark = strrchr(entry, '.');
+    const size_t n_mark = strlen(MSI_TEMPORARY_MARK);
 
-    return temporary_nonce(entry, &n) != NULL &&
-           (name == NULL || (strlen(name) == n && strncmp(entry, name, n) == 0));
+    if (mark == NULL || strncmp(mark, MSI_TEMPORARY_MARK, n_mark) != 0 ||
+        strlen(mark + n_mark) != MSI_NONCE_DIGITS ||
+        strspn(mark + n_mark, "0123456789abcdef") != MSI_NONCE_DIGITS) {
+        return false;
+    }
+    return name == NULL ||
+           (strlen(name) == (size_t)(mark - entry) && strncmp(entry, name, strlen(name)) == 0);
 }
 
 void msi_shard_name(char *name, int32_t rank, int32_t world, int32_t part)
@@ -232,14 +219,12 @@ static ms_status create_and_lock(int *fd, const char *path, bool folder)
     return status;
 }
 
-ms_status msi_temporary_new(int *fd, msi_path path, char *nonce, const char *mark,
-                            const char *place, bool folder)
+ms_status msi_temporary_new(int *fd, msi_path path, char *nonce, const char *target, bool folder)
 {
     *fd = -1;
     for (int attempt = 0; attempt < 10; attempt++) {
         MS_TRY(msi_io_nonce(nonce));
-        memcpy(nonce, mark, strlen(mark));
-        MS_TRY(msi_temporary_path(path, place, nonce));
+        MS_TRY(msi_temporary_path(path, target, nonce));
         MS_TRY(create_and_lock(fd, path, folder));
         if (*fd >= 0) {
             return MS_OK;
@@ -274,14 +259,14 @@ ms_status msi_folder_remove(const char *path, bool *others)
     return *others ? MS_OK : status;
 }
 
-ms_status msi_folder_retire(const char *path, const char *place, bool *others)
+ms_status msi_folder_retire(const char *path, const char *target, bool *others)
 {
     char nonce[MSI_NONCE_ROOM];
     msi_path doomed;
 
     *others = false;
     MS_TRY(msi_io_nonce(nonce));
-    MS_TRY(msi_temporary_path(doomed, place, nonce));
+    MS_TRY(msi_temporary_path(doomed, target, nonce));
     MS_TRY(msi_io_rename(path, doomed));
     MS_TRY(msi_folder_remove(doomed, others));
     return *others ? msi_io_rename(doomed, path) : MS_OK;
@@ -378,114 +363,4 @@ ms_status msi_pointer_read(msi_pointer *p, const char *root)
         snprintf(p->name, sizeof(p->name), "%s", strrchr(target, '/') + 1);
     }
     return MS_OK;
-}
-
-/* -- owners ------------------------------------------------------------------------------------ */
-
-enum { JOB_DIGITS = 6, RANK_DIGITS = 2, MEMBERS_DIGITS = 4, MANIFEST_HEAD = 256 };
-_Static_assert(JOB_DIGITS + RANK_DIGITS + MEMBERS_DIGITS + 1 == sizeof(msi_owner), "a mark");
-_Static_assert(MS_MAX_RANKS <= 1 << 4 * RANK_DIGITS, "a rank has so many digits");
-
-msi_owner msi_owner_of(const ms_comm *comm)
-{
-    uint64_t members = 0;
-    msi_owner owner;
-
-    for (int32_t q = 0; q < ms_comm_size(comm); q++) {
-        const uint64_t link[2] = {members, (uint64_t)msi_comm_rank_in_job(comm, q)};
-
-        members = ms_hash_bytes(link, sizeof(link));
-    }
-    snprintf(owner.mark, sizeof(owner.mark), "%06x%02x%04x",
-             (unsigned)(msi_comm_job_number(comm) >> 40), (unsigned)msi_comm_first_in_job(comm),
-             (unsigned)(members >> 48));
-    return owner;
-}
-
-typedef struct question {
-    const char *name; /* NULL: any step */
-    const msi_owner *asks;
-    bool saved; /* check published ones, else temporary ones */
-} question;
-
-static ms_status refuse(const char *does, const char *root, const char *name, const char *nonce)
-{
-    char digits[RANK_DIGITS + 1] = {0};
-
-    memcpy(digits, nonce + JOB_DIGITS, RANK_DIGITS);
-    return MS_FAIL(MS_VALUE_ERROR,
-                   "another group of this job, whose least rank is %d, %s checkpoint '%s/%s': "
-                   "give this one a %s of its own",
-                   (int)strtol(digits, NULL, 16), does, root, name,
-                   msi_folder_step(name) >= 0 ? "root" : "path");
-}
-
-/* The nonce near the start of the manifest at `path`; "": unreadable. */
-static void read_nonce(char *nonce, const char *path)
-{
-    char head[MANIFEST_HEAD], *at;
-    const int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    const ssize_t n = fd >= 0 ? pread(fd, head, sizeof(head) - 1, 0) : 0;
-
-    if (fd >= 0) {
-        close(fd);
-    }
-    head[n > 0 ? n : 0] = '\0';
-    nonce[0] = '\0';
-    at = strstr(head, "\"nonce\"");
-    if (at != NULL) {
-        at += strlen("\"nonce\"");
-        at += strspn(at, " \t\r\n:\"");
-        snprintf(nonce, MSI_NONCE_ROOM, "%.*s", begins_with_nonce(at) ? MSI_NONCE_DIGITS : 0, at);
-    }
-}
-
-static ms_status check_entry(void *user, const char *root, const char *entry)
-{
-    const question *q = user;
-    size_t n = strlen(entry);
-    const char *written = temporary_nonce(entry, &n);
-    char name[NAME_MAX + 1], nonce[MSI_NONCE_ROOM];
-    msi_path path;
-
-    snprintf(name, sizeof(name), "%.*s", (int)n, entry);
-    const bool counts = q->name == NULL || msi_folder_step(q->name) >= 0
-                            ? msi_folder_step(name) >= 0
-                            : strcmp(name, q->name) == 0;
-
-    if (!counts || (written == NULL) != q->saved) {
-        return MS_OK;
-    }
-    MS_TRY(msi_path_set(path, "%s/%s", root, entry));
-    if (written != NULL) {
-        snprintf(nonce, sizeof(nonce), "%s", written);
-    } else {
-        MS_TRY(msi_path_set(path, "%s/%s/%s", root, entry, MSI_MANIFEST_NAME));
-        read_nonce(nonce, path);
-    }
-    if (strncmp(nonce, q->asks->mark, JOB_DIGITS) != 0 ||
-        strncmp(nonce, q->asks->mark, strlen(q->asks->mark)) == 0) {
-        return MS_OK; /* another job's, or this group's */
-    }
-    if (written == NULL) {
-        return refuse("has saved", root, name, nonce);
-    }
-    msi_lock lock;
-    int fd;
-
-    MS_TRY(msi_folder_lock(&fd, &lock, path));
-    if (fd >= 0) {
-        close(fd);
-    }
-    return lock == MSI_LOCK_BUSY ? refuse("is writing", root, name, nonce) : MS_OK;
-}
-
-ms_status msi_owner_check(const char *root, const char *name, const msi_owner *asks)
-{
-    question q = {.name = name, .asks = asks};
-
-    /* In this order, so that the second pass sees a writer that publishes between. */
-    MS_TRY(msi_folder_each(root, true, check_entry, &q));
-    q.saved = true;
-    return msi_folder_each(root, true, check_entry, &q);
 }

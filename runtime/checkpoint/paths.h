@@ -3,7 +3,6 @@
 #ifndef MSI_PATHS_H
 #define MSI_PATHS_H
 
-#include "comm.h"
 #include "io.h"
 
 #define MSI_MANIFEST_NAME "manifest.json"
@@ -17,8 +16,8 @@ enum { MSI_SHARD_NAME = 64 }; /* bytes of a name, with its zero */
 void msi_shard_name(char *name, int32_t rank, int32_t world, int32_t part);
 /* True if `name` is such a name; sets rank and number of ranks. */
 bool msi_shard_name_read(const char *name, int32_t *rank, int32_t *world);
-/* The temporary name for `place`. */
-ms_status msi_temporary_path(msi_path path, const char *place, const char *nonce);
+/* The temporary name for `target`. */
+ms_status msi_temporary_path(msi_path path, const char *target, const char *nonce);
 /* True if temporary, of `name` or (NULL) of any. */
 bool msi_is_temporary(const char *entry, const char *name);
 /* The step whose ms_checkpoint_step_name() is `name`, or -1. */
@@ -57,16 +56,15 @@ typedef enum msi_lock {
 /* Try to lock the folder at `path` (not a link) until `*fd` is closed. `*fd` is -1 if it is locked
  * by another or missing. */
 ms_status msi_folder_lock(int *fd, msi_lock *lock, const char *path);
-/* Create a folder (or file) with a temporary name for `place` and lock it. `nonce` has
- * MSI_NONCE_ROOM bytes and begins with `mark`. A failure leaves nothing. */
-ms_status msi_temporary_new(int *fd, msi_path path, char *nonce, const char *mark,
-                            const char *place, bool folder);
+/* Create a folder (or file) with a temporary name for `target` and lock it. `nonce` has
+ * MSI_NONCE_ROOM bytes. A failure leaves nothing. */
+ms_status msi_temporary_new(int *fd, msi_path path, char *nonce, const char *target, bool folder);
 /* Remove the files of a checkpoint from the folder at `path`, then the folder. Does not follow
  * links. Foreign files remain, with the folder: then `*others` is true. */
 ms_status msi_folder_remove(const char *path, bool *others);
-/* The same, after a rename to a temporary name of `place`: nobody sees a partial folder or adds
+/* The same, after a rename to a temporary name of `target`: nobody sees a partial folder or adds
  * files late. With foreign files the folder gets its name back. */
-ms_status msi_folder_retire(const char *path, const char *place, bool *others);
+ms_status msi_folder_retire(const char *path, const char *target, bool *others);
 /* Remove what dead writers left in `root`: of checkpoint `name` and of `latest`, or all (NULL).
  * Warns about what it cannot remove. */
 ms_status msi_folder_sweep(const char *root, const char *name);
@@ -79,20 +77,5 @@ typedef struct msi_pointer {
 } msi_pointer;
 
 ms_status msi_pointer_read(msi_pointer *p, const char *root);
-
-/* -- owners ------------------------------------------------------------------------------------ */
-
-/* Groups of one job must not replace each other's checkpoints. A writer's nonce begins with its
- * group's mark: digits of the job, the smallest rank, and a hash of all members. It is in the
- * temporary folder's name and in the manifest. */
-typedef struct msi_owner {
-    char mark[13];
-} msi_owner;
-
-msi_owner msi_owner_of(const ms_comm *comm);
-/* MS_VALUE_ERROR if another group of the job writes or has saved checkpoint `name` under `root`
- * (for a step's name, or NULL: any step). Of two writers that ask, with their folders locked, at
- * least one fails. Unreadable entries are ignored. */
-ms_status msi_owner_check(const char *root, const char *name, const msi_owner *asks);
 
 #endif

@@ -100,13 +100,10 @@ static ms_status give_up(ms_checkpoint_writer *w, ms_status status)
 /* Rank 0: make root and temporary folder; remove what dead writers of this name left. */
 static ms_status make_folder(ms_checkpoint_writer *w)
 {
-    const msi_owner owner = msi_owner_of(w->comm);
-
     MS_TRY(msi_checkpoint_check_target(w->root, w->name));
     MS_TRY(msi_io_mkdir_all(w->root));
     MS_TRY(msi_folder_sweep(w->root, w->name));
-    MS_TRY(msi_temporary_new(&w->lock, w->folder, w->nonce, owner.mark, w->path, true));
-    return msi_owner_check(w->root, w->name, &owner);
+    return msi_temporary_new(&w->lock, w->folder, w->nonce, w->path, true);
 }
 
 static ms_status writer_new(ms_checkpoint_writer **out, ms_comm *comm, const char *root,

@@ -1,6 +1,6 @@
 /* Groups and the words they wait on: the private part of moonshard/comm.h.
  *
- * Every member has a ring of records (its operations, by sequence) in shared memory, and a doorbell
+ * Every member has a ring of records (its operations, by sequence) in shared memory, and a wakeups
  * in its job to sleep on. A rank that changes a word that peers may wait for calls msi_comm_ring().
  * Uses C11 atomics without fences, as ThreadSanitizer requires. */
 #ifndef MSI_COMM_H
@@ -81,10 +81,6 @@ typedef struct msi_segment {
 
 /* Rank in the job of member q, for messages. In a fake group q. */
 int32_t msi_comm_rank_in_job(const ms_comm *comm, int32_t q);
-/* A number shared by all groups of a job and different in other jobs. */
-uint64_t msi_comm_job_number(const ms_comm *comm);
-/* Its members' smallest rank in the job; differs between disjoint groups. */
-int32_t msi_comm_first_in_job(const ms_comm *comm);
 /* Publish the next operation of the schedule; returns its sequence number. Never waits. */
 ms_status msi_comm_publish(ms_comm *comm, const msi_fingerprint *fp, uint64_t *seq);
 /* Sequence number of the next operation. */

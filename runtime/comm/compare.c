@@ -23,33 +23,51 @@ static bool report_failure(ms_comm *c, int32_t a, const msi_fingerprint *fa, int
     return true;
 }
 
-/* Members a < b published fa and fb at sequence `s`. Differing notes came earlier. */
+/* "rank 1 calls barrier()", "rank 1 has left" */
+static const char *side_text(const ms_comm *c, int32_t q, const msi_fingerprint *fp, char *buffer,
+                             size_t nbytes)
+{
+    char call[MSI_CALL_TEXT];
+
+    snprintf(buffer, nbytes, fp != NULL ? "rank %d calls %s" : "rank %d has left",
+             (int)c->in_job[q], fp != NULL ? msi_fingerprint_text(fp, call, sizeof(call)) : "");
+    return buffer;
+}
+
+static uint64_t noted_by(const ms_comm *c, int32_t q, const msi_fingerprint *fp)
+{
+    return fp != NULL ? fp->noted : msi_noted(c, q);
+}
+
+/* Members a and b published fa and fb at sequence `s`; NULL: left before. Differing values were
+ * recorded earlier. */
 static void report_difference(ms_comm *c, int32_t a, const msi_fingerprint *fa, int32_t b,
                               const msi_fingerprint *fb, uint64_t s)
 {
-    int32_t other = c->own == a ? b : a;
-    char ta[MSI_CALL_TEXT], tb[MSI_CALL_TEXT], notes[MSI_NOTED_TEXT] = "";
+    const int32_t other = c->own == a || fb == NULL ? b : a;
+    const uint64_t noted_a = noted_by(c, a, fa), noted_b = noted_by(c, b, fb);
+    const bool same = fa != NULL && fb != NULL ? msi_fingerprint_same_call(fa, fb) : fa == fb;
+    char ta[MSI_CALL_TEXT + 32], tb[MSI_CALL_TEXT + MSI_SEQUENCE_TEXT], notes[MSI_NOTED_TEXT] = "";
     char failure[MSI_FAILURE_TEXT], sequence[MSI_SEQUENCE_TEXT];
 
-    if (report_failure(c, a, fa, b, fb, s)) {
+    if (fa != NULL && fb != NULL && report_failure(c, a, fa, b, fb, s)) {
         return;
     }
-    msi_failure_text(c, a, b, failure, sizeof(failure));
-    msi_fingerprint_text(fa, ta, sizeof(ta));
-    msi_fingerprint_text(fb, tb, sizeof(tb));
-    msi_sequence_text(c, s, sequence, sizeof(sequence));
-    if (fa->noted != fb->noted) {
-        msi_notes_text(c, a, fa->noted, b, fb->noted, notes, sizeof(notes));
+    if (noted_a != noted_b) {
+        msi_notes_text(c, a, noted_a, b, noted_b, notes, sizeof(notes));
     }
-    if (msi_fingerprint_same_call(fa, fb)) {
+    msi_failure_text(c, a, b, failure, sizeof(failure));
+    msi_sequence_text(c, s, sequence, sizeof(sequence));
+    if (same) {
+        snprintf(tb, sizeof(tb), fa != NULL ? "at %s, %s" : "when they had left",
+                 fa != NULL ? msi_fingerprint_text(fa, ta, sizeof(ta)) : "", sequence);
         msi_job_abort(c->job, c->in_job[c->own], c->in_job[other], MSI_CAUSE_MISMATCH,
-                      MS_COMM_ERROR, "the ranks differ: %s (found at %s, %s)%s", notes, ta,
-                      sequence, failure);
+                      MS_COMM_ERROR, "the ranks differ: %s (found %s)%s", notes, tb, failure);
         return;
     }
     msi_job_abort(c->job, c->in_job[c->own], c->in_job[other], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                  "collective mismatch at %s: rank %d calls %s, rank %d calls %s%s%s%s", sequence,
-                  (int)c->in_job[a], ta, (int)c->in_job[b], tb,
+                  "collective mismatch at %s: %s, %s%s%s%s", sequence,
+                  side_text(c, a, fa, ta, sizeof(ta)), side_text(c, b, fb, tb, sizeof(tb)),
                   notes[0] != '\0' ? "; before that they differ: " : "", notes, failure);
 }
 
@@ -121,51 +139,30 @@ static uint64_t published(const ms_comm *c, int32_t q)
     return atomic_load_explicit(&c->members[q].published, memory_order_acquire);
 }
 
-/* Member b left without a call that member a made. */
-static void report_call_more(ms_comm *c, int32_t a, int32_t b)
-{
-    uint64_t s = published(c, b) + 1, hash;
-    char call[MSI_CALL_TEXT] = "another collective", notes[MSI_NOTED_TEXT] = "";
-    char failure[MSI_FAILURE_TEXT], sequence[MSI_SEQUENCE_TEXT];
-    msi_fingerprint fp;
-
-    if (msi_record_read(&c->members[a], s, &fp, &hash)) {
-        msi_fingerprint_text(&fp, call, sizeof(call));
-        if (fp.noted != msi_noted(c, b)) {
-            msi_notes_text(c, a, fp.noted, b, msi_noted(c, b), notes, sizeof(notes));
-        }
-    }
-    msi_job_abort(c->job, c->in_job[c->own], c->in_job[b], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                  "collective mismatch at %s: rank %d calls %s, rank %d has left%s%s%s",
-                  msi_sequence_text(c, s, sequence, sizeof(sequence)), (int)c->in_job[a], call,
-                  (int)c->in_job[b], notes[0] != '\0' ? "; before that they differ: " : "", notes,
-                  msi_failure_text(c, a, b, failure, sizeof(failure)));
-}
-
 /* Compare member q's end with this one's. */
 static bool left_alike(ms_comm *c, int32_t q)
 {
-    uint64_t mine = published(c, c->own), theirs = published(c, q), hash, own;
-    uint64_t last = mine < theirs ? mine : theirs;
-    char notes[MSI_NOTED_TEXT], failure[MSI_FAILURE_TEXT];
+    const uint64_t mine = published(c, c->own), theirs = published(c, q);
+    const uint64_t last = mine < theirs ? mine : theirs;
+    const int32_t a = mine >= theirs ? c->own : q, b = mine >= theirs ? q : c->own;
+    uint64_t hash, own;
+    msi_fingerprint more;
 
     if (msi_record_read(&c->members[q], last, NULL, &hash) &&
         msi_record_read(&c->members[c->own], last, NULL, &own) && hash != own) {
         report_mismatch(c, q, last);
         return false;
     }
-    if (mine != theirs) {
-        report_call_more(c, mine > theirs ? c->own : q, mine > theirs ? q : c->own);
-        return false;
+    if (mine == theirs && msi_noted(c, q) == msi_noted(c, c->own)) {
+        return true;
     }
-    if (msi_noted(c, q) != msi_noted(c, c->own)) {
-        msi_notes_text(c, c->own, msi_noted(c, c->own), q, msi_noted(c, q), notes, sizeof(notes));
-        msi_job_abort(c->job, c->in_job[c->own], c->in_job[q], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
-                      "the ranks differ: %s (found when they had left)%s", notes,
-                      msi_failure_text(c, c->own, q, failure, sizeof(failure)));
-        return false;
+    const bool read = mine != theirs && msi_record_read(&c->members[a], last + 1, &more, &hash);
+
+    if (mine != theirs && !read) { /* overwritten */
+        more = (msi_fingerprint){.kind = MSI_COLL_NONE, .ndim = -1, .noted = msi_noted(c, a)};
     }
-    return true;
+    report_difference(c, a, mine != theirs ? &more : NULL, b, NULL, last + 1);
+    return false;
 }
 
 bool msi_members_left_alike(ms_comm *c)

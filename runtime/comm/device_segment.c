@@ -1,6 +1,6 @@
 /* Segments in device memory.
  *
- * One member's device allocates it and exports a descriptor. The others receive a copy, by letter
+ * One member's device allocates it and exports a descriptor. The others receive a copy, by message
  * or, as threads, in their hand-off word, and map it through their device. As for host memory, two
  * rounds of agreement make every rank fail if one cannot. Descriptors are then closed; the memory
  * exists while anyone maps it.
@@ -143,7 +143,7 @@ static int put_handoff(ms_comm *c, int32_t q, int32_t fd)
     return 0;
 }
 
-/* A process discards a descriptor left in its mailbox. */
+/* A process discards a descriptor left in its socket. */
 static void take_back(ms_comm *c)
 {
     for (int32_t q = 0; c->job->threads && q < c->size; q++) {
@@ -156,7 +156,7 @@ static void take_back(ms_comm *c)
 }
 
 /* To all other members or none. Returns errno. */
-static int hand_over(ms_comm *c, msi_letter letter, int32_t fd)
+static int hand_over(ms_comm *c, msi_purpose message, int32_t fd)
 {
     int error = 0;
 
@@ -166,7 +166,7 @@ static int hand_over(ms_comm *c, msi_letter letter, int32_t fd)
     for (int32_t q = 0; q < c->size && error == 0; q++) {
         if (q != c->rank) {
             error = c->job->threads ? put_handoff(c, q, fd)
-                                    : msi_mail_send(c->job, c->in_job[q], letter, fd);
+                                    : msi_descriptors_send(c->job, c->in_job[q], message, fd);
         }
     }
     if (error != 0) {
@@ -176,10 +176,10 @@ static int hand_over(ms_comm *c, msi_letter letter, int32_t fd)
 }
 
 /* Returns errno. */
-static int receive(ms_comm *c, msi_letter letter, int32_t *fd)
+static int receive(ms_comm *c, msi_purpose message, int32_t *fd)
 {
     if (!c->job->threads) {
-        return msi_mail_receive(c->job, c->in_job[c->rank], letter, fd);
+        return msi_descriptors_receive(c->job, c->in_job[c->rank], message, fd);
     }
     *fd = take_handoff(c, c->rank);
     return *fd >= 0 ? 0 : ECANCELED; /* its owner dropped it */
@@ -187,28 +187,29 @@ static int receive(ms_comm *c, msi_letter letter, int32_t *fd)
 
 /* -- making it --------------------------------------------------------------------------------- */
 
-static msi_refusal offer(msi_segment *s, msi_letter letter)
+static msi_refusal offer(msi_segment *s, msi_purpose message)
 {
     const msi_refusal shared = refusal(s, get(s, share));
 
-    return shared.status != MS_OK ? shared
-                                  : msi_refusal_of(msi_bound_of(hand_over(s->comm, letter, s->fd)));
+    return shared.status != MS_OK
+               ? shared
+               : msi_refusal_of(msi_bound_of(hand_over(s->comm, message, s->fd)));
 }
 
-static msi_refusal accept_offer(msi_segment *s, msi_letter letter)
+static msi_refusal accept_offer(msi_segment *s, msi_purpose message)
 {
-    const int error = is_owner(s) ? 0 : receive(s->comm, letter, &s->fd);
+    const int error = is_owner(s) ? 0 : receive(s->comm, message, &s->fd);
 
     return error != 0 ? msi_refusal_of(msi_bound_of(error)) : refusal(s, attach_all(s));
 }
 
 static ms_status agree_on(msi_segment *s, uint64_t seq)
 {
-    const msi_letter letter = {.group = s->comm->id, .seq = seq};
-    msi_refusal mine = is_owner(s) ? offer(s, letter) : (msi_refusal){.status = MS_OK};
+    const msi_purpose message = {.group = s->comm->id, .seq = seq};
+    msi_refusal mine = is_owner(s) ? offer(s, message) : (msi_refusal){.status = MS_OK};
 
     MS_TRY(msi_segment_agree(s, seq, &mine, "reserve"));
-    mine = accept_offer(s, letter);
+    mine = accept_offer(s, message);
     return msi_segment_agree(s, seq, &mine, "map");
 }
 

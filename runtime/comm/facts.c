@@ -25,21 +25,6 @@ void ms_comm_ranks(const ms_comm *comm, int32_t *ranks)
     }
 }
 
-uint64_t msi_comm_job_number(const ms_comm *comm)
-{
-    return comm->job->block->nonce;
-}
-
-int32_t msi_comm_first_in_job(const ms_comm *comm)
-{
-    int32_t first = comm->in_job[0];
-
-    for (int32_t q = 1; q < comm->n_members; q++) {
-        first = comm->in_job[q] < first ? comm->in_job[q] : first;
-    }
-    return first;
-}
-
 bool ms_comm_is_fake(const ms_comm *comm)
 {
     return comm->is_fake;

@@ -12,10 +12,10 @@ enum {
     MSI_RING = 64,          /* fingerprints kept per member */
     MSI_NOTES = 256,        /* notes kept per member */
     MSI_CHUNK = 256 * 1024, /* bytes staged at a time: two chunks stay in a core's L2 */
-    MSI_MAIL = 256 * 1024,  /* bytes of a member's messages on their way, for all others together */
-    MSI_CALL_TEXT = 384,    /* text of a fingerprint */
+    MSI_CHANNEL =
+        256 * 1024,      /* bytes of a member's messages on their way, for all others together */
+    MSI_CALL_TEXT = 384, /* text of a fingerprint */
     MSI_OPERATION_TEXT = 256,
-    MSI_RANKS_TEXT = 128,
     MSI_SEQUENCE_TEXT = 48 + MSI_RANKS_TEXT,
     MSI_MODEL_TEXT = 24,
     MSI_NOTED_TEXT = 512,  /* text of differing notes */
@@ -55,10 +55,10 @@ typedef struct msi_member {
 } msi_member;
 
 /* Messages from one member to another: a ring of chunks. */
-typedef struct msi_mail {
+typedef struct msi_channel {
     _Alignas(64) _Atomic uint64_t sent;  /* chunks that the sender has written */
     _Alignas(64) _Atomic uint64_t taken; /* and the receiver has read */
-} msi_mail;
+} msi_channel;
 
 /* Do the members' devices have separate memories? */
 enum { MSI_APART_UNKNOWN, MSI_APART_NO, MSI_APART_YES };
@@ -77,8 +77,8 @@ struct ms_comm {
     msi_member *members;    /* (n_members) */
     msi_note_record *notes; /* (n_members, MSI_NOTES); NULL without peers */
     char *staging;          /* (n_members, 2, MSI_CHUNK); or NULL */
-    msi_mail *mail;         /* (n_members, n_members): from, to; or NULL */
-    char *mail_bytes;       /* (n_members, MSI_MAIL), shared by those to whom a member sends */
+    msi_channel *channel;   /* (n_members, n_members): from, to; or NULL */
+    char *channel_bytes;    /* (n_members, MSI_CHANNEL), shared by those to whom a member sends */
     uint64_t seq, hash, step;
     uint64_t n_notes;  /* of this rank */
     uint64_t id;       /* in its job, equal on all members; 0: world */
@@ -216,7 +216,7 @@ bool msi_member_left(const ms_comm *c, int32_t q);
 /* Member q has left without what `operation` needs: end the job. MS_COMM_ERROR. */
 ms_status msi_member_left_error(ms_comm *c, int32_t q, const char *operation);
 
-/* -- mail.c -----------------------------------------------------------------------------------
+/* -- channel.c -----------------------------------------------------------------------------------
  */
 /* Move pending messages of this rank on, in all groups, as far as they go without waiting. */
 void msi_messages_progress(void);

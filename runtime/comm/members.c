@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 typedef struct places {
-    int64_t notes, staging, mail, mail_bytes, nbytes;
+    int64_t notes, staging, channel, channel_bytes, nbytes;
 } places;
 
 static places places_of(int32_t size)
@@ -15,9 +15,9 @@ static places places_of(int32_t size)
     p.nbytes = p.staging;
     if (size > 1) {
         p.staging += (int64_t)sizeof(msi_note_record) * MSI_NOTES * size;
-        p.mail = p.staging + (int64_t)size * 2 * MSI_CHUNK;
-        p.mail_bytes = p.mail + (int64_t)sizeof(msi_mail) * size * size;
-        p.nbytes = p.mail_bytes + (int64_t)size * MSI_MAIL;
+        p.channel = p.staging + (int64_t)size * 2 * MSI_CHUNK;
+        p.channel_bytes = p.channel + (int64_t)sizeof(msi_channel) * size * size;
+        p.nbytes = p.channel_bytes + (int64_t)size * MSI_CHANNEL;
     }
     return p;
 }
@@ -30,7 +30,7 @@ int64_t msi_members_bytes(int32_t size)
 uint32_t msi_members_layout(void)
 {
     return (uint32_t)msi_mix64(sizeof(msi_member) + 1000037 * sizeof(msi_note_record) * MSI_NOTES +
-                               MSI_CHUNK + 7919 * (sizeof(msi_mail) + MSI_MAIL));
+                               MSI_CHUNK + 7919 * (sizeof(msi_channel) + MSI_CHANNEL));
 }
 
 void msi_members_place(ms_comm *c, void *memory)
@@ -41,8 +41,8 @@ void msi_members_place(ms_comm *c, void *memory)
     if (c->n_members > 1) {
         c->notes = (void *)((char *)memory + p.notes);
         c->staging = (char *)memory + p.staging;
-        c->mail = (void *)((char *)memory + p.mail);
-        c->mail_bytes = (char *)memory + p.mail_bytes;
+        c->channel = (void *)((char *)memory + p.channel);
+        c->channel_bytes = (char *)memory + p.channel_bytes;
     }
 }
 
@@ -63,26 +63,14 @@ void msi_members_of_job(ms_comm *out, msi_job *job, int32_t rank, int32_t *in_jo
 
 const char *msi_ranks_text(const ms_comm *c, const bool *marked, char *buffer, size_t nbytes)
 {
-    char list[96] = "";
-    int32_t n = 0, more = 0;
-    size_t at = 0;
+    int32_t ranks[c->n_members], n = 0;
 
     for (int32_t q = 0; q < c->n_members; q++) {
-        if (marked != NULL && !marked[q]) {
-            continue;
+        if (marked == NULL || marked[q]) {
+            ranks[n++] = c->in_job[q];
         }
-        if (at + sizeof(", 127") + sizeof(" and 127 more") > sizeof(list)) {
-            more++;
-            continue;
-        }
-        at += (size_t)snprintf(list + at, sizeof(list) - at, "%s%d", n++ > 0 ? ", " : "",
-                               (int)c->in_job[q]);
     }
-    if (more > 0) {
-        snprintf(list + at, sizeof(list) - at, " and %d more", (int)more);
-    }
-    snprintf(buffer, nbytes, "%s %s", n == 1 ? "rank" : "ranks", list);
-    return buffer;
+    return msi_ranks_list(ranks, n, buffer, nbytes);
 }
 
 const char *msi_sequence_text(const ms_comm *c, uint64_t seq, char *buffer, size_t nbytes)

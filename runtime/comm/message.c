@@ -1,5 +1,5 @@
-/* Calls that send and receive messages (mail.c). */
-#include "mail.h"
+/* Calls that send and receive messages (channel.c). */
+#include "channel.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,13 +8,13 @@
 /* "recv(f32 (2), tag 0) from rank 1" */
 static const char *message_text(const ms_message *m, char *buffer, size_t nbytes)
 {
-    char data[MSI_MAIL_TEXT], who[32] = "any rank";
+    char data[MSI_MESSAGE_TEXT], who[32] = "any rank";
 
     if (m->peer != MSI_ANY_RANK) {
         snprintf(who, sizeof(who), "rank %d", (int)msi_comm_rank_in_job(m->comm, m->peer));
     }
     snprintf(buffer, nbytes, "%s(%s) %s %s", m->sends ? "send" : "recv",
-             msi_mail_text(&m->head, data, sizeof(data)), m->sends ? "to" : "from", who);
+             msi_message_text(&m->head, data, sizeof(data)), m->sends ? "to" : "from", who);
     return buffer;
 }
 
@@ -42,11 +42,11 @@ static ms_status begin(ms_message **out, ms_comm *c, ms_tensor *t, int32_t peer,
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a message");
     }
     *m = (ms_message){.comm = c, .peer = peer, .sends = sends};
-    m->head = (msi_mail_head){
+    m->head = (msi_message_head){
         .numel = msi_view_numel(&t->v), .dtype = t->v.dtype, .ndim = t->v.ndim, .tag = tag};
     memcpy(m->head.shape, t->v.shape, sizeof(*t->v.shape) * (size_t)t->v.ndim);
     m->nbytes = m->head.numel * ms_dtype_size(t->v.dtype);
-    if (c->mail == NULL) { /* a fake group: nobody sends or receives */
+    if (c->channel == NULL) { /* a fake group: nobody sends or receives */
         m->done = true;
         *out = m;
         return MS_OK;
@@ -60,7 +60,7 @@ static ms_status begin(ms_message **out, ms_comm *c, ms_tensor *t, int32_t peer,
     }
     m->t = ms_tensor_retain(t);
     t->v.storage->version += !sends;
-    msi_mail_append(m);
+    msi_message_append(m);
     *out = m;
     msi_messages_progress();
     return MS_OK;
@@ -97,7 +97,7 @@ static bool may_go_on(void *user)
 {
     const ms_message *m = user;
 
-    return m->done || is_alone(m) || msi_mail_may_move(m);
+    return m->done || is_alone(m) || msi_message_may_move(m);
 }
 
 static ms_status outcome(const ms_message *m)
@@ -107,10 +107,10 @@ static ms_status outcome(const ms_message *m)
 
 ms_status ms_message_wait(ms_message *m)
 {
-    char text[MSI_OPERATION_TEXT + MSI_MAIL_TEXT];
+    char text[MSI_OPERATION_TEXT + MSI_MESSAGE_TEXT];
 
     while (!m->done) {
-        const bool alone = is_alone(m); /* before the last look: see [Note: judge first] */
+        const bool alone = is_alone(m); /* before the last look: see [Note: status first] */
         ms_comm *c = m->comm;
 
         msi_messages_progress();

@@ -112,31 +112,6 @@ static const char *subject_text(const msi_note *note, char *buffer, size_t nbyte
     return buffer;
 }
 
-/* "step of SGD (group 1, lr 0.1)" */
-static void note_text(const msi_note *note, char *buffer, size_t nbytes)
-{
-    int at = (int)strlen(subject_text(note, buffer, nbytes));
-    const char *before = " (";
-
-    if (note->n_numbers == 0) {
-        snprintf(buffer + at, nbytes - (size_t)at, note->text.text[0] != '\0' ? " %s" : "%s",
-                 note->text.text);
-        return;
-    }
-    for (int64_t i = 0; i < note->n_numbers && (size_t)at < nbytes; i++) {
-        char name[MSI_LABEL_TEXT];
-
-        if (!number_name(note, i, name, sizeof(name))) {
-            at += snprintf(buffer + at, nbytes - (size_t)at, "%s%s %.9g", before, name,
-                           note->number[i]);
-            before = ", ";
-        }
-    }
-    if (before[0] == ',' && (size_t)at < nbytes) {
-        snprintf(buffer + at, nbytes - (size_t)at, ")");
-    }
-}
-
 /* Two numbers with enough digits to differ. */
 static void numbers_text(double a, double b, char *ta, char *tb, size_t nbytes)
 {
@@ -153,19 +128,13 @@ static void numbers_text(double a, double b, char *ta, char *tb, size_t nbytes)
 static void values_text(const msi_note *na, int32_t a, const msi_note *nb, int32_t b, char *buffer,
                         size_t nbytes)
 {
-    const char *text = na->text.text;
     char label[MSI_SUBJECT_TEXT], name[MSI_LABEL_TEXT], ta[32], tb[32];
     int64_t i = 0;
 
     subject_text(na, label, sizeof(label));
-    if (na->n_numbers == 0 && strcmp(text, nb->text.text) == 0) {
-        snprintf(buffer, nbytes, "%s is %s on ranks %d and %d, and not the same where it is cut",
-                 label, text, (int)a, (int)b);
-        return;
-    }
     if (na->n_numbers == 0) {
-        snprintf(buffer, nbytes, "%s is %s on rank %d and %s on rank %d", label, text, (int)a,
-                 nb->text.text, (int)b);
+        snprintf(buffer, nbytes, "%s is %s on rank %d and %s on rank %d", label, na->text.text,
+                 (int)a, nb->text.text, (int)b);
         return;
     }
     while (i + 1 < na->n_numbers &&
@@ -192,42 +161,41 @@ static bool same_subject(const msi_note *a, const msi_note *b)
 const char *msi_notes_text(ms_comm *c, int32_t a, uint64_t noted_a, int32_t b, uint64_t noted_b,
                            char *buffer, size_t nbytes)
 {
-    int32_t ra = c->in_job[a], rb = c->in_job[b];
+    const int32_t ra = c->in_job[a], rb = c->in_job[b];
     uint64_t last_a, last_b, hash_a, hash_b;
+    char ta[MSI_SUBJECT_TEXT], tb[MSI_SUBJECT_TEXT];
     msi_note na, nb;
-    char ta[MSI_NOTED_TEXT], tb[MSI_NOTED_TEXT];
 
     snprintf(buffer, nbytes, "ranks %d and %d noted different things, too long ago to name them",
              (int)ra, (int)rb);
     if (!find(c, a, noted_a, &last_a) || !find(c, b, noted_b, &last_b)) {
         return buffer;
     }
-    uint64_t last = last_a > last_b ? last_a : last_b;
+    const uint64_t last = last_a > last_b ? last_a : last_b;
     bool known = last < MSI_NOTES; /* everything so far was equal */
 
     for (uint64_t n = last >= MSI_NOTES ? last - MSI_NOTES + 1 : 1; n <= last; n++) {
-        bool has_a = n <= last_a && note_read(c, a, n, &na, &hash_a);
-        bool has_b = n <= last_b && note_read(c, b, n, &nb, &hash_b);
+        const bool has_a = n <= last_a && note_read(c, a, n, &na, &hash_a);
+        const bool has_b = n <= last_b && note_read(c, b, n, &nb, &hash_b);
 
         if (has_a && has_b && hash_a == hash_b) {
             known = true;
-        } else if (known && has_a && has_b && same_subject(&na, &nb)) {
-            values_text(&na, ra, &nb, rb, buffer, nbytes);
-            return buffer;
-        } else if (known && has_a && has_b) {
-            note_text(&na, ta, sizeof(ta));
-            note_text(&nb, tb, sizeof(tb));
-            snprintf(buffer, nbytes, "rank %d has %s where rank %d has %s%s", (int)ra, ta, (int)rb,
-                     tb, strcmp(ta, tb) == 0 ? ", not the same where it is cut" : "");
-            return buffer;
-        } else if (known && (has_a ? n > last_b : has_b && n > last_a)) {
-            note_text(has_a ? &na : &nb, ta, sizeof(ta));
-            snprintf(buffer, nbytes, "rank %d has %s, rank %d has not", (int)(has_a ? ra : rb), ta,
-                     (int)(has_a ? rb : ra));
-            return buffer;
-        } else { /* overwritten */
-            known = false;
+            continue;
         }
+        if (!known || has_a != (n <= last_a) || has_b != (n <= last_b)) { /* overwritten */
+            known = false;
+            continue;
+        }
+        if (has_a && has_b && same_subject(&na, &nb)) {
+            values_text(&na, ra, &nb, rb, buffer, nbytes);
+        } else if (has_a && has_b) {
+            snprintf(buffer, nbytes, "rank %d has %s where rank %d has %s", (int)ra,
+                     subject_text(&na, ta, sizeof(ta)), (int)rb, subject_text(&nb, tb, sizeof(tb)));
+        } else {
+            snprintf(buffer, nbytes, "rank %d has %s, rank %d has not", (int)(has_a ? ra : rb),
+                     subject_text(has_a ? &na : &nb, ta, sizeof(ta)), (int)(has_a ? rb : ra));
+        }
+        break;
     }
     return buffer;
 }

@@ -12,7 +12,7 @@ void msi_comm_ring(ms_comm *c)
         msi_job_rank *its = &c->job->block->rank[c->in_job[q]];
 
         if (q != c->own && atomic_load(&its->waiting) != 0) {
-            msi_doorbell_ring(its);
+            msi_wake(its);
         }
     }
 }

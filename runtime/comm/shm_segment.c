@@ -1,6 +1,6 @@
 /* Host memory that all members of a group map: a memfd whose pages are reserved first.
  *
- * The group's first rank creates it and mails the descriptor to the others. Two rounds of agreement
+ * The group's first rank creates it and sends the descriptor to the others. Two rounds of agreement
  * (made, mapped) make every rank fail if one cannot. Ranks as threads share the first rank's maps.
  * Under ThreadSanitizer there is one map, so that it sees conflicting accesses. */
 #include "segment.h"
@@ -42,14 +42,14 @@ static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
 {
     msi_bound made = msi_memfd_new(&s->fd, "moonshard-segment", (int64_t)msi_map_bytes(s->nbytes));
 
-    const msi_letter letter = {.group = c->id, .seq = seq};
+    const msi_purpose message = {.group = c->id, .seq = seq};
 
     if (made.error != 0) {
         return made;
     }
     if (!c->job->threads) {
         for (int32_t q = 1; q < c->size && made.error == 0; q++) {
-            made = (msi_bound){.error = msi_mail_send(c->job, c->in_job[q], letter, s->fd)};
+            made = (msi_bound){.error = msi_descriptors_send(c->job, c->in_job[q], message, s->fd)};
         }
         return made;
     }
@@ -69,8 +69,9 @@ static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
 static msi_bound accept_offer(msi_segment *s, ms_comm *c, uint64_t seq)
 {
     if (!c->job->threads) {
-        const msi_letter letter = {.group = c->id, .seq = seq};
-        int error = c->rank == 0 ? 0 : msi_mail_receive(c->job, c->in_job[c->rank], letter, &s->fd);
+        const msi_purpose message = {.group = c->id, .seq = seq};
+        int error =
+            c->rank == 0 ? 0 : msi_descriptors_receive(c->job, c->in_job[c->rank], message, &s->fd);
         msi_bound mapped = error != 0 ? msi_bound_of(error) : map_fd(s, false);
 
         return mapped.error == 0 ? enlist(s, 1) : mapped;

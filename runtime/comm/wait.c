@@ -1,5 +1,5 @@
 /* Waiting for words that other ranks store, without hangs or lost wake-ups. Spins briefly before it
- * sleeps (doorbell.c), if every rank has its own core. */
+ * sleeps (wakeup.c), if every rank has its own core. */
 #include "group.h"
 
 #include "device_comm.h"
@@ -52,36 +52,36 @@ static void report_stuck(ms_comm *c, const char *what)
                   "%s; last calls: %s", what, positions);
 }
 
-/* State of the awaited peers. [Note: judge first] A rank may answer and leave at any moment, so its
- * state is read before the last look at the words: a rank that had left had answered before, and
- * the look sees it. In the other order an answer in between would be missed. */
-typedef struct fate {
-    enum { FATE_OPEN, FATE_LEFT, FATE_STUCK, FATE_TIMEOUT } verdict;
-    int32_t member; /* FATE_LEFT: the member */
-} fate;
+/* State of the awaited peers. [Note: status first] A rank may answer and leave at any moment, so
+ * its state is read before the last look at the words: a rank that had left had answered before,
+ * and the look sees it. In the other order an answer in between would be missed. */
+typedef struct peer_status {
+    enum { PEERS_OPEN, PEERS_LEFT, PEERS_STUCK, PEERS_TIMEOUT } state;
+    int32_t member; /* PEERS_LEFT: the member */
+} peer_status;
 
-static fate judge_others(ms_comm *c, uint64_t seq, watch *w)
+static peer_status look_at_peers(ms_comm *c, uint64_t seq, watch *w)
 {
     int32_t gone = member_gone(c, seq);
     int64_t since = msi_now_ns() - w->looked_at;
 
     if (gone >= 0) {
-        return (fate){FATE_LEFT, gone};
+        return (peer_status){PEERS_LEFT, gone};
     }
     if (since < MSI_LOOK_MS * 1000000) {
-        return (fate){FATE_OPEN, -1};
+        return (peer_status){PEERS_OPEN, -1};
     }
     w->looked_at += since;
     w->waited_ns += msi_looked_ns(since);
     if (w->waited_ns > c->job->block->timeout_ns) {
-        return (fate){FATE_TIMEOUT, -1};
+        return (peer_status){PEERS_TIMEOUT, -1};
     }
-    if (!msi_job_waits_in_vain(c->job, c->in_job[c->own], &w->others)) {
+    if (!msi_job_is_deadlocked(c->job, c->in_job[c->own], &w->others)) {
         msi_announce(c, seq, w->waited_ns);
-        return (fate){FATE_OPEN, -1};
+        return (peer_status){PEERS_OPEN, -1};
     }
     gone = member_gone(c, UINT64_MAX); /* it owes a store of this call */
-    return gone >= 0 ? (fate){FATE_LEFT, gone} : (fate){FATE_STUCK, -1};
+    return gone >= 0 ? (peer_status){PEERS_LEFT, gone} : (peer_status){PEERS_STUCK, -1};
 }
 
 static const char *how_left(const ms_comm *c, int32_t q)
@@ -90,21 +90,21 @@ static const char *how_left(const ms_comm *c, int32_t q)
                                                                 : "left the job";
 }
 
-static void report_fate(ms_comm *c, fate f)
+static void report_peers(ms_comm *c, peer_status f)
 {
     char what[64], failure[MSI_FAILURE_TEXT];
 
-    switch (f.verdict) {
-    case FATE_LEFT:
+    switch (f.state) {
+    case PEERS_LEFT:
         msi_failure_text(c, f.member, c->own, failure, sizeof(failure));
         msi_job_abort(c->job, c->in_job[c->own], c->in_job[f.member],
                       failure[0] != '\0' ? MSI_CAUSE_FAILED : MSI_CAUSE_LEFT, MS_COMM_ERROR,
                       "rank %d %s%s", (int)c->in_job[f.member], how_left(c, f.member), failure);
         break;
-    case FATE_STUCK:
+    case PEERS_STUCK:
         report_stuck(c, "every rank waits for another");
         break;
-    case FATE_TIMEOUT:
+    case PEERS_TIMEOUT:
         snprintf(what, sizeof(what), "no progress for %lld s (MS_COMM_TIMEOUT)",
                  (long long)(c->job->block->timeout_ns / 1000000000));
         report_stuck(c, what);
@@ -175,24 +175,24 @@ static int32_t sleep_until(ms_comm *c, uint64_t seq, bool (*ready)(void *user), 
     atomic_fetch_add(&me->waits, 1);
     atomic_store(&me->waiting, msi_wait_word(c));
     for (;;) {
-        uint32_t bell = atomic_load(&me->doorbell);
+        uint32_t seen_wakeups = atomic_load(&me->wakeups);
 
         if (device_connects()) { /* moves: neither this rank nor its peers wait in vain */
             atomic_fetch_add(&me->waits, 1);
             w.others.set = false;
         }
-        fate f = judge_others(c, seq, &w);
+        peer_status f = look_at_peers(c, seq, &w);
 
         seen = look(c, ready, user);
-        if (seen == LOOK_WAIT && f.verdict != FATE_OPEN) {
-            report_fate(c, f);
+        if (seen == LOOK_WAIT && f.state != PEERS_OPEN) {
+            report_peers(c, f);
             seen = LOOK_FAILED;
         }
         if (seen != LOOK_WAIT) {
             break;
         }
         atomic_fetch_add(&me->checks, 1);
-        msi_doorbell_sleep(me, bell, device_polls() ? POLL_NS : MSI_LOOK_MS * 1000000L);
+        msi_sleep_unless_woken(me, seen_wakeups, device_polls() ? POLL_NS : MSI_LOOK_MS * 1000000L);
     }
     atomic_store(&me->waiting, 0);
     return seen;
@@ -201,7 +201,7 @@ static int32_t sleep_until(ms_comm *c, uint64_t seq, bool (*ready)(void *user), 
 ms_status msi_member_left_error(ms_comm *c, int32_t q, const char *operation)
 {
     if (msi_members_agree(c)) {
-        report_fate(c, (fate){FATE_LEFT, q});
+        report_peers(c, (peer_status){PEERS_LEFT, q});
     }
     return msi_comm_fail(c, "waited in", operation);
 }
@@ -259,7 +259,7 @@ ms_status msi_groups_check(ms_context *ctx, int64_t waited_ns)
     if (g->world != NULL && g->world->size > 1) {
         msi_announce(g->world, g->world->seq, waited_ns);
         if (waited_ns > g->world->job->block->timeout_ns) {
-            report_fate(g->world, (fate){FATE_TIMEOUT, -1});
+            report_peers(g->world, (peer_status){PEERS_TIMEOUT, -1});
         }
     }
     MS_TRY(check_members(g->world));

@@ -28,7 +28,7 @@ static int64_t guest_place(int32_t world)
 
 static msi_job *job_shell(const msi_job_guest *guest, int32_t world, bool threads)
 {
-    msi_job *job = calloc(1, sizeof(*job) + sizeof(job->mail[0]) * (size_t)world);
+    msi_job *job = calloc(1, sizeof(*job) + sizeof(job->socket[0]) * (size_t)world);
 
     if (job == NULL) {
         msi_fail(MS_OUT_OF_MEMORY, "no memory for a job of %d ranks", (int)world);
@@ -39,7 +39,7 @@ static msi_job *job_shell(const msi_job_guest *guest, int32_t world, bool thread
     job->fd = -1;
     job->threads = threads;
     for (int32_t r = 0; r < world; r++) {
-        job->mail[r][0] = job->mail[r][1] = -1;
+        job->socket[r][0] = job->socket[r][1] = -1;
     }
     return job;
 }
@@ -118,7 +118,7 @@ ms_status msi_job_new(msi_job **out, const msi_job_guest *guest, int32_t world, 
         MS_TRY_GOTO(map_block(&job->block, nbytes, -1), failed);
     } else {
         MS_TRY_GOTO(make_shared(job, nbytes), failed);
-        MS_TRY_GOTO(msi_mail_new(job), failed);
+        MS_TRY_GOTO(msi_descriptors_new(job), failed);
     }
     fill(job->block, job, nbytes);
     *out = job;
@@ -180,7 +180,7 @@ void msi_job_free(msi_job *job)
     if (job->fd >= 0) {
         close(job->fd);
     }
-    msi_mail_free(job);
+    msi_descriptors_free(job);
     free(job);
 }
 
@@ -203,7 +203,7 @@ void msi_job_make_private(const msi_job *job)
 static void ring_all(msi_job *job)
 {
     for (int32_t r = 0; r < job->world; r++) {
-        msi_doorbell_ring(&job->block->rank[r]);
+        msi_wake(&job->block->rank[r]);
     }
 }
 

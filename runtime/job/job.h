@@ -19,6 +19,7 @@ enum {
     MSI_TEXT = 4096,            /* a line and a traceback */
     MSI_LONGEST_S = 1000000000, /* largest limit in seconds; practically none */
     MSI_LOOK_MS = 100,          /* interval at which a sleeper checks for deadlock */
+    MSI_RANKS_TEXT = 128,       /* of msi_ranks_list() */
     MSI_AGAIN_MS = 100          /* minimum distance of a second request (`timeout` sends two) */
 };
 
@@ -39,10 +40,10 @@ enum {
 
 /* Part of a rank, or the launcher, in the block. */
 typedef struct msi_job_rank {
-    _Alignas(64) _Atomic uint32_t doorbell; /* futex: changes when a peer stored something */
-    _Atomic uint32_t waiting;               /* 0: not waiting; else one word per group */
-    _Atomic uint64_t waits;                 /* number of sleeping waits begun: [Note: stuck] */
-    _Atomic uint64_t checks;                /* number of checks while asleep */
+    _Alignas(64) _Atomic uint32_t wakeups; /* futex: changes when a peer stored something */
+    _Atomic uint32_t waiting;              /* 0: not waiting; else one word per group */
+    _Atomic uint64_t waits;                /* number of sleeping waits begun: [Note: stuck] */
+    _Atomic uint64_t checks;               /* number of checks while asleep */
     _Alignas(64) _Atomic int32_t state;
     _Atomic int32_t pid;
     _Atomic int32_t catches;    /* handles stop signals itself */
@@ -90,9 +91,9 @@ struct msi_job {
     int32_t fd; /* of the block; -1: plain memory */
     bool threads;
     _Atomic(struct msi_shared_map *) maps; /* shared with the job */
-    struct msi_letter_kept *kept;          /* letters received before they were needed */
-    /* (world) mailboxes for file descriptors: the owner reads [0], others write [1]. */
-    int32_t mail[][2];
+    struct msi_descriptor_kept *kept;      /* messages received before they were needed */
+    /* (world) sockets for file descriptors: the owner reads [0], others write [1]. */
+    int32_t socket[][2];
 };
 
 /* How a process became a rank; NONE: alone, once joined. */
@@ -131,10 +132,10 @@ bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_st
                      const char **text);
 void msi_job_set_state(msi_job *job, int32_t rank, int32_t state);
 
-/* -- doorbell.c: sleeping until a peer stores something ---------------------------------------- */
-void msi_doorbell_ring(msi_job_rank *rank);
-/* Until the doorbell differs from `seen`, or for `most_ns`. */
-void msi_doorbell_sleep(msi_job_rank *rank, uint32_t seen, int64_t most_ns);
+/* -- wakeup.c: sleeping until a peer stores something ---------------------------------------- */
+void msi_wake(msi_job_rank *rank);
+/* Until the wakeups differs from `seen`, or for `most_ns`. */
+void msi_sleep_unless_woken(msi_job_rank *rank, uint32_t seen, int64_t most_ns);
 
 /* A sleeping rank's last view of the others, by rank. */
 typedef struct msi_watch {
@@ -142,7 +143,7 @@ typedef struct msi_watch {
     uint64_t *waits, *checks;
 } msi_watch;
 /* True if every remaining rank waits as `rank` does, so that none can store anything. */
-bool msi_job_waits_in_vain(const msi_job *job, int32_t rank, msi_watch *w);
+bool msi_job_is_deadlocked(const msi_job *job, int32_t rank, msi_watch *w);
 
 /* -- maps.c: other shared memory of the job ---------------------------------------------------- */
 /* Maps of one memfd, shared by ranks as threads. The last owner unmaps; the job frees the struct,
@@ -172,21 +173,22 @@ void msi_maps_make_private(const msi_job *job);
 /* Free the remaining ones after all ranks ended. */
 void msi_maps_sweep(msi_job *job);
 
-/* -- mail.c: sending file descriptors to rank processes ---------------------------------------- */
+/* -- descriptors.c: sending file descriptors to rank processes
+ * ---------------------------------------- */
 /* Purpose of a descriptor: a call of a group. */
-typedef struct msi_letter {
-    uint64_t nonce; /* of the job; set by mail.c */
+typedef struct msi_purpose {
+    uint64_t nonce; /* of the job; set by descriptors.c */
     uint64_t group, seq;
-} msi_letter;
+} msi_purpose;
 
-ms_status msi_mail_new(msi_job *job);
-void msi_mail_free(msi_job *job);
-/* Close the mailbox ends that `rank` does not need. */
-void msi_mail_keep(msi_job *job, int32_t rank);
+ms_status msi_descriptors_new(msi_job *job);
+void msi_descriptors_free(msi_job *job);
+/* Close the socket ends that `rank` does not need. */
+void msi_descriptors_keep(msi_job *job, int32_t rank);
 /* Returns errno; 0: sent. */
-int msi_mail_send(const msi_job *job, int32_t rank, msi_letter letter, int32_t fd);
-/* The same. The sender has already arrived, so its letter is available. */
-int msi_mail_receive(msi_job *job, int32_t rank, msi_letter letter, int32_t *fd);
+int msi_descriptors_send(const msi_job *job, int32_t rank, msi_purpose purpose, int32_t fd);
+/* The same. The sender has already arrived, so its message is available. */
+int msi_descriptors_receive(msi_job *job, int32_t rank, msi_purpose purpose, int32_t *fd);
 
 /* -- memfd.c ----------------------------------------------------------------------------------- */
 /* A memfd of this size with reserved pages; `error` 0, or what failed. Lack of memory is an error,
@@ -203,6 +205,8 @@ ms_status msi_fail_call(const char *call, int error, const char *format, ...) MS
 /* -- process.c --------------------------------------------------------------------------------- */
 /* State ('R', 'S', 'T', ...) and parent of a process. False: it does not exist. */
 bool msi_process_look(pid_t pid, char *state, pid_t *parent);
+/* "rank 1", "ranks 1, 3 and 5 more" */
+const char *msi_ranks_list(const int32_t *ranks, int32_t n, char *buffer, size_t nbytes);
 
 /* -- signals.c: `stop` of a block -------------------------------------------------------------- */
 /* Stop signals of this rank or its launcher, one bit each; counts the call. */

@@ -32,9 +32,9 @@ static int32_t env_number(const char *name, int32_t least, int32_t most)
 }
 
 /* "recv,send0,send1,...", written by become_program(). */
-static ms_status open_mail(msi_job *job, int32_t rank)
+static ms_status open_sockets(msi_job *job, int32_t rank)
 {
-    const char *text = msi_switch_text("MOONSHARD_MAIL_FDS", "");
+    const char *text = msi_switch_text("MOONSHARD_SOCKET_FDS", "");
 
     for (int32_t i = -1; i < job->world; i++) {
         char *end = NULL;
@@ -44,10 +44,10 @@ static ms_status open_mail(msi_job *job, int32_t rank)
 
         if (!is_number || fcntl((int)fd, F_SETFD, FD_CLOEXEC) != 0) {
             return MS_FAIL(
-                MS_COMM_ERROR, "MOONSHARD_MAIL_FDS does not list the %d mailboxes of this job: %s",
+                MS_COMM_ERROR, "MOONSHARD_SOCKET_FDS does not list the %d sockets of this job: %s",
                 (int)job->world + 1, is_number ? strerrordesc_np(errno) : "expected a number each");
         }
-        job->mail[i < 0 ? rank : i][i < 0 ? 0 : 1] = (int32_t)fd;
+        job->socket[i < 0 ? rank : i][i < 0 ? 0 : 1] = (int32_t)fd;
         text = *end == ',' ? end + 1 : end;
     }
     return MS_OK;
@@ -57,7 +57,7 @@ static ms_status open_mail(msi_job *job, int32_t rank)
 static void close_job(msi_job *job)
 {
     for (int32_t r = 0; r < job->world; r++) {
-        job->mail[r][0] = job->mail[r][1] = -1;
+        job->socket[r][0] = job->socket[r][1] = -1;
     }
     job->fd = -1;
     msi_job_free(job);
@@ -91,13 +91,13 @@ static ms_status join_by_environment(msi_dist *d, const msi_job_guest *guest)
     ms_status status = MS_OK;
 
     MS_TRY(open_job(&job, guest, &rank));
-    MS_TRY_GOTO(open_mail(job, rank), failed);
+    MS_TRY_GOTO(open_sockets(job, rank), failed);
     MS_TRY_GOTO(msi_dist_enter(d, job, rank, MSI_LAUNCHER_RUN, true), failed);
     fcntl(job->fd, F_SETFD, FD_CLOEXEC);
     /* Children of a rank are not ranks. */
     unsetenv("MOONSHARD_RANK");
     unsetenv("MOONSHARD_JOB_FD");
-    unsetenv("MOONSHARD_MAIL_FDS");
+    unsetenv("MOONSHARD_SOCKET_FDS");
     unsetenv("MOONSHARD_WORLD_SIZE");
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* a pipe to the launcher: flush lines */
     return MS_OK;

@@ -1,6 +1,6 @@
 /* Starting ranks as child processes, by fork or by fork and exec.
  *
- * Control block and mailboxes are made first and inherited. A rank dies with its keeper (keeper.c),
+ * Control block and sockets are made first and inherited. A rank dies with its reaper (reaper.c),
  * which dies with its launcher. It has its own cores, and only rank 0 reads stdin. */
 #include "launch.h"
 
@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -162,7 +161,7 @@ void msi_launch_free(ms_launch *launch)
 static void launch_kill(ms_launch *launch)
 {
     if (getpid() == launch->host) {
-        msi_keeper_end(launch);
+        msi_reaper_end(launch);
     }
     msi_launch_free(launch);
 }
@@ -181,7 +180,7 @@ static ms_status become_rank(ms_launch *launch, int32_t rank)
     msi_job *job = launch->job;
 
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* flush whole lines of ranks */
-    msi_mail_keep(job, rank);
+    msi_descriptors_keep(job, rank);
     launch_drop(launch);
     ms_status status = msi_dist_enter(d, job, rank, MSI_LAUNCHER_FORK, true);
 
@@ -204,7 +203,7 @@ ms_status msi_launch_fork(ms_launch **out, const msi_job_guest *guest, int32_t n
     MS_TRY(check_can_fork(d));
     fflush(NULL); /* else children print it again */
     MS_TRY(launch_new(&launch, d, guest, n));
-    ms_status status = msi_keeper_start(launch, rank);
+    ms_status status = msi_reaper_start(launch, rank);
 
     if (*rank >= 0) {
         return become_rank(launch, *rank);
@@ -220,20 +219,19 @@ ms_status msi_launch_fork(ms_launch **out, const msi_job_guest *guest, int32_t n
 
 /* -- fork and exec ----------------------------------------------------------------------------- */
 
-enum { NUMBERS = 3, VARIABLES, MAIL = NUMBERS, TEXT = 48, PER_MAILBOX = 12 };
+enum { NUMBERS = 3, VARIABLES, SOCKETS = NUMBERS, TEXT = 48, PER_SOCKET = 12 };
 
 /* A rank's memory for exec, allocated before fork. */
 typedef struct recipe {
-    char *path; /* of the program */
     char **environment;
-    /* Our variables, by rank: numbers, and the mailbox list. */
+    /* Our variables, by rank: numbers, and the socket list. */
     char (*number)[NUMBERS][TEXT];
-    char *mail;
-    size_t mail_bytes; /* per list */
+    char *sockets;
+    size_t list_bytes; /* per list */
 } recipe;
 
 static const char *const variables[VARIABLES] = {"MOONSHARD_RANK", "MOONSHARD_WORLD_SIZE",
-                                                 "MOONSHARD_JOB_FD", "MOONSHARD_MAIL_FDS"};
+                                                 "MOONSHARD_JOB_FD", "MOONSHARD_SOCKET_FDS"};
 
 static bool is_ours(const char *variable)
 {
@@ -247,86 +245,32 @@ static bool is_ours(const char *variable)
     return false;
 }
 
-static char *mail_text(const recipe *x, int32_t rank)
+static char *socket_list(const recipe *x, int32_t rank)
 {
-    return x->mail + (size_t)rank * x->mail_bytes;
+    return x->sockets + (size_t)rank * x->list_bytes;
 }
 
 static void describe_job(const recipe *x, const msi_job *job, int32_t rank)
 {
     const int32_t number[NUMBERS] = {rank, job->world, job->fd};
-    char *mail = mail_text(x, rank);
-    size_t at =
-        (size_t)snprintf(mail, x->mail_bytes, "%s=%d", variables[MAIL], (int)job->mail[rank][0]);
+    char *list = socket_list(x, rank);
+    size_t at = (size_t)snprintf(list, x->list_bytes, "%s=%d", variables[SOCKETS],
+                                 (int)job->socket[rank][0]);
 
     for (int32_t r = 0; r < job->world; r++) {
-        at += (size_t)snprintf(mail + at, x->mail_bytes - at, ",%d", (int)job->mail[r][1]);
+        at += (size_t)snprintf(list + at, x->list_bytes - at, ",%d", (int)job->socket[r][1]);
     }
     for (int32_t i = 0; i < NUMBERS; i++) {
         snprintf(x->number[rank][i], TEXT, "%s=%d", variables[i], (int)number[i]);
     }
 }
 
-static bool is_program(const char *path)
-{
-    struct stat st;
-
-    return stat(path, &st) == 0 && S_ISREG(st.st_mode) && access(path, X_OK) == 0;
-}
-
-/* The program's path, as execvp() finds it; "" if it is not in PATH. */
-static char *find_program(const char *name)
-{
-    const char *folders = getenv("PATH");
-
-    if (strchr(name, '/') != NULL) {
-        return strdup(name);
-    }
-    folders = folders != NULL ? folders : "/bin:/usr/bin";
-    for (;;) {
-        const char *end = strchrnul(folders, ':');
-        char *path = NULL;
-
-        if (asprintf(&path, "%.*s%s%s", (int)(end - folders), folders, end > folders ? "/" : "",
-                     name) < 0) {
-            return NULL;
-        }
-        if (is_program(path)) {
-            return path;
-        }
-        free(path);
-        if (*end == '\0') {
-            return strdup("");
-        }
-        folders = end + 1;
-    }
-}
-
-const char *msi_launch_why(const ms_launch *launch, int error)
-{
-    struct stat st;
-    bool there = stat(launch->program, &st) == 0;
-
-    if (error == EACCES && there && S_ISDIR(st.st_mode)) {
-        return "it is a folder";
-    }
-    if (error == EACCES && there && access(launch->program, X_OK) != 0) {
-        return "it is not executable (chmod +x)";
-    }
-    if (error == ENOENT && there && strchr(launch->program, '/') != NULL) {
-        return "the interpreter that its first line names is not there";
-    }
-    return error == ENOEXEC ? "it is no program, and its first line names no interpreter"
-                            : strerrordesc_np(error);
-}
-
 static void recipe_free(recipe *x)
 {
     if (x != NULL) {
-        free(x->path);
         free(x->environment);
         free(x->number);
-        free(x->mail);
+        free(x->sockets);
     }
     free(x);
 }
@@ -342,14 +286,12 @@ static ms_status recipe_new(recipe **out, const msi_job *job, const char *progra
         n++;
     }
     if (x != NULL) {
-        x->path = find_program(program);
         x->environment = calloc((size_t)n + VARIABLES + 1, sizeof(*x->environment));
         x->number = calloc(world, sizeof(x->number[0]));
-        x->mail_bytes = TEXT + PER_MAILBOX * (world + 1);
-        x->mail = calloc(world, x->mail_bytes);
+        x->list_bytes = TEXT + PER_SOCKET * (world + 1);
+        x->sockets = calloc(world, x->list_bytes);
     }
-    if (x == NULL || x->path == NULL || x->environment == NULL || x->number == NULL ||
-        x->mail == NULL) {
+    if (x == NULL || x->environment == NULL || x->number == NULL || x->sockets == NULL) {
         recipe_free(x);
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to start %s", program);
     }
@@ -375,10 +317,10 @@ static bool hand_over(const ms_launch *launch, int32_t rank)
 {
     const msi_job *job = launch->job;
     bool all = (launch->output == NULL || msi_output_enter(launch->output, rank)) &&
-               keep_open(job->fd) && keep_open(job->mail[rank][0]);
+               keep_open(job->fd) && keep_open(job->socket[rank][0]);
 
     for (int32_t r = 0; r < job->world && all; r++) {
-        all = keep_open(job->mail[r][1]);
+        all = keep_open(job->socket[r][1]);
     }
     return all;
 }
@@ -391,9 +333,9 @@ static _Noreturn void become_program(const ms_launch *launch, recipe *x, int32_t
     for (int32_t i = 0; i < NUMBERS; i++) {
         x->environment[i] = x->number[rank][i];
     }
-    x->environment[MAIL] = mail_text(x, rank);
+    x->environment[SOCKETS] = socket_list(x, rank);
     if (hand_over(launch, rank)) {
-        execve(x->path, (char *const *)(uintptr_t)argv, x->environment);
+        execvpe(argv[0], (char *const *)(uintptr_t)argv, x->environment);
     }
     atomic_store(&job->block->rank[rank].exec_error, errno); /* for the launcher's message */
     _exit(errno == ENOENT ? 127 : 126);
@@ -410,7 +352,7 @@ static ms_status start_programs(ms_launch *launch, const char *const *argv, bool
     }
     MS_TRY(prefix ? msi_output_new(&launch->output, launch->n) : MS_OK);
     MS_TRY(recipe_new(&x, launch->job, argv[0]));
-    ms_status status = msi_keeper_start(launch, &rank);
+    ms_status status = msi_reaper_start(launch, &rank);
 
     if (rank >= 0) {
         become_program(launch, x, rank, argv);

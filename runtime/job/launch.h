@@ -1,4 +1,4 @@
-/* Ranks as child processes: shared by launch.c, keeper.c, supervise.c and output.c. */
+/* Ranks as child processes: shared by launch.c, reaper.c, supervise.c and output.c. */
 #ifndef MSI_LAUNCH_H
 #define MSI_LAUNCH_H
 
@@ -15,7 +15,7 @@ typedef struct msi_child {
     bool running; /* started, end not yet known */
     bool killed;  /* by its launcher */
     int32_t code; /* exit code or 128 + signal, after its end */
-    pid_t pid;    /* in the keeper only; 0: ended */
+    pid_t pid;    /* in the reaper only; 0: ended */
 } msi_child;
 
 struct ms_launch {
@@ -26,8 +26,8 @@ struct ms_launch {
     int32_t n;
     char *program; /* program of the ranks; NULL: this one */
     pid_t host;    /* the launching process; forked copies must not use it */
-    pid_t keeper;
-    int32_t line; /* socket to the keeper; -1: closed */
+    pid_t reaper;
+    int32_t line; /* socket to the reaper; -1: closed */
     /* [Note: signals] Relayed signals are blocked from before the first rank starts until the
      * launcher reads them, so that none ends the launcher alone. */
     sigset_t held, before; /* blocked signals; the mask to restore */
@@ -37,8 +37,6 @@ struct ms_launch {
 
 /* -- launch.c ---------------------------------------------------------------------------------- */
 void msi_launch_free(ms_launch *launch);
-/* Text of execve()'s `error` for the program. */
-const char *msi_launch_why(const ms_launch *launch, int error);
 
 /* -- relay.c ----------------------------------------------------------------------------------- */
 /* Block the relayed signals that the process does not ignore. On failure the mask is unchanged. */
@@ -60,23 +58,23 @@ void msi_output_end(msi_output *o, int32_t rank);
 void msi_output_finish(msi_output *o);
 /* Read and print some of each rank's output without waiting. True: there may be more. */
 bool msi_output_move(msi_output *o);
-/* True if output could not be written, as on a full disk. */
-bool msi_output_lost(const msi_output *o);
+/* Why output could not be written (errno), as on a full disk; 0: it was. */
+int32_t msi_output_lost(const msi_output *o);
 /* Time for which pending output made no progress. */
 int64_t msi_output_stuck_ns(const msi_output *o);
 /* Descriptors to poll before msi_output_move(): at most two per rank, and two. Returns their
  * number. */
 nfds_t msi_output_poll(msi_output *o, struct pollfd *fds);
 
-/* -- keeper.c: the parent of ranks and orphans ------------------------------------------------- */
+/* -- reaper.c: the parent of ranks and orphans ------------------------------------------------- */
 /* Start the ranks. `*rank` is the rank in a rank, -1 in the launcher. */
-ms_status msi_keeper_start(ms_launch *launch, int32_t *rank);
+ms_status msi_reaper_start(ms_launch *launch, int32_t *rank);
 /* Send a signal to a rank, unless it has ended. */
-void msi_keeper_signal(const ms_launch *launch, int32_t rank, int32_t signal);
-/* True: rank `*rank` has ended, with this waitpid() status. False: no news; `line` -1: the keeper
+void msi_reaper_signal(const ms_launch *launch, int32_t rank, int32_t signal);
+/* True: rank `*rank` has ended, with this waitpid() status. False: no news; `line` -1: the reaper
  * has ended. */
-bool msi_keeper_read_end(ms_launch *launch, int32_t *rank, int32_t *status);
+bool msi_reaper_read_end(ms_launch *launch, int32_t *rank, int32_t *status);
 /* Kill the ranks and wait until no process is left. */
-void msi_keeper_end(ms_launch *launch);
+void msi_reaper_end(ms_launch *launch);
 
 #endif

@@ -28,7 +28,6 @@ typedef struct sink {
     int32_t fd;
     bool gone;        /* the reader has closed */
     int32_t lost;     /* errno of the first lost write; 0: none */
-    bool reported;    /* on stderr */
     int64_t moved_at; /* last time the queue was empty or moved */
     int32_t turn;     /* first source of the next round */
     bool full;        /* no space for a line of this round */
@@ -111,20 +110,6 @@ static void flush_sink(sink *s)
     if (at > 0 || s->n == 0) {
         s->moved_at = msi_now_ns();
     }
-}
-
-/* Report on stderr that stdout lost lines. */
-static void report_loss(msi_output *o)
-{
-    sink *out = &o->sink[0], *err = sink_of(o, 1);
-
-    if (out->lost == 0 || out->reported || err == out || err->n + PIECE > QUEUE) {
-        return;
-    }
-    out->reported = true;
-    err->n += snprintf(err->bytes + err->n, PIECE,
-                       "moonshard: lines of the ranks are lost: cannot write to stdout: %s\n",
-                       strerror(out->lost));
 }
 
 static void append(sink *to, const char *bytes, size_t n)
@@ -331,15 +316,14 @@ bool msi_output_move(msi_output *o)
     for (int32_t stream = 0; stream < 2; stream++) {
         more = move_sources(o, &o->sink[stream]) || more;
         flush_sink(&o->sink[stream]);
-        report_loss(o); /* may use stderr's sink */
         more = more || o->sink[stream].n > 0;
     }
     return more;
 }
 
-bool msi_output_lost(const msi_output *o)
+int32_t msi_output_lost(const msi_output *o)
 {
-    return o->sink[0].lost != 0 || o->sink[1].lost != 0;
+    return o->sink[0].lost != 0 ? o->sink[0].lost : o->sink[1].lost;
 }
 
 int64_t msi_output_stuck_ns(const msi_output *o)

@@ -1,4 +1,4 @@
-/* A process's state in /proc. */
+/* A process's state in /proc, and the text of ranks. */
 #include "job.h"
 
 #include <stdio.h>
@@ -24,4 +24,18 @@ bool msi_process_look(pid_t pid, char *state, pid_t *parent)
 
     *parent = owner;
     return found;
+}
+
+const char *msi_ranks_list(const int32_t *ranks, int32_t n, char *buffer, size_t nbytes)
+{
+    size_t at = (size_t)snprintf(buffer, nbytes, n == 1 ? "rank" : "ranks");
+
+    for (int32_t i = 0; i < n; i++) {
+        if (at + sizeof(", 127 and 127 more") > nbytes) {
+            snprintf(buffer + at, nbytes - at, " and %d more", (int)(n - i));
+            break;
+        }
+        at += (size_t)snprintf(buffer + at, nbytes - at, "%s%d", i > 0 ? ", " : " ", (int)ranks[i]);
+    }
+    return buffer;
 }

@@ -1,6 +1,6 @@
 /* Supervising ranks: the launcher sleeps until an event.
  *
- * The keeper reports each rank's end within a millisecond. The first failure sets the abort word,
+ * The reaper reports each rank's end within a millisecond. The first failure sets the abort word,
  * which ends all waits with a message; ranks still running a second later are killed. Later
  * failures are consequences and not reported as cause. At the end of a job the launcher waits for
  * the reader of its output: without limit after success, else MS_STOP_TIMEOUT seconds without
@@ -36,7 +36,7 @@ static void kill_all(const supervisor *s, int signal)
 {
     for (int32_t r = 0; r < s->launch->n; r++) {
         if (s->launch->child[r].running) {
-            msi_keeper_signal(s->launch, r, signal);
+            msi_reaper_signal(s->launch, r, signal);
         }
     }
 }
@@ -82,7 +82,7 @@ static void judge(supervisor *s, int32_t rank, int32_t status)
     if (error != 0) {
         msi_job_abort(s->job, launcher, rank, MSI_CAUSE_FAILED, MS_RUNTIME_ERROR,
                       "rank %d failed: cannot run %s: %s", (int)rank, s->launch->program,
-                      msi_launch_why(s->launch, error));
+                      strerrordesc_np(error));
     } else if (exited) {
         msi_job_abort(s->job, launcher, rank, MSI_CAUSE_DIED, MS_COMM_ERROR,
                       "rank %d exited with code %d%s", (int)rank, (int)child->code,
@@ -116,12 +116,12 @@ static void receive_deaths(supervisor *s)
 {
     int32_t rank, status;
 
-    while (msi_keeper_read_end(s->launch, &rank, &status)) {
+    while (msi_reaper_read_end(s->launch, &rank, &status)) {
         note_end(s, rank, status);
     }
     if (s->launch->line < 0 && s->alive > 0) { /* the kernel ends ranks with their parent */
         msi_job_abort(s->job, s->launch->n, -1, MSI_CAUSE_DIED, MS_COMM_ERROR,
-                      "the process that keeps the ranks (%d) died", (int)s->launch->keeper);
+                      "the process that keeps the ranks (%d) died", (int)s->launch->reaper);
         for (int32_t r = 0; r < s->launch->n; r++) {
             if (s->launch->child[r].running) {
                 note_end(s, r, SIGKILL);
@@ -166,7 +166,7 @@ static void on_signal(supervisor *s, int32_t signal)
     for (int32_t r = 0; r < s->launch->n && s->ended_by == 0; r++) {
         /* Ranks that catch signals read the word; Ctrl-C of a terminal reaches them, too. */
         if (s->launch->child[r].running && atomic_load(&s->job->block->rank[r].catches) == 0) {
-            msi_keeper_signal(s->launch, r, signal);
+            msi_reaper_signal(s->launch, r, signal);
         }
     }
 }
@@ -225,23 +225,6 @@ static bool somebody_is_late(const supervisor *s)
     return s->alive > 0 && s->alive < s->launch->n;
 }
 
-/* "ranks 0, 2" */
-static void late_text(const supervisor *s, char *buffer, size_t nbytes)
-{
-    size_t at = (size_t)snprintf(buffer, nbytes, s->alive > 1 ? "ranks" : "rank");
-    const char *before = " ";
-
-    for (int32_t r = 0; r < s->launch->n && at + sizeof(", 127, ...") <= nbytes; r++) {
-        if (s->launch->child[r].running) {
-            at += (size_t)snprintf(buffer + at, nbytes - at, "%s%d", before, (int)r);
-            before = ", ";
-        }
-    }
-    if (at + sizeof(", 127, ...") > nbytes) {
-        snprintf(buffer + at, nbytes - at, ", ...");
-    }
-}
-
 /* True if a warning would be printed at once. */
 static bool can_warn(void)
 {
@@ -255,7 +238,8 @@ static void announce_wait(supervisor *s)
 {
     int64_t now = msi_now_ns(), since = now - s->looked_at;
     int64_t limit = s->job->block->announce_ns, quiet = atomic_load(&s->job->block->quiet_until);
-    char late[128], positions[1024], text[1536];
+    int32_t ranks[s->launch->n], n = 0;
+    char late[MSI_RANKS_TEXT], positions[1024], text[1536];
 
     if (limit <= 0 || since < MSI_LOOK_MS * 1000000LL) {
         return;
@@ -272,7 +256,12 @@ static void announce_wait(supervisor *s)
         return;
     }
     s->job->guest->positions(s->job, positions, sizeof(positions));
-    late_text(s, late, sizeof(late));
+    for (int32_t r = 0; r < s->launch->n; r++) {
+        if (s->launch->child[r].running) {
+            ranks[n++] = r;
+        }
+    }
+    msi_ranks_list(ranks, n, late, sizeof(late));
     snprintf(text, sizeof(text), "the launcher has waited %lld s for %s to end; last calls: %s",
              (long long)(s->waited_ns / 1000000000), late, positions);
     ms_warn("UserWarning", text);
@@ -372,7 +361,7 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
     ms_status kind;
     const char *text;
 
-    if (getpid() != launch->host) { /* only the launching process can read the keeper's reports */
+    if (getpid() != launch->host) { /* only the launching process can read the reaper's reports */
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "cannot wait for ranks in a copy (fork) of the process %d that started them",
                        (int)launch->host);
@@ -397,8 +386,12 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
     } else {
         *exit_code = s.first_code; /* 0, or the code of stopped ranks */
     }
-    if (*exit_code == 0 && launch->output != NULL && msi_output_lost(launch->output)) {
+    const int32_t lost = launch->output != NULL ? msi_output_lost(launch->output) : 0;
+
+    if (*exit_code == 0 && lost != 0) {
         *exit_code = 1;
+        snprintf(line, sizeof(line), "lines of the ranks are lost: cannot write them: %s",
+                 strerrordesc_np(lost));
     }
     *cause = line;
     launch->owner->asked = s.asked_by;

@@ -267,6 +267,64 @@ static void test_checkpoint_writer__replaces_nothing_but_a_checkpoint(void **sta
     assert_ok(load_small(inside(root, "empty"), 1));
 }
 
+/* Four ranks in two pairs write `<root>/<name>` at once. */
+typedef struct pairs {
+    const char *root, *name[2]; /* by pair */
+} pairs;
+
+static ms_status save_in_pairs(void *user, int32_t rank)
+{
+    const pairs *s = user;
+    ms_checkpoint_writer *w;
+    ms_comm *world, *pair;
+
+    MS_TRY(ms_comm_world(&world));
+    MS_TRY(ms_comm_split(&pair, world, rank % 2, 0));
+    MS_TRY(ms_checkpoint_begin(&w, pair, s->root, s->name[rank % 2]));
+    MS_TRY(ms_comm_barrier(world));
+    const ms_param_extent half = {
+        .start = rank / 2 * 6, .numel = 6, .ndim = 1, .shape = {12}, .dtype = MS_DTYPE_F32};
+    ms_tensor *t = bits_tensor(MS_DTYPE_F32, (uint64_t)(rank % 2), half.start, 6);
+    const ms_status status = ms_checkpoint_add(w, "key", &half, t);
+
+    ms_tensor_free(t);
+    MS_TRY(status);
+    MS_TRY(ms_checkpoint_commit(w, "{\"step\": 1}"));
+    ms_comm_free(pair);
+    return MS_OK;
+}
+
+static bool holds(const char *path, uint64_t seed)
+{
+    ms_tensor *expected = bits_tensor(MS_DTYPE_F32, seed, 0, 12);
+    ms_tensor *seen = bits_tensor(MS_DTYPE_F32, 999, 0, 12);
+    const ms_param_extent e = extent_of(MS_DTYPE_F32, 12);
+    ms_checkpoint *c;
+
+    assert_ok(ms_checkpoint_open(&c, path));
+    assert_ok(ms_checkpoint_read(c, "key", &e, seen));
+    const bool same = same_bytes(expected, seen);
+
+    ms_checkpoint_close(c);
+    ms_tensor_free(seen);
+    ms_tensor_free(expected);
+    return same;
+}
+
+/* Of one name the checkpoint of either group is there, as a whole. */
+static void test_checkpoint_writer__groups_of_a_job_save_at_once(void **state)
+{
+    pairs apart = {path_of("apart"), {"even", "odd"}}, one = {path_of("one"), {"same", "same"}};
+
+    (void)state;
+    assert_ok(ms_dist_threads(4, save_in_pairs, &apart));
+    assert_true(holds(inside(apart.root, "even"), 0));
+    assert_true(holds(inside(apart.root, "odd"), 1));
+    assert_ok(ms_dist_threads(4, save_in_pairs, &one));
+    assert_true(holds(inside(one.root, "same"), 0) != holds(inside(one.root, "same"), 1));
+    assert_int_equal(2, count_entries(one.root, "")); /* it, and latest */
+}
+
 static void test_checkpoint_writer__begins_another_file_when_a_header_is_full(void **state)
 {
     const char *root = path_of("many");
@@ -380,6 +438,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_writer__all_ranks_fail_when_one_does),
         cmocka_unit_test(test_checkpoint_writer__replaces_a_checkpoint_of_the_same_name),
         cmocka_unit_test(test_checkpoint_writer__replaces_nothing_but_a_checkpoint),
+        cmocka_unit_test(test_checkpoint_writer__groups_of_a_job_save_at_once),
         cmocka_unit_test(test_checkpoint_writer__begins_another_file_when_a_header_is_full),
         cmocka_unit_test(test_checkpoint_writer__refuses_what_makes_no_sense),
         cmocka_unit_test(test_checkpoint_writer__reads_only_what_fits),

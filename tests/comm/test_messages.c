@@ -1,5 +1,5 @@
-/* runtime/comm/mail.c and message.c, with ranks as threads. (spec/dist/messages_spec.lua has what
- * fails.) */
+/* runtime/comm/channel.c and message.c, with ranks as threads. (spec/dist/messages_spec.lua has
+ * what fails.) */
 #include "rank_test.h"
 
 #include "books.h"

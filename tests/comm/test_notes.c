@@ -25,7 +25,6 @@ typedef struct scene {
     {                                                                                              \
         "step", "group lr order#", {1, lr, order}, 3                                               \
     }
-#define LONG "0123456789012345678901234567890123456789012345678901234567890123456789"
 
 static const scene scenes[] = {
     {{SEED, STEP(0.1, 9)}, {SEED, STEP(0.1, 9)}, NULL},
@@ -33,13 +32,9 @@ static const scene scenes[] = {
     {{SEED, STEP(0.1, 9)}, {SEED, STEP(0.2, 9)}, "lr of step is 0.1 on rank 0 and 0.2 on rank 1"},
     {{STEP(0.1, 9)}, {STEP(0.1 + 0x1p-56, 9)}, "lr of step is 0.10000000000000001 on rank 0 and"},
     {{STEP(0.1, 9)}, {STEP(0.1, 8)}, "order of step is not the same on ranks 0 and 1"},
-    {{SEED}, {SEED, STEP(0.1, 9)}, "rank 1 has step (group 1, lr 0.1), rank 0 has not"},
-    {{SEED, STEP(0.1, 9)}, {SEED}, "rank 0 has step (group 1, lr 0.1), rank 1 has not"},
-    {{SEED}, {STEP(0.1, 9)}, "rank 0 has seed 7 where rank 1 has step (group 1, lr 0.1)"},
-    {{{"files", LONG "x" LONG LONG, {0}, 0}},
-     {{"files", LONG "y" LONG LONG, {0}, 0}},
-     "on ranks 0 and 1, and not the same where it is cut"},
-    {{{LONG LONG ".weight", "on", {0}, 0}}, {{LONG LONG ".bias", "on", {0}, 0}}, ".weight on"},
+    {{SEED}, {SEED, STEP(0.1, 9)}, "rank 1 has step, rank 0 has not"},
+    {{SEED, STEP(0.1, 9)}, {SEED}, "rank 0 has step, rank 1 has not"},
+    {{SEED}, {STEP(0.1, 9)}, "rank 0 has seed where rank 1 has step"},
 };
 
 typedef struct play {

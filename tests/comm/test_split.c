@@ -154,7 +154,7 @@ static ms_status make_overlapping(void *user, int32_t rank)
     return ms_comm_barrier(world);
 }
 
-static void test_comm_split__keeps_letters_of_groups_apart(void **state)
+static void test_comm_split__keeps_descriptors_of_groups_apart(void **state)
 {
     (void)state;
     run_ranks(3, make_overlapping, NULL);
@@ -331,7 +331,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comm_split__orders_by_key_then_by_place_in_the_parent),
         cmocka_unit_test(test_comm_split__lets_groups_work_side_by_side),
-        cmocka_unit_test(test_comm_split__keeps_letters_of_groups_apart),
+        cmocka_unit_test(test_comm_split__keeps_descriptors_of_groups_apart),
         cmocka_unit_test(test_comm_split__tells_all_groups_what_went_wrong_in_one),
         cmocka_unit_test(test_comm_split__finds_ranks_that_wait_in_different_groups),
     };

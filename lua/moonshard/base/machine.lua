@@ -1,4 +1,4 @@
---- Properties of this machine: instruction set, numerics and speed of matrix products.
+--- Properties of this machine: instruction set and numerics.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -7,8 +7,6 @@ local dtype = require 'moonshard.base.dtype'
 local C = B.C
 
 local machine = {}
-
-local flops_out = B.new('double[1]')
 
 --- Monotonic time in seconds.
 ---@return number
@@ -48,16 +46,6 @@ end
 ---@return string
 function machine.numerics()
   return B.string(C.ms_numerics())
-end
-
---- Measured floating-point operations per second of matrix products on this rank's core.
----@param name ms.DType  'f32', 'f64', 'bf16' or 'f16'
----@param seconds? number  duration of the measurement (default 0.2, at most 60)
----@return number
-function machine.matmul_peak(name, seconds)
-  seconds = arguments.number('matmul_peak', 'seconds', seconds, 0.2)
-  B.check(C.ms_matmul_peak(dtype.code(name), seconds, flops_out))
-  return flops_out[0]
 end
 
 --- Number of matrix primitives created so far; constant after a model's second step.

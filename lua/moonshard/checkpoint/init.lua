@@ -5,8 +5,8 @@
 --- ranks.
 ---
 --- "All ranks" means those of the group over which the model or optimizer is sharded
---- (`process_group`), counted from 0. Each group needs a path, or a root for steps, of its own:
---- ValueError if another group of the job saves there.
+--- (`process_group`), counted from 0. Each group needs a path, or a root for steps, of its own: if
+--- two groups save to one path, the last one replaces the other's checkpoint.
 
 local arguments = require 'moonshard_ffi.arguments'
 local meta_data = require 'moonshard.checkpoint.meta'

@@ -11,8 +11,7 @@ local validate = require 'moonshard.checkpoint.validate'
 local loading = require 'moonshard.checkpoint.load'
 local save = require 'moonshard.checkpoint.save'
 
---- Checkpoints of one run, named by step. Each group of a job needs its own root: save() and
---- resume() raise ValueError if another group has saved a step there.
+--- Checkpoints of one run, named by step. Each group of a job needs its own root.
 ---@class ms.checkpoint.Manager
 ---@field root string
 ---@field keep integer|false  false: keep all

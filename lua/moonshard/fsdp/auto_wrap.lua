@@ -1,6 +1,6 @@
 --- Applies a wrap policy to a module tree.
 ---
---- `wrapper(module, options)` shards a module and gives what stands in its place.
+--- `wrapper(module, options)` shards a module and returns the module that replaces it.
 
 local check = require 'moonshard.fsdp.check'
 local errors = require 'moonshard.base.errors'
@@ -92,7 +92,7 @@ local function numel_of(module, ignored_params)
   return total
 end
 
--- Gives what stands in the module's place and how many parameters were wrapped in it.
+-- Returns the module that replaces this one, and the number of its parameters that were wrapped.
 local function recurse(module, policy, wrapper, ignored, only_children, done)
   if done[module] then
     return done[module], 0
@@ -121,7 +121,7 @@ end
 
 -- -- policy objects ------------------------------------------------------------------------------
 
--- Children first; a module that stands in several places is wrapped once.
+-- Children first; a module with several parents is wrapped once.
 local function apply(module, chosen, wrapper, done, visited)
   if visited[module] then
     return

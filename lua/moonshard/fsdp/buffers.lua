@@ -10,7 +10,7 @@ local buffers = {}
 ---@param instance ms.fsdp.State
 function buffers.cast(instance)
   local dtype = instance.mixed_precision.buffer_dtype
-  local full = instance.full_precision_in_eval and not instance.face.training
+  local full = instance.full_precision_in_eval and not instance.outer_module.training
   if not dtype or instance._full_buffers == full then
     return
   end

@@ -9,16 +9,16 @@ local tree = require 'moonshard.nn.tree'
 
 local check = {}
 
---- ValueError if a batch was dealt among other ranks than those that sum gradients: some samples
+--- ValueError if a batch was sharded over other ranks than those that sum gradients: some samples
 --- would count twice, others not at all.
 ---@param group ms.dist.Group  of the model
----@param dealt_to ms.dist.Group|false|nil  among whose ranks its batch was dealt out
-function check.batch(group, dealt_to)
-  if dealt_to and dealt_to ~= group and not B.C.ms_comm_is_fake(group)
-    and not members.same(dealt_to, group) then
+---@param sharded_over ms.dist.Group|false|nil  the ranks that share its batch
+function check.batch(group, sharded_over)
+  if sharded_over and sharded_over ~= group and not B.C.ms_comm_is_fake(group)
+    and not members.same(sharded_over, group) then
     errors.raise('ValueError', 'FSDP: the batch comes from a data.Loader that deals to ranks %s, '
       .. 'but the model is sharded over ranks %s; give both the same process_group',
-      members.text(dealt_to), members.text(group))
+      members.text(sharded_over), members.text(group))
   end
 end
 

@@ -4,6 +4,7 @@
 
 local Module = require 'moonshard.nn.module'
 local State = require 'moonshard.fsdp.state'
+local construct = require 'moonshard.fsdp.construct'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
 local module_tree = require 'moonshard.nn.tree'
@@ -24,7 +25,7 @@ function composable.shard(module, opts)
   elseif module_tree.manager(module) then
     errors.raise('ValueError', 'composable: %s is sharded already', module._name)
   end
-  local normalised, inherited = State.options_of(opts)
+  local normalised, inherited = construct.options_of(opts)
   State(module, module, normalised, inherited, composable.shard)
   return module
 end

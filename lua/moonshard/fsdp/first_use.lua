@@ -41,7 +41,7 @@ end
 local function check(instances)
   for i = 2, #instances do
     checks.one_division(instances[1].sharding_strategy, instances[i].sharding_strategy,
-      ("'%s'"):format(instances[i].face:path()))
+      ("'%s'"):format(instances[i].outer_module:path()))
   end
   check_homogeneous(instances, 'use_orig_params')
   check_homogeneous(instances, 'limit_all_gathers')
@@ -51,7 +51,7 @@ local function check_not_root(instance)
   if instance._is_root then
     errors.raise('AssertionError', "Non-root FSDP instance's `_is_root` should not have been set "
       .. "yet or should have been set to `False`: '%s' was used before the module around it; "
-      .. 'call what FSDP returned for the whole model first', instance.face:path())
+      .. 'call what FSDP returned for the whole model first', instance.outer_module:path())
   end
 end
 
@@ -106,7 +106,7 @@ end
 
 -- Options that the runtime does not know, but must be the same on all ranks.
 local function note_options(instances)
-  local paths = module_names.paths(plan.faces(instances))
+  local paths = module_names.paths(plan.outer_modules(instances))
   for i, instance in ipairs(instances) do
     notes.numbers(instance.process_group, ("FSDP '%s'"):format(paths[i]),
       options.compared(instance))
@@ -115,7 +115,7 @@ end
 
 -- The outermost instance that contains this one.
 local function outermost(instance)
-  local module, out = instance.face, instance
+  local module, out = instance.outer_module, instance
   while module do
     out = module_tree.manager(module) or out
     module = rawget(module, '_owner')
@@ -180,7 +180,7 @@ end
 -- The tree of a root: a new one, or one that a failed use left uninitialised.
 local function tree_of(root)
   check_open(plan.instances(root))
-  root.face:_prepare()
+  root.outer_module:_prepare()
   local top = root._tree
   if not top then
     top = plan_trees(root)
@@ -241,8 +241,8 @@ function first_use.ready(instance, alone)
       initialise(tree)
     end
   end
-  settings.compare(root.process_group, root.face, root._ignored.modules)
-  for _, p in ipairs(module_tree.unmanaged(root.face)) do
+  settings.compare(root.process_group, root.outer_module, root._ignored.modules)
+  for _, p in ipairs(module_tree.unmanaged(root.outer_module)) do
     parameter.materialize(p.tensor)
   end
   for _, tree in ipairs(root._comm_hook and first_use.trees(top) or {}) do -- the original's

@@ -58,7 +58,7 @@ end
 -- In order of registration, plain ones among them, whatever the units.
 local function all_params(tree)
   local out = {}
-  for i, p in ipairs(module_tree.params(tree.root.face)) do
+  for i, p in ipairs(module_tree.params(tree.root.outer_module)) do
     out[i] = p.tensor
   end
   return out
@@ -160,7 +160,7 @@ function methods:register_comm_hook(state, hook)
     if its.root.process_group ~= self.process_group then
       errors.raise('NotImplementedError', "register_comm_hook: '%s' is over other ranks than the "
         .. 'root, for which the hook would have to reduce, too; leave the hook out, or wrap it '
-        .. 'without a process_group of its own', its.root.face:path())
+        .. 'without a process_group of its own', its.root.outer_module:path())
     end
   end
   for _, its in ipairs(trees) do
@@ -169,11 +169,11 @@ function methods:register_comm_hook(state, hook)
   self._comm_hook = entry
 end
 
---- 16 hexadecimal digits over all full parameters: equal on all ranks, and for every strategy, wrap
---- policy and world size when the parameters are. An ignored one counts once where all ranks have
---- equal values, else with every rank's: nobody reduces its gradients. Collective. ValueError for a
---- model whose parameters are in several trees: instances over other groups of ranks have a hash of
---- their own.
+--- 16 hexadecimal digits over all full parameters: equal on all ranks, and for every strategy,
+--- wrap policy and world size when the parameters are. An ignored one counts once if all ranks have
+--- equal values, else once per rank, since its gradients are not reduced. Collective. ValueError
+--- for a model whose parameters are in several trees: instances over other groups of ranks have a
+--- hash of their own.
 ---@return string
 function methods:hash()
   local tree = self:_lazy_init()
@@ -194,7 +194,7 @@ end
 --- Layout and state of each unit below, in module order.
 ---@return ms.UnitInfo[]  `shared` lists tied parameters and their paths
 function methods:units()
-  self.face:_prepare()
+  self.outer_module:_prepare()
   local out, instances = {}, plan.instances(self)
   local names = plan.unit_names(instances)
   for i, instance in ipairs(instances) do
@@ -215,9 +215,9 @@ end
 ---@return { param_names: string[], param_shapes: integer[][], param_numels: integer[],
 ---  param_offsets: integer[][] }
 function methods:shard_metadata()
-  self.face:_prepare()
+  self.outer_module:_prepare()
   local out = { param_names = {}, param_shapes = {}, param_numels = {}, param_offsets = {} }
-  for _, entry in ipairs(module_tree.params(self.face)) do
+  for _, entry in ipairs(module_tree.params(self.outer_module)) do
     local name, p = entry.name, entry.tensor
     local _, extent = parameter.part(p)
     if parameter.manager(p) == self and extent.numel > 0 then

@@ -78,7 +78,7 @@ local function whole(param, value)
   return value:clone():reshape(extent.shape)
 end
 
--- States that any rank has of a parameter: a rank without elements of it has none.
+-- States of a parameter that any rank has; a rank without elements of it has no states.
 local function exists(param, entry, states)
   local flags = {}
   for i, state in ipairs(states) do
@@ -188,10 +188,10 @@ local function check_groups(what, groups)
   end
 end
 
---- What optim:load_state_dict() takes, from what optim_state_dict() gave on any number of ranks and
---- for any wrapping. Parameters without state there begin anew; KeyError for a name there that the
---- model does not have. Groups take the options of the group with the same parameters there, in any
---- order. Collective for ShardedTensors.
+--- The argument of optim:load_state_dict(), from a result of optim_state_dict() on any number of
+--- ranks and for any wrapping. Parameters without state in it start from zeros; KeyError for a name
+--- that the model does not have. A group takes the options of the group with the same parameters,
+--- in any order. Collective for ShardedTensors.
 ---@param model ms.nn.Module
 ---@param optim ms.optim.Optimizer
 ---@param sd table

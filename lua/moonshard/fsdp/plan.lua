@@ -1,9 +1,8 @@
 --- Decides which instance manages which parameter, and makes the units.
 ---
---- A parameter belongs to the innermost instance that contains every place it stands in. So a
---- tensor tied across two wrapped modules moves up to the instance around both, where it is
---- gathered for both. The decision needs the whole tree, so it is made when parameters are first
---- asked for.
+--- A parameter belongs to the innermost instance that contains all its occurrences. A tensor tied
+--- across two wrapped modules therefore belongs to the instance around both, which gathers it for
+--- both. The decision needs the whole tree, so it is made at the first access to parameters.
 
 local Module = require 'moonshard.nn.module'
 local errors = require 'moonshard.base.errors'
@@ -14,13 +13,13 @@ local tree = require 'moonshard.nn.tree'
 
 local plan = {}
 
----@class ms.fsdp.Sighting
----@field name string  path of the first place it stands in
+---@class ms.fsdp.Occurrence
+---@field name string  the first path
 ---@field tensor ms.Tensor
 ---@field module ms.nn.Module  that declares it there
----@field chain ms.fsdp.State[]  instances around all places so far, outermost first
----@field places string[]
----@field wrapped boolean  it stands inside an instance at least once
+---@field chain ms.fsdp.State[]  instances around all paths so far, outermost first
+---@field paths string[]
+---@field wrapped boolean  one path at least is inside an instance
 
 local function common(a, b)
   local out = {}
@@ -35,20 +34,20 @@ end
 
 local function note(found, order, p, module, path, chain)
   local key, name = parameter.key(p.tensor), tree.join(path, p.name)
-  local sighting = found[key]
-  if not sighting then
-    sighting = { name = name, tensor = p.tensor, module = module, chain = chain,
-      places = { name }, wrapped = false }
-    found[key] = sighting
-    order[#order + 1] = sighting
+  local occurrence = found[key]
+  if not occurrence then
+    occurrence = { name = name, tensor = p.tensor, module = module, chain = chain,
+      paths = { name }, wrapped = false }
+    found[key] = occurrence
+    order[#order + 1] = occurrence
   else
-    sighting.chain = common(sighting.chain, chain)
-    sighting.places[#sighting.places + 1] = name
+    occurrence.chain = common(occurrence.chain, chain)
+    occurrence.paths[#occurrence.paths + 1] = name
   end
-  sighting.wrapped = sighting.wrapped or #chain > 0
+  occurrence.wrapped = occurrence.wrapped or #chain > 0
 end
 
--- The innermost of these instances that has a forward: what is below is looked at when it runs.
+-- The innermost of these instances that has a forward: it checks the modules below when it runs.
 local function with_forward(chain)
   for i = #chain, 1, -1 do
     if chain[i]:wrapped().forward ~= Module.forward then
@@ -58,8 +57,8 @@ local function with_forward(chain)
   return chain[#chain]
 end
 
--- Every place of every parameter, in module order. `instances` lists instances, and by instance the
--- modules that are watched when it runs.
+-- All occurrences of all parameters, in module order. `instances` lists instances, and for each the
+-- modules that it checks when it runs.
 local function look(module, path, chain, found, order, instances)
   local state = tree.manager(module)
   if state then
@@ -85,58 +84,58 @@ local function look(module, path, chain, found, order, instances)
   end
 end
 
-local function owner_of(sighting)
-  local owner = sighting.chain[#sighting.chain]
-  if not owner and sighting.wrapped then
+local function owner_of(occurrence)
+  local owner = occurrence.chain[#occurrence.chain]
+  if not owner and occurrence.wrapped then
     errors.raise('ValueError', "parameter '%s' stands in %s, which no FSDP instance contains "
-      .. 'together: wrap a module around all of them', sighting.name,
-      table.concat(sighting.places, ' and '))
+      .. 'together: wrap a module around all of them', occurrence.name,
+      table.concat(occurrence.paths, ' and '))
   end
   return owner
 end
 
 --- The parameters each instance below `top` manages, in module order.
 ---@param top ms.nn.Module
----@return table<ms.fsdp.State, ms.fsdp.Sighting[]> managed, ms.fsdp.State[] instances
+---@return table<ms.fsdp.State, ms.fsdp.Occurrence[]> managed, ms.fsdp.State[] instances
 function plan.of(top)
   local order, instances, managed = {}, {}, {}
   look(top, '', {}, {}, order, instances)
   for _, instance in ipairs(instances) do
     managed[instance] = {}
   end
-  for _, sighting in ipairs(order) do
-    local owner = owner_of(sighting)
+  for _, occurrence in ipairs(order) do
+    local owner = owner_of(occurrence)
     if owner then
-      table.insert(managed[owner], sighting)
+      table.insert(managed[owner], occurrence)
     end
   end
   return managed, instances
 end
 
---- The modules that stand in the model.
+--- The modules of these instances that are part of the model.
 ---@param instances ms.fsdp.State[]
 ---@return ms.nn.Module[]
-function plan.faces(instances)
+function plan.outer_modules(instances)
   local out = {}
   for i, instance in ipairs(instances) do
-    out[i] = instance.face
+    out[i] = instance.outer_module
   end
   return out
 end
 
---- What errors call the units of these instances: as instance:_unit_name() does each.
+--- Names of the units of these instances for errors: instance:_unit_name() of all at once.
 ---@param instances ms.fsdp.State[]
 ---@return string[]
 function plan.unit_names(instances)
-  local names = module_names.paths(plan.faces(instances))
+  local names = module_names.paths(plan.outer_modules(instances))
   for i, instance in ipairs(instances) do
     names[i] = names[i] == '' and instance:wrapped()._name or names[i]
   end
   return names
 end
 
-local function check_taken(instance, sightings)
-  for _, s in ipairs(sightings) do
+local function check_taken(instance, occurrences)
+  for _, s in ipairs(occurrences) do
     local manager = parameter.manager(s.tensor)
     if manager and manager ~= instance then
       errors.raise('ValueError', "parameter '%s' is shared between units, but '%s' was already "
@@ -145,22 +144,22 @@ local function check_taken(instance, sightings)
   end
 end
 
----@class ms.fsdp.Draft  what an instance is to have
+---@class ms.fsdp.UnitPlan  the unit that an instance will have
 ---@field instance ms.fsdp.State
 ---@field name string  of its unit
 ---@field tensors ms.Tensor[]
 ---@field names string[]
 ---@field holders ms.nn.Module[]  of each tensor, the first module that declares it
 ---@field shared { name: string, places: string[] }[]  tied parameters
----@field modules ms.nn.Module[]  that are looked at before it runs
+---@field modules ms.nn.Module[]  that it checks before it runs
 
----@return ms.fsdp.Draft
-local function draft_of(instance, name, sightings, modules)
+---@return ms.fsdp.UnitPlan
+local function unit_plan_of(instance, name, occurrences, modules)
   local tensors, names, holders, shared = {}, {}, {}, {}
-  for i, s in ipairs(sightings) do
+  for i, s in ipairs(occurrences) do
     tensors[i], names[i], holders[i] = s.tensor, s.name, s.module
-    if #s.places > 1 then
-      shared[#shared + 1] = { name = s.name, places = s.places }
+    if #s.paths > 1 then
+      shared[#shared + 1] = { name = s.name, places = s.paths }
     end
   end
   return {
@@ -169,26 +168,26 @@ local function draft_of(instance, name, sightings, modules)
   }
 end
 
-local function make_units(drafts, top)
+local function make_units(unit_plans, top)
   local managed, instances = plan.of(top)
   local unit_names = plan.unit_names(instances)
   for i, instance in ipairs(instances) do
-    local sightings = managed[instance]
-    check_taken(instance, sightings)
+    local occurrences = managed[instance]
+    check_taken(instance, occurrences)
     if not instance._planned then
-      local draft = draft_of(instance, unit_names[i], sightings, instances[instance])
-      drafts[#drafts + 1] = draft
-      instance:_make_unit(draft)
+      local unit_plan = unit_plan_of(instance, unit_names[i], occurrences, instances[instance])
+      unit_plans[#unit_plans + 1] = unit_plan
+      instance:_make_unit(unit_plan)
     end
   end
 end
 
 local sealing = false
 
-local function seal_made(drafts)
+local function seal_made(unit_plans)
   sealing = false
-  for _, draft in ipairs(drafts) do
-    draft.instance:_seal(draft)
+  for _, unit_plan in ipairs(unit_plans) do
+    unit_plan.instance:_seal(unit_plan)
   end
 end
 
@@ -201,31 +200,31 @@ function plan.check_sealed(instance)
   end
 end
 
---- Make the units of all instances below `top` that have none yet. After an error those that were
---- made are their instances', and the next call makes the others.
+--- Make the missing units of all instances below `top`. After an error the units that were made
+--- belong to their instances, and the next call makes the others.
 ---@param top ms.nn.Module
 ---@return boolean done  false inside param_init_fn, which may ask for the model's parameters
 function plan.seal(top)
   if sealing then
     return false
   end
-  local drafts = {}
+  local unit_plans = {}
   sealing = true
-  finally.run(seal_made, drafts, make_units, drafts, top)
+  finally.run(seal_made, unit_plans, make_units, unit_plans, top)
   return true
 end
 
---- What the units of a root's instances are, in numbers, or would be: none is made.
+--- Sizes of the units of a root's instances, existing or not. Makes no unit.
 ---@param instances ms.fsdp.State[]  all from the root down, itself first
 ---@return ffi.cdata*[] groups, boolean root_has_unit  for runtime.dry_run()
 function plan.groups(instances)
   local root, root_has_unit = instances[1], false
-  local managed = plan.of(tree.outermost(root.face))
-  managed = managed[root] and managed or plan.of(root.face) -- not where it was never put
+  local managed = plan.of(tree.outermost(root.outer_module))
+  managed = managed[root] and managed or plan.of(root.outer_module) -- not where it was never put
   local groups, names = {}, plan.unit_names(instances)
   for i, instance in ipairs(instances) do
     check_taken(instance, managed[instance])
-    groups[#groups + 1] = instance:_group(draft_of(instance, names[i], managed[instance], {}))
+    groups[#groups + 1] = instance:_group(unit_plan_of(instance, names[i], managed[instance], {}))
     root_has_unit = root_has_unit or i == 1 and #groups == 1
   end
   return groups, root_has_unit
@@ -236,7 +235,7 @@ end
 ---@return ms.fsdp.State[]
 function plan.instances(instance)
   local out = {}
-  for _, module in ipairs(instance.face:modules()) do
+  for _, module in ipairs(instance.outer_module:modules()) do
     out[#out + 1] = tree.manager(module)
   end
   return out

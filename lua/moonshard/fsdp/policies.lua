@@ -38,9 +38,9 @@ function Callable:__call(module, looking, numel)
   return self.fn(module, looking, numel)
 end
 
---- A policy of a function that is asked as the callable ones here are: fn(module, true, numel)
---- whether to look inside, fn(module, false, numel) whether to wrap, where a table gives options in
---- place of the root's.
+--- A policy of a function with the protocol of the callable policies here: fn(module, true, numel)
+--- decides whether to recurse, fn(module, false, numel) whether to wrap; a table overrides options
+--- of the root.
 ---@param fn fun(module: ms.nn.Module, recurse: boolean, numel: integer): ms.fsdp.Decision
 ---@return ms.fsdp.Policy
 function policies.callable_policy(fn)
@@ -117,8 +117,7 @@ local function decision(what, answer)
   return answer and next(answer) ~= nil and answer or nil
 end
 
---- Wrap where `fn(module)` returns true, with the root's options, or a table: with these in their
---- place.
+--- Wrap where `fn(module)` returns true, with the root's options, or a table that overrides them.
 ---@param fn ms.fsdp.Function
 ---@return ms.fsdp.Policy
 function policies.lambda_auto_wrap_policy(fn)

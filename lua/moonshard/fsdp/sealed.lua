@@ -58,8 +58,8 @@ local function write_back(module, p, now)
   return held
 end
 
---- A field of a parameter holds something else now: write a tensor into the unit, refuse all other
---- values, and tensors while there is no unit yet.
+--- Handle an assignment to the field of a parameter: write a tensor into the unit; refuse other
+--- values, and tensors before there is a unit.
 ---@param module ms.nn.Module
 ---@param p ms.nn.DeclaredParam
 ---@param now any

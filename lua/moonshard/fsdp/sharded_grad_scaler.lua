@@ -1,4 +1,4 @@
---- A loss scale over sharded gradients: ms.amp.GradScaler with a group that is said.
+--- A loss scale over sharded gradients: ms.amp.GradScaler with an explicit group.
 
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'

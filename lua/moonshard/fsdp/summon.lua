@@ -94,7 +94,7 @@ end
 local function summoned(held, roots, opts, fn, ...)
   for _, root in ipairs(roots) do
     root:_lazy_init()
-    tree.params(root.face) -- the fields must have the parameters that are summoned
+    tree.params(root.outer_module) -- the fields must have the parameters that are summoned
     local trees, units = units_of(root, opts.recurse ~= false)
     for _, its in ipairs(trees) do
       if not B.C.ms_fsdp_tree_summoned(its.handle) then

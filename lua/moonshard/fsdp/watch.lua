@@ -1,7 +1,7 @@
---- Sees when a script replaces a module or parameter that units were planned over.
+--- Detects that a script replaced a module or parameter after units were planned over it.
 ---
---- Fields of modules are plain fields, so nothing happens when one is assigned; what stands in them
---- is compared before it is used.
+--- Fields of modules are plain fields, so an assignment is not seen; their values are compared
+--- before they are used.
 
 local tree = require 'moonshard.nn.tree'
 
@@ -9,12 +9,12 @@ local watch = {}
 
 ---@class ms.fsdp.Watched  parallel arrays, so that comparing reads nothing else
 ---@field modules ms.nn.Module[]  that declared it
----@field holders ms.nn.Module[]  in whose field it stands: the same, or a wrapper that shows it
+---@field holders ms.nn.Module[]  whose field holds it: the same, or a wrapper that shows it
 ---@field fields (string|integer)[]
 ---@field values any[]
 ---@field entries table[]  the declarations
 
---- Note what stands in the fields of these modules.
+--- Record the fields of these modules.
 ---@param modules ms.nn.Module[]
 ---@return ms.fsdp.Watched
 function watch.of(modules)

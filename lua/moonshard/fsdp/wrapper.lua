@@ -9,6 +9,7 @@ local Module = require 'moonshard.nn.module'
 local ModuleDict = require 'moonshard.nn.module_dict'
 local ModuleList = require 'moonshard.nn.module_list'
 local State = require 'moonshard.fsdp.state'
+local construct = require 'moonshard.fsdp.construct'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
 local first_use = require 'moonshard.fsdp.first_use'
@@ -77,7 +78,7 @@ function FSDP:init(module, opts)
   if not util.is(module, Module) then
     errors.raise('TypeError', 'FSDP wraps a module, got %s', arguments.noun(module))
   end
-  local normalised, inherited = State.options_of(opts)
+  local normalised, inherited = construct.options_of(opts)
   if util.is_any(module, { ModuleList, ModuleDict }) and module.forward == Module.forward then
     errors.warn('UserWarning', 'FSDP will not all-gather parameters for containers that do not '
       .. 'implement forward', normalised.process_group)

@@ -49,7 +49,7 @@ end
 
 -- Declare a parameter that an FSDP instance manages: the copy's own instance gives it its values.
 local function declare_managed(c, from, into, p, manager)
-  if not c.modules[manager.face] then
+  if not c.modules[manager.outer_module] then
     errors.raise('RuntimeError', "parameter '%s' of %s belongs to an FSDP instance around that "
       .. 'module; copy the wrapped module', p.name, from._name)
   end

@@ -319,8 +319,8 @@ end
 local function flat_entry(path, state, method)
   local flat = state[method](state)
   return flat and {
-    name = join(path, '_flat_param'), tensor = flat, shape = flat:shape(), module = state.face,
-    flat_of = state,
+    name = join(path, '_flat_param'), tensor = flat, shape = flat:shape(),
+    module = state.outer_module, flat_of = state,
   }
 end
 

@@ -164,15 +164,6 @@ MS_API uint64_t ms_hash_bytes(const void *data, int64_t n);
 /** Monotonic time in seconds. */
 MS_API double ms_time(void);
 
-/**
- * Measure the peak rate of this runtime's matrix products on this rank's core for about `seconds`:
- * the best product of six shapes, with b transposed and not.
- * @param dtype    MS_DTYPE_F32, _F64 or _BF16
- * @param seconds  more than 0, at most 60 (MS_VALUE_ERROR)
- * @param flops    floating-point operations per second, best of the repetitions
- */
-MS_API ms_status ms_matmul_peak(int32_t dtype, double seconds, double *flops);
-
 /** Implementation of large products of this dtype, e.g. "brg:avx512_core_bf16". Static. */
 MS_API const char *ms_matmul_name(int32_t dtype);
 

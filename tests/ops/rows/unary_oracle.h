@@ -26,8 +26,8 @@
     X(cos, floating, NULL, cosl(x), 2 * fabsl(y), 1)                                               \
     X(sigmoid, floating, NULL, 1 / (1 + expl(-x)), 8 * fabsl(y), 3)                                \
     X(silu, floating, NULL, x / (1 + expl(-x)), 16 * fabsl(y), 6)                                  \
-    X(logsigmoid, floating, NULL, x < 0 ? x - log1pl(expl(x)) : -log1pl(expl(-x)), 8 * fabsl(y),   \
-      3)                                                                                           \
+    X(logsigmoid, floating, NULL, x < 0 ? x - log1pl(expl(x)) : 0 - log1pl(expl(-x)),              \
+      8 * fabsl(y), 3)                                                                             \
     X(abs, counting, away_from_0, fabsl(x), 0 * y, 0)                                              \
     X(sign, counting, away_from_0, (x > 0) - (x < 0), 0, 0)                                        \
     X(square, counting, NULL, x *x, fabsl(y), 0.5)                                                 \

@@ -1,10 +1,10 @@
 /* Messages between two ranks of a group, beside its collectives: no part of the schedule.
  *
- * A message is a chain of chunks through a ring of buffers for each pair of members (msi_mail). The
- * first begins with what the sender sends, which the receiver compares with what it receives.
+ * A message is a chain of chunks through a ring of buffers for each pair of members (msi_channel).
+ * The first begins with what the sender sends, which the receiver compares with what it receives.
  * Messages of a pair move one after another. They move in calls of their own and whenever this rank
  * waits. */
-#include "mail.h"
+#include "channel.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,28 +13,28 @@
 /* Of the rank that runs on this thread. */
 static _Thread_local ms_message *pending;
 
-static msi_mail *mail_of(const ms_comm *c, int32_t from, int32_t to)
+static msi_channel *channel_of(const ms_comm *c, int32_t from, int32_t to)
 {
-    return &c->mail[from * c->size + to];
+    return &c->channel[from * c->size + to];
 }
 
 enum { CHUNKS = 4 }; /* in a ring */
 
 static int64_t chunk_bytes(const ms_comm *c)
 {
-    return MSI_MAIL / c->size / CHUNKS / 64 * 64;
+    return MSI_CHANNEL / c->size / CHUNKS / 64 * 64;
 }
 
 /* The place of chunk `n` of a pair. */
 static char *chunk_of(const ms_comm *c, int32_t from, int32_t to, uint64_t n)
 {
-    return c->mail_bytes + (int64_t)from * MSI_MAIL +
+    return c->channel_bytes + (int64_t)from * MSI_CHANNEL +
            (to * CHUNKS + (int64_t)(n % CHUNKS)) * chunk_bytes(c);
 }
 
 /* -- texts ------------------------------------------------------------------------------------- */
 
-const char *msi_mail_text(const msi_mail_head *h, char *buffer, size_t nbytes)
+const char *msi_message_text(const msi_message_head *h, char *buffer, size_t nbytes)
 {
     snprintf(buffer, nbytes, "%s %s, tag %d", ms_dtype_name(h->dtype),
              msi_shape_text(h->ndim, h->shape), (int)h->tag);
@@ -46,17 +46,17 @@ const char *msi_mail_text(const msi_mail_head *h, char *buffer, size_t nbytes)
 /* Is there a chunk to read from member q? */
 static bool has_chunk(const ms_comm *c, int32_t q)
 {
-    msi_mail *mail = mail_of(c, q, c->rank);
+    msi_channel *channel = channel_of(c, q, c->rank);
 
-    return q != c->rank && atomic_load(&mail->sent) != atomic_load(&mail->taken);
+    return q != c->rank && atomic_load(&channel->sent) != atomic_load(&channel->taken);
 }
 
 static bool can_move(const ms_message *m)
 {
     if (m->sends) {
-        msi_mail *mail = mail_of(m->comm, m->comm->rank, m->peer);
+        msi_channel *channel = channel_of(m->comm, m->comm->rank, m->peer);
 
-        return atomic_load(&mail->sent) - atomic_load(&mail->taken) < CHUNKS;
+        return atomic_load(&channel->sent) - atomic_load(&channel->taken) < CHUNKS;
     }
     for (int32_t q = 0; m->peer == MSI_ANY_RANK && q < m->comm->size; q++) {
         if (has_chunk(m->comm, q)) {
@@ -95,8 +95,8 @@ static void move_bytes(ms_message *m, char *chunk, int64_t room)
 static void send_chunk(ms_message *m)
 {
     const ms_comm *c = m->comm;
-    msi_mail *mail = mail_of(c, c->rank, m->peer);
-    char *chunk = chunk_of(c, c->rank, m->peer, atomic_load(&mail->sent));
+    msi_channel *channel = channel_of(c, c->rank, m->peer);
+    char *chunk = chunk_of(c, c->rank, m->peer, atomic_load(&channel->sent));
     int64_t room = chunk_bytes(c);
 
     if (!m->begun) {
@@ -105,18 +105,18 @@ static void send_chunk(ms_message *m)
         room -= (int64_t)sizeof(m->head);
     }
     move_bytes(m, chunk, room);
-    atomic_fetch_add(&mail->sent, 1);
+    atomic_fetch_add(&channel->sent, 1);
 }
 
-static void report_mismatch(const ms_message *m, const msi_mail_head *sent)
+static void report_mismatch(const ms_message *m, const msi_message_head *sent)
 {
-    char theirs[MSI_MAIL_TEXT], ours[MSI_MAIL_TEXT];
+    char theirs[MSI_MESSAGE_TEXT], ours[MSI_MESSAGE_TEXT];
     ms_comm *c = m->comm;
 
     msi_job_abort(c->job, c->in_job[c->own], c->in_job[m->peer], MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
                   "message mismatch: rank %d sends %s to rank %d, which receives %s",
-                  (int)c->in_job[m->peer], msi_mail_text(sent, theirs, sizeof(theirs)),
-                  (int)c->in_job[c->own], msi_mail_text(&m->head, ours, sizeof(ours)));
+                  (int)c->in_job[m->peer], msi_message_text(sent, theirs, sizeof(theirs)),
+                  (int)c->in_job[c->own], msi_message_text(&m->head, ours, sizeof(ours)));
 }
 
 static void take_chunk(ms_message *m)
@@ -127,11 +127,11 @@ static void take_chunk(ms_message *m)
     for (int32_t q = 0; m->peer == MSI_ANY_RANK; q++) {
         m->peer = has_chunk(c, q) ? q : MSI_ANY_RANK;
     }
-    msi_mail *mail = mail_of(c, m->peer, c->rank);
-    char *chunk = chunk_of(c, m->peer, c->rank, atomic_load(&mail->taken));
+    msi_channel *channel = channel_of(c, m->peer, c->rank);
+    char *chunk = chunk_of(c, m->peer, c->rank, atomic_load(&channel->taken));
 
     if (!m->begun) {
-        msi_mail_head sent;
+        msi_message_head sent;
 
         memcpy(&sent, chunk, sizeof(sent));
         if (sent.dtype != m->head.dtype || sent.numel != m->head.numel || sent.tag != m->head.tag) {
@@ -142,7 +142,7 @@ static void take_chunk(ms_message *m)
         room -= (int64_t)sizeof(sent);
     }
     move_bytes(m, chunk, room);
-    atomic_fetch_add(&mail->taken, 1);
+    atomic_fetch_add(&channel->taken, 1);
 }
 
 /* It is no longer pending. */
@@ -217,7 +217,7 @@ bool msi_messages_pending(const ms_comm *c)
 }
 
 /* In front of it are all earlier ones. */
-void msi_mail_append(ms_message *m)
+void msi_message_append(ms_message *m)
 {
     ms_message **at = &pending;
 
@@ -227,7 +227,7 @@ void msi_mail_append(ms_message *m)
     *at = m;
 }
 
-bool msi_mail_may_move(const ms_message *m)
+bool msi_message_may_move(const ms_message *m)
 {
     return !comes_later(m) && can_move(m);
 }

@@ -1,4 +1,4 @@
-/* runtime/job/keeper.c: ranks and what they leave behind end with the launch, and nothing
+/* runtime/job/reaper.c: ranks and what they leave behind end with the launch, and nothing
  * else does. */
 #include "launch_test.h"
 
@@ -33,7 +33,7 @@ static ms_status leave_children(void *user, int32_t rank)
     return MS_OK;
 }
 
-static void test_job_keeper__ends_what_ranks_left_behind(void **state)
+static void test_job_reaper__ends_what_ranks_left_behind(void **state)
 {
     scene *x = scene_new();
     const char *cause;
@@ -63,7 +63,7 @@ static ms_status leave_a_child(void *user, int32_t rank)
     return MS_OK;
 }
 
-/* -- deaths of launcher and keeper ------------------------------------------------------------- */
+/* -- deaths of launcher and reaper ------------------------------------------------------------- */
 
 static ms_status leave_a_child_and_sleep(void *user, int32_t rank)
 {
@@ -90,39 +90,39 @@ static pid_t start_launcher(scene *x)
     return pid;
 }
 
-static pid_t keeper_of(const scene *x)
+static pid_t reaper_of(const scene *x)
 {
-    pid_t keeper = 0;
+    pid_t reaper = 0;
     char state;
 
-    assert_true(msi_process_look(atomic_load(&x->pid[1]), &state, &keeper));
-    return keeper;
+    assert_true(msi_process_look(atomic_load(&x->pid[1]), &state, &reaper));
+    return reaper;
 }
 
-static void test_job_keeper__ends_all_when_its_launcher_is_killed(void **state)
+static void test_job_reaper__ends_all_when_its_launcher_is_killed(void **state)
 {
     scene *x = scene_new();
 
     (void)state;
-    pid_t pid = start_launcher(x), keeper = keeper_of(x);
+    pid_t pid = start_launcher(x), reaper = reaper_of(x);
 
     kill(pid, SIGKILL);
     assert_int_equal(code_of(pid), 1000 + SIGKILL);
-    assert_true(ends_soon(keeper));
+    assert_true(ends_soon(reaper));
     for (int32_t i = 0; i < 3; i++) {
         assert_false(runs(atomic_load(&x->pid[i])));
     }
     scene_free(x);
 }
 
-static void test_job_keeper__is_missed_when_it_is_killed(void **state)
+static void test_job_reaper__is_missed_when_it_is_killed(void **state)
 {
     scene *x = scene_new();
 
     (void)state;
     pid_t pid = start_launcher(x);
 
-    kill(keeper_of(x), SIGKILL);
+    kill(reaper_of(x), SIGKILL);
     assert_int_equal(code_of(pid), 77);
     assert_true(ends_soon(atomic_load(&x->pid[1])));
     assert_true(ends_soon(atomic_load(&x->pid[2])));
@@ -133,10 +133,10 @@ static void test_job_keeper__is_missed_when_it_is_killed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_job_keeper__ends_what_ranks_left_behind),
-        cmocka_unit_test(test_job_keeper__ends_all_when_its_launcher_is_killed),
-        cmocka_unit_test(test_job_keeper__is_missed_when_it_is_killed),
+        cmocka_unit_test(test_job_reaper__ends_what_ranks_left_behind),
+        cmocka_unit_test(test_job_reaper__ends_all_when_its_launcher_is_killed),
+        cmocka_unit_test(test_job_reaper__is_missed_when_it_is_killed),
     };
 
-    return CAN_FORK ? cmocka_run_group_tests_name("job/keeper", tests, NULL, NULL) : 0;
+    return CAN_FORK ? cmocka_run_group_tests_name("job/reaper", tests, NULL, NULL) : 0;
 }

@@ -1,10 +1,10 @@
-/* The keeper: a process between the launcher and its ranks. It starts and reaps them, and becomes
+/* The reaper: a process between the launcher and its ranks. It starts and reaps them, and becomes
  * the parent of all orphans they leave (subreaper). So it neither depends on nor touches other
  * children of the launching process.
  *
- * They share a socket: the keeper sends which rank ended and how, the launcher which rank gets
- * which signal. The keeper both signals and reaps, so a signal never reaches another process with a
- * reused pid. If the launcher dies or closes its end, the keeper ends everything. */
+ * They share a socket: the reaper sends which rank ended and how, the launcher which rank gets
+ * which signal. The reaper both signals and reaps, so a signal never reaches another process with a
+ * reused pid. If the launcher dies or closes its end, the reaper ends everything. */
 #include "launch.h"
 
 #include <ctype.h>
@@ -20,19 +20,19 @@
 
 /* Few are sent, so the socket never fills. To the launcher: rank `rank` ended with this waitpid()
  * status. The first one: all ranks have started, or fork() failed with this error at rank `rank`.
- * To the keeper: a signal for a rank. */
+ * To the reaper: a signal for a rank. */
 typedef struct message {
     int32_t rank, number;
 } message;
 
 enum { STARTED = -1 }; /* in place of a rank */
 
-typedef struct keeper {
+typedef struct reaper {
     ms_launch *launch;
     int32_t line; /* to the launcher; -1: closed */
     int32_t running;
     struct sigaction child_before;
-} keeper;
+} reaper;
 
 static bool send_to(int32_t line, int32_t rank, int32_t number)
 {
@@ -69,9 +69,9 @@ static void leave_stdin(void)
 }
 
 /* First steps of a rank: signal mask, die with the parent, cores, stdin only for rank 0.
- * Async-signal-safe, like everything before exec. Failures are ignored: the keeper ends the rank as
+ * Async-signal-safe, like everything before exec. Failures are ignored: the reaper ends the rank as
  * well. */
-static void settle(const keeper *k, pid_t parent, int32_t rank)
+static void settle(const reaper *k, pid_t parent, int32_t rank)
 {
     sigaction(SIGCHLD, &k->child_before, NULL);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -86,8 +86,8 @@ static void settle(const keeper *k, pid_t parent, int32_t rank)
     }
 }
 
-/* Returns the rank in a rank, -1 in the keeper. If not all can start, those started are ended. */
-static int32_t start_ranks(keeper *k)
+/* Returns the rank in a rank, -1 in the reaper. If not all can start, those started are ended. */
+static int32_t start_ranks(reaper *k)
 {
     pid_t self = getpid();
 
@@ -112,14 +112,14 @@ static int32_t start_ranks(keeper *k)
 /* -- keeping ----------------------------------------------------------------------------------- */
 
 /* A launcher that misses a rank's end would wait forever, so exit on failure. */
-static void report(const keeper *k, int32_t rank, int32_t number)
+static void report(const reaper *k, int32_t rank, int32_t number)
 {
     if (k->line >= 0 && !send_to(k->line, rank, number) && errno != EPIPE) {
         _exit(1);
     }
 }
 
-static void reap(keeper *k)
+static void reap(reaper *k)
 {
     int status;
     pid_t pid;
@@ -135,7 +135,7 @@ static void reap(keeper *k)
     }
 }
 
-static void signal_rank(const keeper *k, int32_t rank, int signal)
+static void signal_rank(const reaper *k, int32_t rank, int signal)
 {
     if (k->launch->child[rank].pid > 0) {
         kill(k->launch->child[rank].pid, signal);
@@ -143,7 +143,7 @@ static void signal_rank(const keeper *k, int32_t rank, int signal)
 }
 
 /* False: the launcher has closed. */
-static bool handle_message(const keeper *k)
+static bool handle_message(const reaper *k)
 {
     int32_t received;
     message m;
@@ -208,7 +208,7 @@ static void on_child(int signal)
 }
 
 /* Ignore signals of the terminal. SIGCHLD also comes when the launcher has died. */
-static void take_no_signals(keeper *k)
+static void take_no_signals(reaper *k)
 {
     struct sigaction wake = {.sa_handler = on_child};
     sigset_t all;
@@ -220,7 +220,7 @@ static void take_no_signals(keeper *k)
     sigaction(SIGCHLD, &wake, &k->child_before);
 }
 
-static _Noreturn void keep(keeper *k)
+static _Noreturn void keep(reaper *k)
 {
     sigset_t all_but_child;
 
@@ -244,9 +244,9 @@ static _Noreturn void keep(keeper *k)
 }
 
 /* Returns in ranks only. */
-static int32_t become_keeper(ms_launch *launch, int32_t line)
+static int32_t become_reaper(ms_launch *launch, int32_t line)
 {
-    keeper k = {.launch = launch, .line = line};
+    reaper k = {.launch = launch, .line = line};
 
     take_no_signals(&k);
     close(launch->signal_fd);
@@ -256,7 +256,7 @@ static int32_t become_keeper(ms_launch *launch, int32_t line)
     if (rank >= 0) {
         return rank;
     }
-    prctl(PR_SET_NAME, "moonshard-keep"); /* name in `ps` */
+    prctl(PR_SET_NAME, "moonshard-reap"); /* name in `ps` */
     msi_output_free(launch->output);      /* so ranks notice if the launcher stops reading */
     report(&k, STARTED, 0);
     keep(&k);
@@ -268,11 +268,11 @@ static void hang_up(ms_launch *launch)
 {
     close(launch->line);
     launch->line = -1;
-    while (waitpid(launch->keeper, NULL, 0) < 0 && errno == EINTR) {
+    while (waitpid(launch->reaper, NULL, 0) < 0 && errno == EINTR) {
     }
 }
 
-/* The keeper's first message. False: it died. */
+/* The reaper's first message. False: it died. */
 static bool receive_start(const ms_launch *launch, message *m)
 {
     struct pollfd line = {.fd = launch->line, .events = POLLIN};
@@ -284,7 +284,7 @@ static bool receive_start(const ms_launch *launch, message *m)
     return received > 0;
 }
 
-ms_status msi_keeper_start(ms_launch *launch, int32_t *rank)
+ms_status msi_reaper_start(ms_launch *launch, int32_t *rank)
 {
     int32_t line[2];
     message m;
@@ -293,16 +293,16 @@ ms_status msi_keeper_start(ms_launch *launch, int32_t *rank)
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, line) != 0) {
         return msi_fail_call("socketpair", errno, "cannot start %d ranks", (int)launch->n);
     }
-    launch->keeper = fork();
-    if (launch->keeper == 0) {
+    launch->reaper = fork();
+    if (launch->reaper == 0) {
         close(line[0]);
-        *rank = become_keeper(launch, line[1]);
+        *rank = become_reaper(launch, line[1]);
         return MS_OK;
     }
     int error = errno;
 
     close(line[1]);
-    if (launch->keeper < 0) {
+    if (launch->reaper < 0) {
         close(line[0]);
         return msi_fail_call("fork", error, "cannot start %d ranks", (int)launch->n);
     }
@@ -322,14 +322,14 @@ ms_status msi_keeper_start(ms_launch *launch, int32_t *rank)
     return MS_OK;
 }
 
-void msi_keeper_signal(const ms_launch *launch, int32_t rank, int32_t signal)
+void msi_reaper_signal(const ms_launch *launch, int32_t rank, int32_t signal)
 {
     if (launch->line >= 0 && !send_to(launch->line, rank, signal) && signal == SIGKILL) {
-        kill(launch->keeper, SIGKILL); /* its ranks die with it */
+        kill(launch->reaper, SIGKILL); /* its ranks die with it */
     }
 }
 
-bool msi_keeper_read_end(ms_launch *launch, int32_t *rank, int32_t *status)
+bool msi_reaper_read_end(ms_launch *launch, int32_t *rank, int32_t *status)
 {
     message m;
 
@@ -347,7 +347,7 @@ bool msi_keeper_read_end(ms_launch *launch, int32_t *rank, int32_t *status)
     return received > 0;
 }
 
-void msi_keeper_end(ms_launch *launch)
+void msi_reaper_end(ms_launch *launch)
 {
     if (launch->line >= 0) {
         hang_up(launch);

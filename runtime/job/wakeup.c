@@ -1,8 +1,8 @@
 /* Sleeping until a peer stores something, and detecting deadlock.
  *
- * [Note: doorbells] A waiter sets `waiting`, reads its doorbell, checks once more, and sleeps on
- * the doorbell. A rank that stores something then loads its peers' `waiting` and rings the
- * sleepers' doorbells. Stores and loads on both sides are sequentially consistent, so at least one
+ * [Note: wake-ups] A waiter sets `waiting`, reads its wakeups, checks once more, and sleeps on
+ * its word of wakeups. A rank that stores something then loads its peers' `waiting` and wakes the
+ * sleepers. Stores and loads on both sides are sequentially consistent, so at least one
  * side sees the other.
  *
  * [Note: stuck] Sleepers check every 100 ms and count the checks. If every live rank is in the same
@@ -17,23 +17,23 @@
 #include <time.h>
 #include <unistd.h>
 
-void msi_doorbell_ring(msi_job_rank *rank)
+void msi_wake(msi_job_rank *rank)
 {
-    atomic_fetch_add(&rank->doorbell, 1);
-    syscall(SYS_futex, &rank->doorbell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    atomic_fetch_add(&rank->wakeups, 1);
+    syscall(SYS_futex, &rank->wakeups, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-void msi_doorbell_sleep(msi_job_rank *rank, uint32_t seen, int64_t most_ns)
+void msi_sleep_unless_woken(msi_job_rank *rank, uint32_t seen, int64_t most_ns)
 {
     const struct timespec limit = {.tv_nsec = most_ns};
 
-    syscall(SYS_futex, &rank->doorbell, FUTEX_WAIT, seen, &limit, NULL, 0);
+    syscall(SYS_futex, &rank->wakeups, FUTEX_WAIT, seen, &limit, NULL, 0);
 }
 
 /* Order matters, since counters of several ranks are not a snapshot: all `waits` are read before
  * any `checks`, and again after them. So a rank that checked twice did so after all ranks had
  * entered the waits they are still in. */
-bool msi_job_waits_in_vain(const msi_job *job, int32_t rank, msi_watch *w)
+bool msi_job_is_deadlocked(const msi_job *job, int32_t rank, msi_watch *w)
 {
     bool same = w->set, looked = w->set;
     uint64_t checks[job->world];

@@ -1,7 +1,7 @@
-/* Mailboxes: one per rank process, into which others send file descriptors.
+/* Sockets: one per rank process, into which others send file descriptors.
  *
- * A rank may be in several groups, so a letter may arrive before it is needed: it is kept. Letters
- * of earlier calls of the same group belong to failed attempts and are discarded. */
+ * A rank may be in several groups, so a message may arrive before it is needed: it is kept.
+ * Messages of earlier calls of the same group belong to failed attempts and are discarded. */
 #include "job.h"
 
 #include <errno.h>
@@ -10,17 +10,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-typedef struct msi_letter_kept {
-    struct msi_letter_kept *next;
-    msi_letter letter;
+typedef struct msi_descriptor_kept {
+    struct msi_descriptor_kept *next;
+    msi_purpose purpose;
     int32_t fd;
-} msi_letter_kept;
+} msi_descriptor_kept;
 
-ms_status msi_mail_new(msi_job *job)
+ms_status msi_descriptors_new(msi_job *job)
 {
     for (int32_t r = 0; r < job->world; r++) {
-        if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, job->mail[r]) != 0) {
-            return msi_fail_call("socketpair", errno, "cannot make the mailbox of rank %d", (int)r);
+        if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, job->socket[r]) != 0) {
+            return msi_fail_call("socketpair", errno, "cannot make the socket of rank %d", (int)r);
         }
     }
     return MS_OK;
@@ -34,21 +34,21 @@ static void close_fd(int32_t *fd)
     *fd = -1;
 }
 
-void msi_mail_keep(msi_job *job, int32_t rank)
+void msi_descriptors_keep(msi_job *job, int32_t rank)
 {
     for (int32_t r = 0; r < job->world; r++) {
-        close_fd(&job->mail[r][r == rank ? 1 : 0]);
+        close_fd(&job->socket[r][r == rank ? 1 : 0]);
     }
 }
 
-void msi_mail_free(msi_job *job)
+void msi_descriptors_free(msi_job *job)
 {
     for (int32_t r = 0; r < job->world; r++) {
-        close_fd(&job->mail[r][0]);
-        close_fd(&job->mail[r][1]);
+        close_fd(&job->socket[r][0]);
+        close_fd(&job->socket[r][1]);
     }
     while (job->kept != NULL) {
-        msi_letter_kept *first = job->kept;
+        msi_descriptor_kept *first = job->kept;
 
         job->kept = first->next;
         close(first->fd);
@@ -56,9 +56,9 @@ void msi_mail_free(msi_job *job)
     }
 }
 
-int msi_mail_send(const msi_job *job, int32_t rank, msi_letter letter, int32_t fd)
+int msi_descriptors_send(const msi_job *job, int32_t rank, msi_purpose purpose, int32_t fd)
 {
-    struct iovec part = {.iov_base = &letter, .iov_len = sizeof(letter)};
+    struct iovec part = {.iov_base = &purpose, .iov_len = sizeof(purpose)};
     _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {0};
     struct msghdr message = {.msg_iov = &part,
                              .msg_iovlen = 1,
@@ -66,12 +66,12 @@ int msi_mail_send(const msi_job *job, int32_t rank, msi_letter letter, int32_t f
                              .msg_controllen = sizeof(control)};
     struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
 
-    letter.nonce = job->block->nonce;
+    purpose.nonce = job->block->nonce;
     rights->cmsg_level = SOL_SOCKET;
     rights->cmsg_type = SCM_RIGHTS;
     rights->cmsg_len = CMSG_LEN(sizeof(int));
     memcpy(CMSG_DATA(rights), &fd, sizeof(fd));
-    while (sendmsg(job->mail[rank][1], &message, MSG_NOSIGNAL) < 0) {
+    while (sendmsg(job->socket[rank][1], &message, MSG_NOSIGNAL) < 0) {
         if (errno != EINTR) {
             return errno;
         }
@@ -79,10 +79,10 @@ int msi_mail_send(const msi_job *job, int32_t rank, msi_letter letter, int32_t f
     return 0;
 }
 
-/* Read the next letter. Returns errno; `*fd` is -1 if it has no descriptor. */
-static int take_letter(const msi_job *job, int32_t rank, msi_letter *letter, int32_t *fd)
+/* Read the next message. Returns errno; `*fd` is -1 if it has no descriptor. */
+static int take_message(const msi_job *job, int32_t rank, msi_purpose *purpose, int32_t *fd)
 {
-    struct iovec part = {.iov_base = letter, .iov_len = sizeof(*letter)};
+    struct iovec part = {.iov_base = purpose, .iov_len = sizeof(*purpose)};
     _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {0};
     struct msghdr message = {.msg_iov = &part,
                              .msg_iovlen = 1,
@@ -91,7 +91,7 @@ static int take_letter(const msi_job *job, int32_t rank, msi_letter *letter, int
     ssize_t n;
 
     *fd = -1;
-    while ((n = recvmsg(job->mail[rank][0], &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)) < 0 &&
+    while ((n = recvmsg(job->socket[rank][0], &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)) < 0 &&
            errno == EINTR) {
     }
     if (n < 0) {
@@ -105,25 +105,25 @@ static int take_letter(const msi_job *job, int32_t rank, msi_letter *letter, int
     if (rights != NULL && rights->cmsg_type == SCM_RIGHTS) {
         memcpy(fd, CMSG_DATA(rights), sizeof(*fd));
     }
-    if (n != sizeof(*letter) || letter->nonce != job->block->nonce) { /* not of this job */
+    if (n != sizeof(*purpose) || purpose->nonce != job->block->nonce) { /* not of this job */
         close_fd(fd);
     }
     return 0;
 }
 
-/* Index of a kept letter; -1: none. */
-static int32_t find_kept(msi_job *job, msi_letter letter)
+/* Index of a kept message; -1: none. */
+static int32_t find_kept(msi_job *job, msi_purpose purpose)
 {
     int32_t found = -1;
 
-    for (msi_letter_kept **at = &job->kept; *at != NULL;) {
-        msi_letter_kept *k = *at;
+    for (msi_descriptor_kept **at = &job->kept; *at != NULL;) {
+        msi_descriptor_kept *k = *at;
 
-        if (k->letter.group != letter.group) {
+        if (k->purpose.group != purpose.group) {
             at = &k->next;
             continue;
         }
-        if (k->letter.seq == letter.seq) {
+        if (k->purpose.seq == purpose.seq) {
             found = k->fd;
         } else {
             close(k->fd);
@@ -135,31 +135,31 @@ static int32_t find_kept(msi_job *job, msi_letter letter)
 }
 
 /* Returns errno. */
-static int keep_letter(msi_job *job, msi_letter letter, int32_t fd)
+static int keep_message(msi_job *job, msi_purpose purpose, int32_t fd)
 {
-    msi_letter_kept *k = malloc(sizeof(*k));
+    msi_descriptor_kept *k = malloc(sizeof(*k));
 
     if (k == NULL) {
         close(fd);
         return ENOMEM;
     }
-    *k = (msi_letter_kept){.next = job->kept, .letter = letter, .fd = fd};
+    *k = (msi_descriptor_kept){.next = job->kept, .purpose = purpose, .fd = fd};
     job->kept = k;
     return 0;
 }
 
-int msi_mail_receive(msi_job *job, int32_t rank, msi_letter letter, int32_t *fd)
+int msi_descriptors_receive(msi_job *job, int32_t rank, msi_purpose purpose, int32_t *fd)
 {
-    *fd = find_kept(job, letter);
+    *fd = find_kept(job, purpose);
     while (*fd < 0) {
-        msi_letter got = {0};
+        msi_purpose got = {0};
         int32_t its;
-        int error = take_letter(job, rank, &got, &its);
+        int error = take_message(job, rank, &got, &its);
 
         if (error == 0 && its >= 0) {
-            if (got.group != letter.group) {
-                error = keep_letter(job, got, its);
-            } else if (got.seq == letter.seq) {
+            if (got.group != purpose.group) {
+                error = keep_message(job, got, its);
+            } else if (got.seq == purpose.seq) {
                 *fd = its;
             } else {
                 close(its);

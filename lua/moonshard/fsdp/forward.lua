@@ -1,0 +1,130 @@
+--- Forwards of sharded modules.
+
+local B = require 'moonshard_ffi'
+local buffers = require 'moonshard.fsdp.buffers'
+local check = require 'moonshard.fsdp.check'
+local errors = require 'moonshard.base.errors'
+local forward_values = require 'moonshard.fsdp.forward_values'
+local graph = require 'moonshard.base.graph'
+local finally = require 'moonshard.base.finally'
+local runtime = require 'moonshard_ffi.fsdp'
+local samples = require 'moonshard.base.samples'
+local watch = require 'moonshard.fsdp.watch'
+
+local function after_forward(unit, ...)
+  runtime.unit_post_forward(unit, forward_values.tensors(...))
+  return ...
+end
+
+-- The wrapper ignores cast_root_forward_inputs where it is not the root, the composable form does
+-- not.
+local function casts_inputs(self, unit)
+  local precision = self.mixed_precision
+  return unit and precision.cast_forward_inputs
+    or precision.cast_root_forward_inputs and (self._is_root or self.in_place)
+end
+
+local function unit_forward(self, call, ...)
+  local unit, dtype = self._unit, self.mixed_precision.param_dtype
+  if self.full_precision_in_eval then
+    local training = self.outer_module.training
+    dtype = training and dtype or nil
+    if unit then
+      B.calls.fsdp_unit_set_full_precision(unit, not training)
+    end
+  end
+  local casts = dtype and casts_inputs(self, unit)
+  watch.check(self._watched)
+  if not unit then
+    if casts then
+      return call(self:wrapped(), forward_values.cast(dtype, select('#', ...), ...))
+    end
+    return call(self:wrapped(), ...)
+  end
+  B.calls.fsdp_unit_pre_forward(unit)
+  if casts then
+    return after_forward(unit,
+      call(self:wrapped(), forward_values.cast(dtype, select('#', ...), ...)))
+  end
+  return after_forward(unit, call(self:wrapped(), ...))
+end
+
+local DTYPES = "; the model's mixed_precision has units of several dtypes: classes of modules in "
+  .. 'its module_classes_to_ignore compute in f32 with their inputs and results cast, and a unit '
+  .. 'with its own mixed_precision casts its inputs to its param_dtype with cast_forward_inputs'
+
+-- An operator that met two dtypes in a model of several.
+local function explain_dtypes(tree, err)
+  local text = type(err) == 'table' and err.forward ~= nil and tostring(err.message) or ''
+  if not (text:find('expected one dtype', 1, true) or text:find('the same dtype', 1, true)) then
+    return
+  end
+  for _, instance in ipairs(tree.instances) do
+    if instance.mixed_precision.param_dtype and not err.message:find(DTYPES, 1, true) then
+      err.message = err.message .. DTYPES
+    end
+  end
+end
+
+local function end_forward(tree, ok, err)
+  if not tree.running then
+    return
+  elseif not ok then
+    explain_dtypes(tree, err)
+    runtime.reset(tree.handle, err)
+  end
+  B.C.ms_fsdp_tree_hide_shards(tree.handle, false)
+  tree.running = false
+end
+
+local function close_root(self, tree, ...)
+  if self._is_root then
+    B.calls.fsdp_tree_post_forward(tree.handle)
+  end
+  return ...
+end
+
+-- Before a backward: units that stay unsharded after their forward would not see another value.
+local function check_fields(tree)
+  for _, instance in ipairs(tree.instances) do
+    local strategy = instance.sharding_strategy
+    local keeps = instance._is_root or strategy ~= 'FULL_SHARD' and strategy ~= 'HYBRID_SHARD'
+    local field = watch.replaced(instance._watched)
+    if field and keeps then
+      errors.raise('AssertionError', 'FSDP does not support changing the parameters between '
+        .. "forward and backward: '%s' was replaced", field)
+    elseif field then
+      watch.check(instance._watched)
+    end
+  end
+end
+
+local function outermost_forward(self, tree, call, ...)
+  if not tree.outer then
+    check.batch(self.process_group, samples.group_of((...)))
+  end
+  tree.running = true -- an error from here on is one of this forward
+  for _, instance in ipairs(tree.instances) do
+    watch.check(instance._watched)
+    buffers.cast(instance)
+  end
+  graph.before_backward(tree, check_fields)
+  B.calls.fsdp_tree_pre_forward(tree.handle)
+  B.C.ms_fsdp_tree_hide_shards(tree.handle, true)
+  return close_root(self, tree, unit_forward(self, call, ...))
+end
+
+--- Run `call(module, ...)` as a forward of the module: gather its unit around it, and run the tree
+--- when this is the outermost forward.
+---@param self ms.fsdp.State
+---@param call fun(module: ms.nn.Module, ...): ...
+---@return ...
+return function(self, call, ...)
+  local tree = self._tree or self:_lazy_init(true)
+  if tree.running then
+    return unit_forward(self, call, ...)
+  elseif not tree.ready then
+    self:_lazy_init(true)
+  end
+  return finally.run(end_forward, tree, outermost_forward, self, tree, call, ...)
+end
