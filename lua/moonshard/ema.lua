@@ -142,7 +142,7 @@ function EMA:update()
   return self
 end
 
--- -- in the place of the parameters --------------------------------------------------------------
+-- -- applied to the model ------------------------------------------------------------------------
 
 local function write_buffers(self, values)
   for i, b in ipairs(state_dict.buffers(self._model)) do

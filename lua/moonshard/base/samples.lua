@@ -41,7 +41,7 @@ end
 ---@param values (ms.Tensor|table)[]
 ---@param first integer
 ---@param group? ms.dist.Group|false  whose ranks have the other samples of the batch
-function samples.deal(values, first, group)
+function samples.assign(values, first, group)
   present = begin(first)
   present.group = group
   for _, value in ipairs(values) do

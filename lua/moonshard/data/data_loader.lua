@@ -12,12 +12,12 @@
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
 local collate = require 'moonshard.data.collate'
-local dealing = require 'moonshard.data.dealing'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.data'
 local samples = require 'moonshard.base.samples'
+local sharded = require 'moonshard.data.sharded'
 
 ---@class ms.data.DataLoader
 ---@field dataset ms.data.Dataset
@@ -88,7 +88,7 @@ function DataLoader:init(dataset, opts)
   self.seed = arguments.whole(self._name, 'seed', opts.seed, 0, 0)
   self.shuffle, self.drop_last = opts.shuffle or false, opts.drop_last or false
   self._collate, self._sampler = opts.collate_fn or false, check_sampler(self, opts.sampler)
-  dealing.place(self, opts, { 'batch_size', 'world_size', 'micro_batches' })
+  sharded.set_ranks(self, opts, { 'batch_size', 'world_size', 'micro_batches' })
   local order = order_of(self, 0)
   self.n_samples = order and #order
     or arguments.whole(self._name, 'len()', self.dataset:len(), nil, 0)
@@ -116,7 +116,7 @@ end
 --- not, each of them gets all samples.
 ---@return ms.dist.Group group, boolean shared
 function DataLoader:group()
-  return self._group or dist.world(), self._dealt_to ~= false
+  return self._group or dist.world(), self._shared_by ~= false
 end
 
 --- Number of the step that the next batch belongs to, over all epochs, from 0.
@@ -216,7 +216,7 @@ function DataLoader:next()
   local indices, first = next_indices(self)
   local batch = gathered(self, indices)
   parameter.begin_samples(first)
-  samples.deal(holders(batch, {}), first, self._dealt_to)
+  samples.assign(holders(batch, {}), first, self._shared_by)
   self._loaded = false
   self._micro = self._micro + 1
   if self._micro == self.micro_batches then
@@ -263,7 +263,7 @@ local MEANING = {
 
 local function meaning(self)
   -- If each rank of a group gets all samples, ranks may have different datasets.
-  local alone = self.world_size < select(2, dealing.ranks(self))
+  local alone = self.world_size < select(2, sharded.ranks(self))
   return {
     n_samples = not alone and self.n_samples or nil, shuffle = self.shuffle,
     drop_last = self.drop_last,
@@ -295,7 +295,7 @@ end
 --- Raise an error if this loader cannot continue at a position. Samples are not compared.
 ---@param state ms.data.DataLoader.State
 function DataLoader:check_state(state)
-  dealing.check_state(self, state, meaning(self), MEANING, 'batch_size')
+  sharded.check_state(self, state, meaning(self), MEANING, 'batch_size')
 end
 
 --- Continue at the position of another loader over the same dataset. The number of ranks may

@@ -21,11 +21,11 @@ local TokenFile = require 'moonshard.data.token_file'
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
 local create = require 'moonshard.base.create'
-local dealing = require 'moonshard.data.dealing'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.base.errors'
 local runtime = require 'moonshard_ffi.data'
 local samples = require 'moonshard.base.samples'
+local sharded = require 'moonshard.data.sharded'
 local util = require 'moonshard.base.util'
 
 ---@class ms.data.Loader
@@ -62,7 +62,7 @@ function Loader:init(opts)
   self.seed = arguments.whole(self._name, 'seed', opts.seed, 0, 0)
   self.shuffle = opts.shuffle ~= false
   self.micro_batches = opts.micro_batches or 1
-  dealing.place(self, opts, { 'batch', 'context', 'world_size', 'micro_batches' })
+  sharded.set_ranks(self, opts, { 'batch', 'context', 'world_size', 'micro_batches' })
   self.samples_per_step = self.world_size * self.micro_batches * self.batch
   self.n_windows = runtime.n_windows(self._ids, self.context)
   self.steps_per_epoch = math.floor(self.n_windows / self.samples_per_step)
@@ -79,7 +79,7 @@ end
 --- not, each of them gets all samples.
 ---@return ms.dist.Group group, boolean shared
 function Loader:group()
-  return self._group or dist.world(), self._dealt_to ~= false
+  return self._group or dist.world(), self._shared_by ~= false
 end
 
 --- Number of the step that the next batch belongs to, from 0.
@@ -103,7 +103,7 @@ function Loader:next()
   local first = self._step * self.samples_per_step + in_step
   runtime.windows(x, y, self._ids, first, self.steps_per_epoch * self.samples_per_step,
     self.seed, self.shuffle)
-  samples.deal({ x, y }, first, self._dealt_to)
+  samples.assign({ x, y }, first, self._shared_by)
   self._micro = self._micro + 1
   if self._micro == self.micro_batches then
     self._step, self._micro = self._step + 1, 0
@@ -139,7 +139,7 @@ end
 -- Fields of this loader that a position must match.
 local function meaning(self)
   -- If each rank of a group gets all samples, ranks may have different tokens.
-  local alone = self.world_size < select(2, dealing.ranks(self))
+  local alone = self.world_size < select(2, sharded.ranks(self))
   return {
     context = self.context,
     shuffle = self.shuffle,
@@ -182,7 +182,7 @@ local MEANING = {
 --- Raise an error if this loader cannot continue at a position.
 ---@param state ms.data.Loader.State
 function Loader:check_state(state)
-  dealing.check_state(self, state, meaning(self), MEANING, 'batch')
+  sharded.check_state(self, state, meaning(self), MEANING, 'batch')
 end
 
 --- Continue at the position of another loader over the same tokens. The number of ranks may differ;

@@ -48,11 +48,11 @@ local function labels_of(equation, text, n, wide)
 end
 
 local function permuted(x, order)
-  local places = B.new('int32_t[?]', math.max(#order, 1))
+  local axes = B.new('int32_t[?]', math.max(#order, 1))
   for i, d in ipairs(order) do
-    places[i - 1] = d - 1
+    axes[i - 1] = d - 1
   end
-  return calls.permute(x, #order, places)
+  return calls.permute(x, #order, axes)
 end
 
 local function reshaped(x, sizes)

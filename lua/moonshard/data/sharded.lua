@@ -6,11 +6,11 @@ local dist = require 'moonshard.dist'
 local errors = require 'moonshard.base.errors'
 local sharding = require 'moonshard_ffi.fsdp'
 
-local dealing = {}
+local sharded = {}
 
 --- Rank and size of the group that shares the samples. For all ranks dist.init() is not needed.
 ---@return integer rank, integer world_size
-function dealing.ranks(self)
+function sharded.ranks(self)
   if self._group then
     return B.C.ms_comm_rank(self._group), B.C.ms_comm_size(self._group)
   end
@@ -19,7 +19,7 @@ end
 
 -- Rank numbers must be the group's. Otherwise some samples would be used twice, and the order in
 -- which gradients are summed would differ from that of a single rank.
-local function check_place(self, rank, world_size)
+local function check_rank(self, rank, world_size)
   if self.rank < 0 or self.rank >= self.world_size then
     errors.raise('ValueError', 'rank is %s, expected 0 to %d', tostring(self.rank),
       self.world_size - 1)
@@ -39,10 +39,10 @@ end
 ---@param self table  the loader
 ---@param opts { process_group?: ms.dist.Group, rank?: integer, world_size?: integer }
 ---@param positive string[]  fields that must be positive integers
-function dealing.place(self, opts, positive)
+function sharded.set_ranks(self, opts, positive)
   self._group = opts.process_group or false
   self._hold = self._group and sharding.hold(self._group)
-  local rank, world_size = dealing.ranks(self)
+  local rank, world_size = sharded.ranks(self)
   self.world_size = opts.world_size or world_size
   self.rank = opts.rank or self.world_size == world_size and rank or 0
   for _, name in ipairs(positive) do
@@ -52,11 +52,11 @@ function dealing.place(self, opts, positive)
         tostring(value))
     end
   end
-  check_place(self, rank, world_size)
+  check_rank(self, rank, world_size)
   -- A loader that shares samples over all ranks must be equal on all of them.
   local shared = self.world_size > 1 and self.world_size == world_size
   -- The group that shares the samples; false: each rank gets all samples.
-  self._dealt_to = self.world_size == world_size and self._group or shared and dist.world()
+  self._shared_by = self.world_size == world_size and self._group or shared and dist.world()
 end
 
 -- Advice for another number of samples per step; `batch` is the option for one rank's batch size.
@@ -92,7 +92,7 @@ end
 ---@param own table  this loader's values of fields that must be equal
 ---@param meaning string[][]  name and text of these fields, in order
 ---@param batch string  name of the option for the batch size of one rank
-function dealing.check_state(self, state, own, meaning, batch)
+function sharded.check_state(self, state, own, meaning, batch)
   if type(state) ~= 'table' then
     errors.raise('TypeError', 'the position in the data is %s, expected a table',
       arguments.noun(state))
@@ -112,4 +112,4 @@ function dealing.check_state(self, state, own, meaning, batch)
   end
 end
 
-return dealing
+return sharded
