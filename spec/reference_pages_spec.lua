@@ -64,7 +64,7 @@ describe('the reference', function()
         '- raises `IndexError: narrow: %d entries from %d exceed',
       },
       ['Tensor:cumsum'] = { '`Tensor:cumsum(dim: integer): Tensor` as `ops.cumsum(x, dim)`',
-        'Running sums along a dimension' },
+        'Cumulative sums along a dimension' },
       ['checkpoint.Manager:save'] = { 'save(opts: ', '- `step` (integer)', '- `optimizer?`' },
       ['fsdp.Options'] = { 'default: all ranks; a mesh of one dimension is its group' },
       ['optim.lr_scheduler'] = { '\noptim.lr_scheduler.StepLR(optimizer, opts)' },
