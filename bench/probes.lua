@@ -30,44 +30,25 @@ local function training(shape, more)
   return { args = with(with(shapes[shape], { ranks = RANKS, dtype = DTYPE }), more) }
 end
 
-local function field(v, name)
-  return function(results, median)
-    return median(results[v], name)
-  end
-end
+-- Kinds of rows: the field of a result, how it is printed, whether less is better. A speed of
+-- training all parameters is also shown as a part of the peak; a state is all but activations.
+local KINDS = {
+  speed = { 'tokens_per_s', text.rate, peak = true },
+  plain_speed = { 'tokens_per_s', text.rate },
+  resident = { 'rss_bytes', text.mebibytes, less = true },
+  counted = { 'exact_bytes', text.mebibytes, less = true },
+  state = { 'state_bytes', text.mebibytes, less = true },
+  time = { nil, text.seconds, less = true },
+  flops = { nil, text.flops },
+  ratio = { nil, text.ratio },
+}
 
-local function speed(label, v)
-  return { label = label, value = field(v, 'tokens_per_s'), format = text.rate, peak = v }
-end
-
--- Of work whose operations per token are not those of training all parameters once.
-local function plain_speed(label, v)
-  return { label = label, value = field(v, 'tokens_per_s'), format = text.rate }
-end
-
-local function resident(label, v)
-  return { label = label, value = field(v, 'rss_bytes'), format = text.mebibytes,
-    less_is_better = true }
-end
-
-local function counted(label, v)
-  return { label = label, value = field(v, 'exact_bytes'), format = text.mebibytes,
-    less_is_better = true }
-end
-
--- Masters, gradients, optimizer states and slots.
-local function state(label, v)
-  return { label = label, value = field(v, 'state_bytes'), format = text.mebibytes,
-    less_is_better = true }
-end
-
-local function time(label, name, v)
-  return { label = label, value = field(v or 1, name), format = text.seconds,
-    less_is_better = true }
-end
-
-local function product(label, name, format)
-  return { label = label, value = field(1, name), format = format or text.ratio }
+-- A row of the table: of variant `v`, and of a field where the kind has none.
+local function row(kind, label, v, name)
+  local of = KINDS[kind]
+  name = of[1] or name
+  return { label = label, format = of[2], less_is_better = of.less, peak = of.peak and v,
+    value = function(results, median) return median(results[v], name) end }
 end
 
 -- Speed of one variant relative to another of the same side.
@@ -80,136 +61,133 @@ end
 
 return {
   { name = 'default', about = 'GPT 4 x 256, T=128, 1,024 tokens a rank and step', row = 'train',
-    runs = 5, torch_runs = 3,
+    runs = 5,
     variants = { training('default', { warmup = 3, steps = 30 }) },
     rows = {
-      speed('GPT 3.2M, FULL_SHARD', 1),
-      resident('  resident peak a rank', 1),
-      counted('  of it tensors, exactly', 1),
+      row('speed', 'GPT 3.2M, FULL_SHARD', 1),
+      row('resident', '  resident peak a rank', 1),
+      row('counted', '  of it tensors, exactly', 1),
     } },
   { name = 'small', about = 'GPT 6 x 384, T=256, B=16 a rank; FULL_SHARD against NO_SHARD',
-    row = 'train', runs = 5, torch_runs = 3,
+    row = 'train', runs = 5,
     variants = {
       training('small', { warmup = 2, steps = 4 }),
       training('small', { warmup = 2, steps = 4, strategy = 'NO_SHARD' }),
     },
     rows = {
-      speed('GPT 10.8M, FULL_SHARD', 1),
-      speed('GPT 10.8M, NO_SHARD (PyTorch: DDP)', 2),
+      row('speed', 'GPT 10.8M, FULL_SHARD', 1),
+      row('speed', 'GPT 10.8M, NO_SHARD (PyTorch: DDP)', 2),
       relative('  FULL_SHARD / NO_SHARD', 1, 2),
-      resident('  resident peak a rank, FULL_SHARD', 1),
-      counted('  of it tensors, exactly', 1),
-      resident('  resident peak a rank, NO_SHARD', 2),
-      counted('  of it tensors, exactly', 2),
+      row('resident', '  resident peak a rank, FULL_SHARD', 1),
+      row('counted', '  of it tensors, exactly', 1),
+      row('resident', '  resident peak a rank, NO_SHARD', 2),
+      row('counted', '  of it tensors, exactly', 2),
     } },
   { name = 'lora', about = 'the same with adapters of rank 8 alone, against training all of it',
-    row = 'train', runs = 3, torch_runs = 3,
+    row = 'train',
     variants = {
       training('small', { warmup = 2, steps = 4 }),
       training('small', { warmup = 2, steps = 4, lora = 8 }),
     },
     rows = {
-      plain_speed('GPT 10.8M, all parameters', 1),
-      plain_speed('GPT 10.8M, LoRA', 2),
+      row('plain_speed', 'GPT 10.8M, all parameters', 1),
+      row('plain_speed', 'GPT 10.8M, LoRA', 2),
       relative('  LoRA / all', 2, 1),
-      resident('  resident peak a rank, all', 1),
-      counted('  of it tensors, exactly', 1),
-      state('  of these all but activations', 1),
-      resident('  resident peak a rank, LoRA', 2),
-      counted('  of it tensors, exactly', 2),
-      state('  of these all but activations', 2),
+      row('resident', '  resident peak a rank, all', 1),
+      row('counted', '  of it tensors, exactly', 1),
+      row('state', '  of these all but activations', 1),
+      row('resident', '  resident peak a rank, LoRA', 2),
+      row('counted', '  of it tensors, exactly', 2),
+      row('state', '  of these all but activations', 2),
     } },
   { name = 'recompute', about = 'the same with activation checkpointing of every block',
-    row = 'train', runs = 3, torch_runs = 3,
+    row = 'train',
     variants = {
       training('small', { warmup = 2, steps = 4 }),
       training('small', { warmup = 2, steps = 4, recompute = 1 }),
     },
     rows = {
-      plain_speed('GPT 10.8M', 1),
-      plain_speed('GPT 10.8M, checkpointed blocks', 2),
+      row('plain_speed', 'GPT 10.8M', 1),
+      row('plain_speed', 'GPT 10.8M, checkpointed blocks', 2),
       relative('  checkpointed / not', 2, 1),
-      resident('  resident peak a rank', 1),
-      counted('  of it tensors, exactly', 1),
-      resident('  resident peak a rank, checkpointed', 2),
-      counted('  of it tensors, exactly', 2),
+      row('resident', '  resident peak a rank', 1),
+      row('counted', '  of it tensors, exactly', 1),
+      row('resident', '  resident peak a rank, checkpointed', 2),
+      row('counted', '  of it tensors, exactly', 2),
     } },
   { name = 'hybrid', about = 'GPT 4 x 256 on four ranks: 2 x 2 against FULL_SHARD', row = 'train',
-    runs = 3, torch_runs = 3,
     variants = {
       training('default', { warmup = 3, steps = 10, ranks = 4 }),
       training('default', { warmup = 3, steps = 10, ranks = 4, strategy = 'HYBRID_SHARD' }),
     },
     rows = {
-      plain_speed('GPT 3.2M, four ranks, FULL_SHARD', 1),
-      plain_speed('GPT 3.2M, four ranks, HYBRID_SHARD 2 x 2', 2),
+      row('plain_speed', 'GPT 3.2M, four ranks, FULL_SHARD', 1),
+      row('plain_speed', 'GPT 3.2M, four ranks, HYBRID_SHARD 2 x 2', 2),
       relative('  HYBRID_SHARD / FULL_SHARD', 2, 1),
-      resident('  resident peak a rank, FULL_SHARD', 1),
-      counted('  of it tensors, exactly', 1),
-      resident('  resident peak a rank, HYBRID_SHARD', 2),
-      counted('  of it tensors, exactly', 2),
+      row('resident', '  resident peak a rank, FULL_SHARD', 1),
+      row('counted', '  of it tensors, exactly', 1),
+      row('resident', '  resident peak a rank, HYBRID_SHARD', 2),
+      row('counted', '  of it tensors, exactly', 2),
     } },
-  { name = 'gpt2', about = 'GPT-2 124M, T=512, B=2 a rank', row = 'train', runs = 3, torch_runs = 3,
+  { name = 'gpt2', about = 'GPT-2 124M, T=512, B=2 a rank', row = 'train',
     variants = { training('gpt2', { warmup = 2, steps = 2 }) },
     rows = {
-      speed('GPT-2 124M, FULL_SHARD', 1),
-      resident('  resident peak a rank', 1),
-      counted('  of it tensors, exactly', 1),
+      row('speed', 'GPT-2 124M, FULL_SHARD', 1),
+      row('resident', '  resident peak a rank', 1),
+      row('counted', '  of it tensors, exactly', 1),
     } },
   { name = 'comm', about = 'all_reduce between two ranks (PyTorch: gloo)', row = 'all_reduce',
-    runs = 3, torch_runs = 3,
     variants = { { args = { ranks = RANKS } } },
     rows = {
-      time('all_reduce of 8 B', 'b8'),
-      time('all_reduce of 64 KiB', 'kib64'),
-      time('all_reduce of 32 MiB', 'mib32'),
+      row('time', 'all_reduce of 8 B', 1, 'b8'),
+      row('time', 'all_reduce of 64 KiB', 1, 'kib64'),
+      row('time', 'all_reduce of 32 MiB', 1, 'mib32'),
     } },
-  { name = 'eager', about = 'single operators, one rank', row = 'eager', runs = 3, torch_runs = 3,
+  { name = 'eager', about = 'single operators, one rank', row = 'eager',
     variants = { { args = { ranks = 1 } } },
     rows = {
-      time('a + b with tape node, 16 elements', 'op'),
-      time('Linear(8, 8) forward and backward', 'linear'),
+      row('time', 'a + b with tape node, 16 elements', 1, 'op'),
+      row('time', 'Linear(8, 8) forward and backward', 1, 'linear'),
     } },
   { name = 'tiny', about = 'a sharded step of two Linear(32, 32)', row = 'tiny_step',
-    runs = 3, torch_runs = 3,
     variants = { { args = { ranks = RANKS } } },
-    rows = { time('sharded step of two Linear(32, 32)', 'step') } },
+    rows = { row('time', 'sharded step of two Linear(32, 32)', 1, 'step') } },
   { name = 'products', about = 'f32 products of 27 shapes, one rank; MS_CPU_ISA=v3 for AVX2',
-    row = 'products', runs = 3, torch_runs = 3,
+    row = 'products',
     variants = { { args = { ranks = 1 } } },
     rows = {
-      product('f32 products, b transposed (NT), median', 'nt', text.flops),
-      product('  NN / NT, median', 'nn_nt'),
-      product('  NN / NT, worst', 'nn_worst'),
-      product('  TN / NT, median', 'tn_nt'),
-      product('  TN / NT, worst', 'tn_worst'),
+      row('flops', 'f32 products, b transposed (NT), median', 1, 'nt'),
+      row('ratio', '  NN / NT, median', 1, 'nn_nt'),
+      row('ratio', '  NN / NT, worst', 1, 'nn_worst'),
+      row('ratio', '  TN / NT, median', 1, 'tn_nt'),
+      row('ratio', '  TN / NT, worst', 1, 'tn_worst'),
     } },
   { name = 'conv', about = 'Conv2d 3 -> 32 -> 64, 3 x 3, of 32 images of 32 x 32, f32, one rank',
-    row = 'conv', runs = 3, torch_runs = 3,
+    row = 'conv',
     variants = { { args = { ranks = 1 } } },
     rows = {
-      time('two Conv2d forward', 'forward'),
-      time('two Conv2d forward and backward', 'both'),
+      row('time', 'two Conv2d forward', 1, 'forward'),
+      row('time', 'two Conv2d forward and backward', 1, 'both'),
     } },
   { name = 'attention', about = 'attention with a padding mask: 8 sequences of 134 to 512, 8 heads '
-    .. 'of 64, f32, one rank', row = 'attention', runs = 3, torch_runs = 3,
+    .. 'of 64, f32, one rank', row = 'attention',
     variants = { { args = { ranks = 1 } } },
     rows = {
-      time('masked attention forward', 'forward'),
-      time('masked attention forward and backward', 'both'),
+      row('time', 'masked attention forward', 1, 'forward'),
+      row('time', 'masked attention forward and backward', 1, 'both'),
     } },
   { name = 'transformer', about = 'nn.Transformer, 2 + 2 layers of width 256, 16 pairs of 64, '
-    .. 'padding and causal masks, f32, one rank', row = 'transformer', runs = 3, torch_runs = 3,
+    .. 'padding and causal masks, f32, one rank', row = 'transformer',
     variants = { { args = { ranks = 1 } } },
-    rows = { time('step of an encoder and a decoder', 'step') } },
+    rows = { row('time', 'step of an encoder and a decoder', 1, 'step') } },
   { name = 'start', about = 'process start to the end of the first step', row = 'first_step',
-    runs = 5, torch_runs = 3,
+    runs = 5,
     variants = {
       { args = with(shapes.default, { ranks = 1, dtype = DTYPE }) },
       { args = with(shapes.default, { ranks = 2, dtype = DTYPE }) },
     },
     rows = {
-      time('start to first step, 1 rank', 'seconds', 1),
-      time('start to first sharded step, 2 ranks', 'seconds', 2),
+      row('time', 'start to first step, 1 rank', 1, 'seconds'),
+      row('time', 'start to first sharded step, 2 ranks', 2, 'seconds'),
     } },
 }

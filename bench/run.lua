@@ -80,7 +80,7 @@ local function measure(probe)
       variant.args.steps = o.steps
     end
   end
-  local runs, torch_runs = o.quick and 1 or probe.runs, o.quick and 1 or probe.torch_runs
+  local runs, torch_runs = o.quick and 1 or probe.runs or 3, o.quick and 1 or 3
   for i = 1, runs do -- interleaved, so that a slow minute of the machine hits all alike
     for v, variant in ipairs(probe.variants) do
       run_side(ours, probe, variant.args, mine[v])

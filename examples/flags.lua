@@ -1,6 +1,6 @@
 --- Command-line flags of the examples: --name=value or --name value, --switch; a mistyped flag or
 --- word names the nearest one. A specification is an array of { name, default, help, rule }; the
---- default's type says what is accepted (number, string, boolean), the rule which of it:
+--- default's type is the accepted type (number, string, boolean); the rule restricts it:
 ---   numbers   whole = true, from = (the least), above = (less than all), below = (more than all)
 ---   strings   one_of = words, filled = true (not empty)
 

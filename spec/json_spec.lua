@@ -4,6 +4,11 @@ local json = require 'moonshard.base.json'
 local ms = require 'moonshard'
 
 describe('json', function()
+  it('is ms.json for scripts', function()
+    assert.equal('{"epoch":3}', ms.json.encode { epoch = 3 })
+    assert.equal(ms.json.null, ms.json.decode('[null]')[1])
+  end)
+
   it('writes one line with sorted keys', function()
     assert.equal('{"a":[1,2.5,true],"b":"x\\n\\"","c":{},"d":null}',
       json.encode { d = json.null, c = {}, b = 'x\n"', a = { 1, 2.5, true } })

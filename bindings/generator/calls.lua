@@ -31,14 +31,14 @@ local METHODS = {
   tensor_set_requires_grad = 'requires_grad_',
 }
 
+-- moonshard_ffi/calls.lua compiles a function when it is first used, behind these lines.
 local HEAD = [[
 -- Generated from the public headers by bindings/generate.lua.
-return function(C, ffi, state, own, failed, again, arguments)
+local C, ffi, state, own, failed, again, arguments, handle = ...
 local type, istype, find = type, ffi.istype, string.find
 local no_tensor, bad_scalar = arguments.no_tensor, arguments.bad_scalar
 local bad_handle = arguments.bad_handle
 local Ref = ffi.typeof 'ms_ref'
-local handle = {}
 local M = {}
 ]]
 
@@ -68,15 +68,6 @@ local function plain_check(p, label, opaque)
   end
 end
 
-local function sorted(set)
-  local names = {}
-  for name in pairs(set) do
-    names[#names + 1] = name
-  end
-  table.sort(names)
-  return names
-end
-
 ---@param list ms.gen.Shim[]
 ---@param opaque table<string, boolean>  structs that scripts use only through handles
 ---@return string
@@ -84,9 +75,6 @@ function calls.source(list, opaque)
   local out = { HEAD }
   local say = function(...)
     out[#out + 1] = (...):format(select(2, ...)) .. '\n'
-  end
-  for _, name in ipairs(sorted(opaque)) do
-    say("handle.%s = ffi.typeof '%s *'", name, name)
   end
   for _, shim in ipairs(list) do
     local name = shim.name:gsub('^msf?_', '')
@@ -137,9 +125,6 @@ function calls.source(list, opaque)
     end
     say('end')
   end
-  say('')
-  say('return M')
-  say('end')
   return table.concat(out)
 end
 

@@ -10,6 +10,7 @@
 
 local ffi = require 'ffi'
 local errors = require 'moonshard_ffi.errors'
+local calls = require 'moonshard_ffi.calls'
 local library = require 'moonshard_ffi.library'
 local arguments = require 'moonshard_ffi.arguments' -- requires the library's types
 
@@ -129,7 +130,7 @@ local function again(status, name, ...)
   B.check(status)
 end
 
-B.calls = library.calls(C, ffi, B.state, B.own, failed, again, arguments)
+B.calls = calls.of(library.calls_path, C, ffi, B.state, B.own, failed, again, arguments)
 
 -- -- groups ---------------------------------------------------------------------------------------
 

@@ -108,5 +108,5 @@ return {
   folder = folder,
   generated = folder_of(generated), -- contains 'moonshard.options'
   cdef_text = cdef.text,
-  calls = dofile(generated .. '/calls.lua'),
+  calls_path = generated .. '/calls.lua',
 }

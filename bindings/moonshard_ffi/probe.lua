@@ -60,27 +60,23 @@ local function int_from(call, ...)
   return call(out, ...) == 0 and out[0] or nil
 end
 
---- Versions of the GPU libraries, each from the library's own function.
-probe.versions = {}
-
----@return string
-function probe.versions.cublaslt(library)
-  local v = tonumber(library.cublasLtGetVersion())
-  return ('%d.%d.%d'):format(v / 10000, v / 100 % 100, v % 100)
+local function dotted(number, unit_of_major)
+  return ('%d.%d.%d'):format(number / unit_of_major, number % unit_of_major / 100, number % 100)
 end
 
----@return string
-function probe.versions.cudnn(library)
-  local v = tonumber(library.cudnnGetVersion())
-  local unit = v >= 90000 and 10000 or 1000 -- factor of the major version
-  return ('%d.%d.%d'):format(v / unit, v % unit / 100, v % 100)
-end
-
----@return string
-function probe.versions.nccl(library)
-  local v = int_from(library.ncclGetVersion) or 0
-  return ('%d.%d.%d'):format(v / 10000, v / 100 % 100, v % 100)
-end
+--- GPU libraries: name, sonames from the newest on, and the version that the library reports.
+---@type { name: string, sonames: string[], version: fun(library: ffi.namespace*): string }[]
+probe.libraries = {
+  { name = 'cuBLASLt', sonames = { 'libcublasLt.so.13', 'libcublasLt.so.12', 'libcublasLt.so.11' },
+    version = function(library) return dotted(tonumber(library.cublasLtGetVersion()), 10000) end },
+  { name = 'cuDNN', sonames = { 'libcudnn.so.9', 'libcudnn.so.8' }, version = function(library)
+    local number = tonumber(library.cudnnGetVersion())
+    return dotted(number, number >= 90000 and 10000 or 1000)
+  end },
+  { name = 'NCCL', sonames = { 'libnccl.so.2' }, version = function(library)
+    return dotted(int_from(library.ncclGetVersion) or 0, 10000)
+  end },
+}
 
 local function card(driver, ordinal)
   local device = int_from(driver.cuDeviceGet, ordinal)

@@ -8,6 +8,7 @@ local create = require 'moonshard.base.create'
 local device = require 'moonshard.base.device'
 local dtype = require 'moonshard.base.dtype'
 local errors = require 'moonshard.base.errors'
+local json = require 'moonshard.base.json'
 local namespace = require 'moonshard.base.namespace'
 local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
@@ -32,6 +33,7 @@ local ms = {
   version = B.string(C.ms_version()),
   class = require 'moonshard.base.class',
   errors = namespace.space('ms.errors', util.merged(errors)),
+  json = namespace.space('ms.json', util.merged(json)),
   device = namespace.space('ms.device', { available = device.available, info = device.info }),
   ops = namespace.space('ms.ops', util.merged(ops)),
   autograd = namespace.space('ms.autograd', util.merged(autograd),

@@ -178,7 +178,6 @@ typedef struct wish {
 
 static ms_status no_turn(void *user)
 {
-    (void)user;
     return MS_OK;
 }
 

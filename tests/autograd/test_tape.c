@@ -184,9 +184,6 @@ static void test_autograd_tape__saved_memory_goes_when_its_node_has_run(void **s
     }
     assert_int_equal(live(MS_MEM_ACTIVATION) - base, BYTES); /* y */
     assert_int_equal(live(MS_MEM_GRADIENT), BYTES);
-    ms_tensor_free(y);
-    ms_tensor_free(grad);
-    ms_tensor_free(x);
 }
 
 static void step(ms_tensor *w, ms_tensor *x)
@@ -229,8 +226,6 @@ static void test_autograd_tape__a_thousand_steps_take_no_new_memory(void **state
     assert_int_equal(after.n_system, before.n_system);
     assert_int_equal(after.live_total, before.live_total);
     assert_int_equal(after.live_handles, before.live_handles);
-    ms_tensor_free(x);
-    ms_tensor_free(w);
 }
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -279,9 +274,6 @@ static void test_autograd_tape__results_keep_nothing_of_a_graph_that_is_used_up(
     }
     free(first);
     free(second);
-    ms_tensor_free(z);
-    ms_tensor_free(y);
-    ms_tensor_free(x);
 }
 
 /* -- contexts ---------------------------------------------------------------------------------- */

@@ -170,7 +170,6 @@ static void run_shapes(int32_t dtype)
 
 static void test_cpu_gemm__equals_plain_loops_around_its_blocks(void **state)
 {
-    (void)state;
     for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         run_shapes(float_dtypes[d]);
     }
@@ -179,7 +178,6 @@ static void test_cpu_gemm__equals_plain_loops_around_its_blocks(void **state)
 /* Row i and column j alone give the bits they give inside the whole. */
 static void test_cpu_gemm__an_element_does_not_depend_on_its_neighbours(void **state)
 {
-    (void)state;
     for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         problem p = {.m = 75, .n = 139, .k = 301, .batch = 1, .dtype = float_dtypes[d]};
         operands o;
@@ -208,7 +206,6 @@ static void test_cpu_gemm__an_element_does_not_depend_on_its_neighbours(void **s
 
 static void test_cpu_gemm__nan_and_infinity_stay_in_their_row_and_column(void **state)
 {
-    (void)state;
     problem p = {.m = 9, .n = 21, .k = 5, .batch = 1, .dtype = MS_DTYPE_F32};
     operands o;
 

@@ -5,7 +5,6 @@
 /* Random123's published vectors: they pin the oracle, which pins the kernel. */
 static void test_cpu_init__the_oracle_is_philox4x32_10(void **state)
 {
-    (void)state;
     uint32_t zeros[4] = {0, 0, 0, 0}, ones[4] = {~0u, ~0u, ~0u, ~0u};
     const uint32_t of_zeros[4] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
     const uint32_t of_ones[4] = {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd};
@@ -78,7 +77,6 @@ static void check(int32_t dtype, int32_t kind, int64_t first, int64_t n, int64_t
 
 static void test_cpu_init__follows_the_definition_for_any_stretch(void **state)
 {
-    (void)state;
     const int32_t kinds[] = {MS_INIT_CONSTANT, MS_INIT_UNIFORM, MS_INIT_NORMAL};
 
     report_missing_isas();
@@ -94,7 +92,6 @@ static void test_cpu_init__follows_the_definition_for_any_stretch(void **state)
 
 static void test_cpu_init__pieces_have_the_bits_of_the_whole(void **state)
 {
-    (void)state;
     enum { N = 300 };
     float whole[N], piece[N];
     msi_init_args args = {
@@ -113,7 +110,6 @@ static void test_cpu_init__pieces_have_the_bits_of_the_whole(void **state)
 /* An end that no narrow number reaches: the largest that is finite is the last below it. */
 static void test_cpu_init__uniform_values_of_narrow_types_stay_finite(void **state)
 {
-    (void)state;
     static const int32_t dtypes[] = {MS_DTYPE_F16, MS_DTYPE_BF16};
     static const double largest[] = {65504, 0x1.fep127};
 
@@ -132,7 +128,6 @@ static void test_cpu_init__uniform_values_of_narrow_types_stay_finite(void **sta
 
 static void test_cpu_init__uniform_values_stay_below_the_open_end(void **state)
 {
-    (void)state;
     enum { N = 20000 };
     const double ends[][2] = {{0, 1}, {-0.1, 0.1}, {1, 1.001}, {-3, -2}, {100, 100.5}, {-1, 0}};
 
@@ -157,7 +152,6 @@ static void test_cpu_init__uniform_values_stay_below_the_open_end(void **state)
 /* However near to 0 or far out: the f32 path forms logarithm and angle without cancellation. */
 static void test_cpu_init__normal_f32_keeps_its_relative_accuracy(void **state)
 {
-    (void)state;
     enum { N = 1 << 20 };
     float *x = malloc(N * sizeof(float));
     double *want = malloc(N * sizeof(double)), smallest = INFINITY, largest = 0;
@@ -211,7 +205,6 @@ static void check_tails(const double *x, int64_t n, double edge)
 
 static void test_cpu_init__normal_values_are_normally_distributed(void **state)
 {
-    (void)state;
     enum { N = 1 << 19 };
     const int32_t dtypes[] = {MS_DTYPE_F32, MS_DTYPE_F64};
 

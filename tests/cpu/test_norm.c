@@ -35,7 +35,6 @@ static void check(int32_t dtype, int64_t n, int64_t block, int64_t start, double
 
 static void test_cpu_norm__blocks_of_any_length_from_any_start(void **state)
 {
-    (void)state;
     report_missing_isas();
     for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         for (int64_t n = 0; n <= 130; n++) {
@@ -50,7 +49,6 @@ static void test_cpu_norm__blocks_of_any_length_from_any_start(void **state)
 
 static void test_cpu_norm__squares_of_f32_neither_overflow_nor_vanish(void **state)
 {
-    (void)state;
     const float x[3] = {1e30f, 3e-30f, 0};
     double out[2] = {0};
     msi_norm_args args = {.n = 3, .block = 1, .x = x, .order = 2};
@@ -65,7 +63,6 @@ static void test_cpu_norm__squares_of_f32_neither_overflow_nor_vanish(void **sta
 
 static void test_cpu_norm__nan_and_infinity_reach_the_result_of_their_block(void **state)
 {
-    (void)state;
     for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         for (int64_t at = 0; at < 39; at += 13) {
             typed x = typed_filled(float_dtypes[d], 80, 2);
@@ -111,7 +108,6 @@ static void check_fold(const double *blocks, int64_t n, double order, double max
 /* 1e16 + 1 is 1e16, so the order shows. */
 static void test_cpu_norm__blocks_fold_in_order(void **state)
 {
-    (void)state;
     const double squares[] = {1, 1e16, 1, 1, -1e16, 6, 2}, wild[] = {3, NAN, 5};
 
     check_fold(squares, 7, 2, 2, sqrt(8), 2 / (sqrt(8) + 1e-6));

@@ -137,7 +137,6 @@ static problem make(int32_t layout, int32_t n_src, int64_t n, int64_t start)
 
 static void test_cpu_tree__merges_as_a_binary_counter_for_any_number_of_sources(void **state)
 {
-    (void)state;
     report_missing_isas();
     for (int32_t layout = 0; layout < 9; layout++) {
         for (int32_t n_src = 1; n_src <= 20; n_src++) {
@@ -154,7 +153,6 @@ static void test_cpu_tree__merges_as_a_binary_counter_for_any_number_of_sources(
 
 static void test_cpu_tree__is_right_for_lengths_0_to_130_and_starts_0_to_63(void **state)
 {
-    (void)state;
     for (int32_t layout = 0; layout < 9; layout++) {
         for (int64_t n = 0; n <= 130; n++) {
             problem p = make(layout, 1 + (int32_t)(n % 5), n, n * 29 % 64);
@@ -171,7 +169,6 @@ static void test_cpu_tree__is_right_for_lengths_0_to_130_and_starts_0_to_63(void
 
 static void test_cpu_tree__out_may_be_a_source(void **state)
 {
-    (void)state;
     float a[21], b[21];
     const msi_tree_source src[] = {{a, MS_DTYPE_F32}, {b, MS_DTYPE_F32}};
     msi_tree_args args = {.n = 21, .n_src = 2, .src = src, .out = b, .factor = 0.5};
@@ -188,7 +185,6 @@ static void test_cpu_tree__out_may_be_a_source(void **state)
 
 static void test_cpu_tree__max_and_min_ignore_the_factor_and_keep_nan(void **state)
 {
-    (void)state;
     for (int32_t d = 0; d < N_FLOAT_DTYPES; d++) {
         for (int32_t nan_at = -1; nan_at < 3; nan_at++) {
             typed src[3], out = typed_filled(float_dtypes[d], 19, 9);
@@ -236,7 +232,6 @@ static void test_cpu_tree__max_and_min_ignore_the_factor_and_keep_nan(void **sta
 
 static void test_cpu_tree__integers_are_exact(void **state)
 {
-    (void)state;
     const int64_t big = (int64_t)1 << 60;
     int64_t a[2] = {big + 1, -7}, b[2] = {5, 3}, c[2] = {-2, INT64_MIN}, out[2];
     const msi_tree_source src[] = {{a, MS_DTYPE_I64}, {b, MS_DTYPE_I64}, {c, MS_DTYPE_I64}};

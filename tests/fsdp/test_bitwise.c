@@ -4,84 +4,45 @@
 
 static const char *const strategy_names[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"};
 
-/* All worlds and strategies; prints a hash per cell. */
-static void compare_all(tiny_config config, const char *what)
-{
-    tiny_result first = {0}, result;
+/* Computed in and reduced in. What is computed or reduced in f64 stays so until all ranks' parts
+ * are one sum. */
+static const struct {
+    const char *name;
+    int32_t optimizer, param_dtype, reduce_dtype;
+} kinds[] = {
+    {"f32 sgd", MS_OPTIM_SGD, MS_DTYPE_NONE, MS_DTYPE_NONE},
+    {"f32 adamw", MS_OPTIM_ADAMW, MS_DTYPE_NONE, MS_DTYPE_NONE},
+    {"bf16 sgd", MS_OPTIM_SGD, MS_DTYPE_BF16, MS_DTYPE_F32},
+    {"bf16 adamw", MS_OPTIM_ADAMW, MS_DTYPE_BF16, MS_DTYPE_F32},
+    {"bf16 reduced in bf16", MS_OPTIM_SGD, MS_DTYPE_BF16, MS_DTYPE_NONE},
+    {"f32 reduced in f64", MS_OPTIM_SGD, MS_DTYPE_NONE, MS_DTYPE_F64},
+    {"f64 over f32", MS_OPTIM_SGD, MS_DTYPE_F64, MS_DTYPE_F64},
+};
 
-    for (int32_t w = 1; w <= 4; w *= 2) {
-        for (int32_t s = 0; s < 3; s++) {
-            config.world = w;
-            config.strategy = s;
-            assert_ok(tiny_train(&config, &result));
-            print_message("%s W=%d %-13s %016llx norm %.9g loss %.6f\n", what, (int)w,
-                          strategy_names[s], (unsigned long long)result.hash, result.norm,
-                          result.loss);
-            if (w == 1 && s == 0) {
-                first = result;
-                assert_true(result.norm > config.max_norm); /* clipping was active */
-            }
-            assert_true(result.hash == first.hash);
-            assert_true(result.norm == first.norm);
+static void test_fsdp_bitwise__is_equal_over_worlds_and_strategies(void **state)
+{
+    for (int32_t i = 0; i < MSI_COUNT(kinds) * 9; i++) {
+        static tiny_result first;
+        tiny_config config = tiny_defaults();
+        tiny_result result;
+
+        config.optimizer = kinds[i / 9].optimizer;
+        config.param_dtype = kinds[i / 9].param_dtype;
+        config.reduce_dtype = kinds[i / 9].reduce_dtype;
+        config.world = 1 << i % 9 / 3;
+        config.strategy = i % 3;
+        assert_ok(tiny_train(&config, &result));
+        if (i % 9 == 0) {
+            first = result;
+            assert_true(result.norm > config.max_norm); /* clipping was active */
+        }
+        if (result.hash != first.hash || result.norm != first.norm) {
+            fail_msg("%s, W=%d, %s: hash %016llx, norm %.9g; expected %016llx, %.9g",
+                     kinds[i / 9].name, (int)config.world, strategy_names[i % 3],
+                     (unsigned long long)result.hash, result.norm, (unsigned long long)first.hash,
+                     first.norm);
         }
     }
-}
-
-static void test_fsdp_bitwise__f32_sgd_is_equal_over_worlds_and_strategies(void **state)
-{
-    (void)state;
-    compare_all(tiny_defaults(), "f32 sgd");
-}
-
-static void test_fsdp_bitwise__f32_adamw_is_equal_over_worlds_and_strategies(void **state)
-{
-    tiny_config config = tiny_defaults();
-
-    (void)state;
-    config.optimizer = MS_OPTIM_ADAMW;
-    compare_all(config, "f32 adamw");
-}
-
-static void test_fsdp_bitwise__bf16_sgd_is_equal_over_worlds_and_strategies(void **state)
-{
-    tiny_config config = tiny_defaults();
-
-    (void)state;
-    config.param_dtype = MS_DTYPE_BF16;
-    config.reduce_dtype = MS_DTYPE_F32;
-    compare_all(config, "bf16 sgd");
-}
-
-static void test_fsdp_bitwise__bf16_adamw_is_equal_over_worlds_and_strategies(void **state)
-{
-    tiny_config config = tiny_defaults();
-
-    (void)state;
-    config.param_dtype = MS_DTYPE_BF16;
-    config.reduce_dtype = MS_DTYPE_F32;
-    config.optimizer = MS_OPTIM_ADAMW;
-    compare_all(config, "bf16 adamw");
-}
-
-static void test_fsdp_bitwise__bf16_reduction_is_equal_over_worlds_and_strategies(void **state)
-{
-    tiny_config config = tiny_defaults();
-
-    (void)state;
-    config.param_dtype = MS_DTYPE_BF16;
-    compare_all(config, "bf16 reduced in bf16");
-}
-
-/* What is computed or reduced in f64 stays so until all ranks' parts are one sum. */
-static void test_fsdp_bitwise__f64_over_f32_is_equal_over_worlds_and_strategies(void **state)
-{
-    tiny_config config = tiny_defaults();
-
-    (void)state;
-    config.reduce_dtype = MS_DTYPE_F64;
-    compare_all(config, "f32 reduced in f64");
-    config.param_dtype = MS_DTYPE_F64;
-    compare_all(config, "f64 over f32");
 }
 
 static void test_fsdp_bitwise__the_flat_layout_gives_the_same_parameters(void **state)
@@ -89,7 +50,6 @@ static void test_fsdp_bitwise__the_flat_layout_gives_the_same_parameters(void **
     tiny_config config = tiny_defaults();
     tiny_result aligned, flat;
 
-    (void)state;
     config.world = 2;
     assert_ok(tiny_train(&config, &aligned));
     config.flat = true;
@@ -102,7 +62,6 @@ static void test_fsdp_bitwise__prefetch_and_slots_change_nothing(void **state)
     tiny_config config = tiny_defaults();
     tiny_result first, result;
 
-    (void)state;
     config.world = 2;
     assert_ok(tiny_train(&config, &first));
     for (int32_t prefetch = 0; prefetch < 3; prefetch++) {
@@ -123,7 +82,6 @@ static void test_fsdp_bitwise__reducing_every_backward_is_equal_over_strategies(
     tiny_config config = tiny_defaults();
     tiny_result first = {0}, result;
 
-    (void)state;
     config.each_backward_reduces = true;
     config.world = 2;
     for (int32_t s = 0; s < 3; s++) {
@@ -148,7 +106,6 @@ static void test_fsdp_bitwise__collectives_are_those_of_the_strategy(void **stat
     tiny_config config = tiny_defaults();
     tiny_result result;
 
-    (void)state;
     config.world = 2;
     config.micro_batches = 2;
     for (int32_t s = 0; s < 3; s++) {
@@ -166,12 +123,7 @@ static void test_fsdp_bitwise__collectives_are_those_of_the_strategy(void **stat
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fsdp_bitwise__f32_sgd_is_equal_over_worlds_and_strategies),
-        cmocka_unit_test(test_fsdp_bitwise__f32_adamw_is_equal_over_worlds_and_strategies),
-        cmocka_unit_test(test_fsdp_bitwise__bf16_sgd_is_equal_over_worlds_and_strategies),
-        cmocka_unit_test(test_fsdp_bitwise__bf16_adamw_is_equal_over_worlds_and_strategies),
-        cmocka_unit_test(test_fsdp_bitwise__bf16_reduction_is_equal_over_worlds_and_strategies),
-        cmocka_unit_test(test_fsdp_bitwise__f64_over_f32_is_equal_over_worlds_and_strategies),
+        cmocka_unit_test(test_fsdp_bitwise__is_equal_over_worlds_and_strategies),
         cmocka_unit_test(test_fsdp_bitwise__the_flat_layout_gives_the_same_parameters),
         cmocka_unit_test(test_fsdp_bitwise__prefetch_and_slots_change_nothing),
         cmocka_unit_test(test_fsdp_bitwise__reducing_every_backward_is_equal_over_strategies),

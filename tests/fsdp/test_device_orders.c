@@ -69,7 +69,6 @@ static void test_fsdp_device_orders__every_order_is_needed(void **state)
 {
     const int32_t most = 2000;
 
-    (void)state;
 #ifdef __SANITIZE_THREAD__
     skip(); /* what is left out makes races, and shall */
 #endif

@@ -30,7 +30,6 @@ static void test_fsdp_device_slots__no_order_of_streams_changes_a_bit(void **sta
     const int32_t n = (int32_t)msi_switch_int("MS_DEVICE_SEEDS", SANITIZED ? 4 : 12);
     const int32_t first = (int32_t)(msi_switch_int("MS_DEVICE_SEED", 1) % (1 << 30));
 
-    (void)state;
     for (int32_t world = 1; world <= 5; world++) {
         for (int32_t strategy = MS_FSDP_FULL_SHARD; strategy <= MS_FSDP_NO_SHARD; strategy++) {
             chain cpu = {.strategy = strategy, .world = world}, c = cpu;
@@ -50,7 +49,6 @@ static void test_fsdp_device_slots__no_order_of_streams_changes_a_bit(void **sta
 
 static void test_fsdp_device_slots__processes_share_what_threads_do(void **state)
 {
-    (void)state;
     if (!CAN_FORK) {
         skip();
     }
@@ -105,8 +103,6 @@ static ms_status nest_after_others_used_memory(void *user, int32_t rank)
     ms_comm *world;
     double flat, nested;
 
-    (void)user;
-    (void)rank;
     MS_TRY(ms_comm_world(&world));
     ms_seed(3);
     ms_grad_enabled_set(false);
@@ -137,7 +133,6 @@ static ms_status nest_after_others_used_memory(void *user, int32_t rank)
 
 static void test_fsdp_device_slots__a_ring_grows_into_memory_that_was_used(void **state)
 {
-    (void)state;
     for (int32_t seed = 0; seed <= (SANITIZED ? 20 : 60); seed++) {
         for (int32_t i = 0; i < 2; i++) {
             set_device(seed, layouts[i]);
@@ -174,7 +169,6 @@ static void test_fsdp_device_slots__a_model_that_is_freed_leaves_nothing_mapped(
 {
     const held before = held_now();
 
-    (void)state;
     for (int32_t i = 0; i < 4; i++) {
         chain c = {.strategy = MS_FSDP_FULL_SHARD, .world = 3, .nests = i % 2 == 1};
         const char *cause;
@@ -240,7 +234,6 @@ static ms_status run_and_lose(void *user, int32_t rank)
 
 static void test_fsdp_device_slots__a_peer_that_fails_ends_the_wait_for_a_device(void **state)
 {
-    (void)state;
     for (int32_t seed = 1; seed <= 40; seed++) {
         chain c = {.strategy = MS_FSDP_FULL_SHARD, .world = 2};
 
@@ -295,7 +288,6 @@ static ms_status run_with_a_fault(void *user, int32_t rank)
 
 static void test_fsdp_device_slots__peers_learn_what_one_ranks_device_finds(void **state)
 {
-    (void)state;
     for (int32_t seed = 1; seed <= 8; seed++) {
         chain c = {.strategy = MS_FSDP_FULL_SHARD, .world = 2};
 

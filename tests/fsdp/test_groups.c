@@ -82,7 +82,6 @@ static void test_fsdp_groups__train_two_models_as_if_each_were_alone(void **stat
     tiny_result alone[2];
     const char *cause = "";
 
-    (void)state;
     j.result = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(j.result != MAP_FAILED);
     for (int32_t g = 0; g < 2; g++) {

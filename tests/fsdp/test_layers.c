@@ -5,15 +5,6 @@
 #include "slots_plan.h"
 #include "step_plan.h"
 
-/* -- tasks ------------------------------------------------------------------------------------- */
-
-typedef struct chore {
-    msi_task task;
-    char name;
-    int32_t steps_left;
-    bool possible;
-} chore;
-
 /* -- slots ------------------------------------------------------------------------------------- */
 
 enum { MOST = 9 };
@@ -59,7 +50,6 @@ static int64_t pages(int64_t nbytes)
 /* Every word and every part of every slot lies apart from all others, whatever the sizes. */
 static void test_fsdp_layers__nothing_of_two_slots_overlaps(void **state)
 {
-    (void)state;
     for (int32_t seed = 0; seed < 200; seed++) {
         const int32_t n = 1 + seed % MOST, world = 1 + seed % 7;
         const kind k = (kind)(seed / 7 % KINDS);
@@ -132,7 +122,6 @@ static void test_fsdp_layers__a_model_of_any_size_is_planned_for_any_number_of_r
     ms_fsdp_plan plan;
     int64_t in_layer = 0, in_root = 0;
 
-    (void)state;
     for (size_t i = 0; i < MSI_COUNT(layer); i++) {
         in_layer += layer[i];
     }
@@ -180,7 +169,6 @@ static void test_fsdp_layers__replicas_read_chunks_then_sums(void **state)
                                      .trains = true};
     ms_fsdp_plan plan;
 
-    (void)state;
     for (int32_t rank = 0; rank < 3; rank++) {
         msi_step step = {.rank = rank, .world = 3, .n_ring = 3, .micro_batches = 1};
 

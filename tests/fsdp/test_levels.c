@@ -91,7 +91,6 @@ static double gradient(ms_tensor *param)
 /* (1 + 2) + (3 + 4) without the second, and without the last. */
 static void test_fsdp_levels__what_a_micro_batch_does_not_reach_has_an_empty_leaf(void **state)
 {
-    (void)state;
     for (int32_t n_units = 1; n_units <= 2; n_units++) {
         model m;
 
@@ -117,7 +116,6 @@ static void test_fsdp_levels__what_a_micro_batch_does_not_reach_has_an_empty_lea
 /* -0 + 0 is 0, but -0 + nothing is -0. */
 static void test_fsdp_levels__what_is_not_reached_keeps_the_sign_of_zeros(void **state)
 {
-    (void)state;
     for (int32_t n_units = 1; n_units <= 2; n_units++) {
         model m;
 
@@ -136,7 +134,6 @@ static void test_fsdp_levels__the_count_begins_anew_when_all_was_dropped(void **
 {
     model m;
 
-    (void)state;
     open_model(&m, 2);
     run(&m, 1, true, false);
     for (int32_t i = 0; i < 2; i++) {

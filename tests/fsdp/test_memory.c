@@ -30,24 +30,17 @@ static void test_fsdp_memory__is_flat_over_ten_thousand_steps(void **state)
 {
     tiny_config config = tiny_defaults();
     ms_memory_stats before, early, late, after;
-    ms_optim_options oo;
     ms_optim *optim;
     ms_comm *comm;
     tiny_model m;
-    int32_t group;
 
-    (void)state;
     config.param_dtype = MS_DTYPE_BF16;
     config.reduce_dtype = MS_DTYPE_F32;
+    config.optimizer = MS_OPTIM_ADAMW;
     ms_memory_stats_get(&before);
     assert_ok(ms_comm_self(&comm));
     assert_ok(tiny_new(&m, &config, comm));
-    assert_ok(ms_optim_options_init(&oo, sizeof(oo), MS_OPTIM_ADAMW));
-    assert_ok(ms_optim_new(&optim, MS_OPTIM_ADAMW));
-    assert_ok(ms_optim_add_group(optim, &m.embedding, 1, &oo, &group));
-    for (int32_t b = 0; b < TINY_BLOCKS; b++) {
-        assert_ok(ms_optim_add_group(optim, m.block[b], TINY_BLOCK_PARAMS, &oo, &group));
-    }
+    assert_ok(tiny_optim(&optim, &m, &config));
     train(&m, optim, 0, 2);
     int64_t primitives = ms_matmul_created();
 
@@ -84,7 +77,6 @@ static void test_fsdp_memory__gradients_set_to_none_give_their_memory_back(void 
     ms_comm *comm;
     tiny_model m;
 
-    (void)state;
     for (int32_t strategy = MS_FSDP_FULL_SHARD; strategy <= MS_FSDP_NO_SHARD; strategy++) {
         tiny_config config = tiny_defaults();
 
@@ -133,7 +125,6 @@ static void test_fsdp_memory__closing_the_context_first_is_safe(void **state)
     tiny_model m;
     double loss;
 
-    (void)state;
     assert_ok(ms_comm_self(&comm));
     assert_ok(tiny_new(&m, &config, comm));
     assert_ok(tiny_micro_step(&m, 0, &loss));

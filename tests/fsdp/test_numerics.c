@@ -64,7 +64,6 @@ static outcome run(rank_fn fn)
 
 static void test_fsdp_numerics__equal_ranks_keep_the_promise(void **state)
 {
-    (void)state;
     if (!CAN_FORK) {
         skip();
     }
@@ -78,7 +77,6 @@ static void test_fsdp_numerics__equal_ranks_keep_the_promise(void **state)
 
 static void test_fsdp_numerics__a_rank_that_computes_differently_is_named_once(void **state)
 {
-    (void)state;
     if (!CAN_FORK || msi_kernels_of(2) == NULL) {
         skip();
     }

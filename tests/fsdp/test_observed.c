@@ -207,7 +207,6 @@ static ms_status run_observed(void *user, int32_t rank)
 
 static void test_fsdp_observed__units_are_operators_on_tensors(void **state)
 {
-    (void)state;
     for (int32_t i = 0; i < MSI_COUNT(by_strategy); i++) {
         course k = {&by_strategy[i], MS_DTYPE_NONE};
 
@@ -230,7 +229,6 @@ static ms_status train_watched(void *user, int32_t rank)
     tiny_result result;
     ms_comm *comm;
 
-    (void)rank;
     config.world = 2;
     config.steps = 3;
     MS_TRY(ms_comm_world(&comm));
@@ -248,7 +246,6 @@ static void test_fsdp_observed__a_watcher_changes_no_bit(void **state)
     tiny_config config = tiny_defaults();
     tiny_result result;
 
-    (void)state;
     config.world = 2;
     config.steps = 3;
     assert_ok(tiny_train(&config, &result));

@@ -371,7 +371,6 @@ static int64_t stride_or(int64_t by_default)
 
 static void test_fsdp_oom__one_rank(void **state)
 {
-    (void)state;
     for (int32_t s = MS_FSDP_FULL_SHARD; s <= MS_FSDP_NO_SHARD; s++) {
         tally t = fail_everywhere(config_of(1, s), true, stride_or(1));
 
@@ -388,7 +387,6 @@ static void check_most_go_on(tally t)
 
 static void test_fsdp_oom__two_ranks_together(void **state)
 {
-    (void)state;
     for (int32_t s = MS_FSDP_FULL_SHARD; s <= MS_FSDP_NO_SHARD; s++) {
         check_most_go_on(fail_everywhere(config_of(2, s), true, stride_or(2)));
     }
@@ -396,19 +394,12 @@ static void test_fsdp_oom__two_ranks_together(void **state)
 
 static void test_fsdp_oom__one_rank_of_two(void **state)
 {
-    (void)state;
     for (int32_t s = MS_FSDP_FULL_SHARD; s <= MS_FSDP_NO_SHARD; s++) {
         tally t = fail_everywhere(config_of(2, s), false, stride_or(3));
 
         assert_true(t.went_on > 0 && t.ended > 0);
     }
 }
-
-typedef struct lone {
-    int64_t at;
-    bool happened;
-    uint64_t hash[2];
-} lone;
 
 int main(void)
 {

@@ -507,34 +507,11 @@ static void run_world(int32_t world)
     assert_int_equal(unsetenv("MS_SLOTS"), 0);
 }
 
-static void test_fsdp_programs__one_rank(void **state)
+static void test_fsdp_programs__have_the_bits_of_the_plain_way(void **state)
 {
-    (void)state;
-    run_world(1);
-}
-
-static void test_fsdp_programs__two_ranks(void **state)
-{
-    (void)state;
-    run_world(2);
-}
-
-static void test_fsdp_programs__three_ranks(void **state)
-{
-    (void)state;
-    run_world(3);
-}
-
-static void test_fsdp_programs__four_ranks(void **state)
-{
-    (void)state;
-    run_world(4);
-}
-
-static void test_fsdp_programs__five_ranks(void **state)
-{
-    (void)state;
-    run_world(5);
+    for (int32_t world = 1; world <= 5; world++) {
+        run_world(world);
+    }
 }
 
 /* -- one rank that skips alone ----------------------------------------------------------------- */
@@ -569,7 +546,6 @@ static void test_fsdp_programs__one_rank_skips_alone(void **state)
     enum { PROGRAMS = SANITIZED ? 20 : 60, TIMES = 3 };
     int32_t n_told = 0, n_equal = 0;
 
-    (void)state;
 #ifdef __SANITIZE_THREAD__
     skip(); /* ranks that differ fill one slot for two units before either looks and is told */
 #endif
@@ -606,11 +582,7 @@ static void test_fsdp_programs__one_rank_skips_alone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fsdp_programs__one_rank),
-        cmocka_unit_test(test_fsdp_programs__two_ranks),
-        cmocka_unit_test(test_fsdp_programs__three_ranks),
-        cmocka_unit_test(test_fsdp_programs__four_ranks),
-        cmocka_unit_test(test_fsdp_programs__five_ranks),
+        cmocka_unit_test(test_fsdp_programs__have_the_bits_of_the_plain_way),
         cmocka_unit_test(test_fsdp_programs__one_rank_skips_alone),
     };
     return cmocka_run_group_tests_name("fsdp programs", tests, NULL, NULL);

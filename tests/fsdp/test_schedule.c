@@ -62,7 +62,6 @@ static ms_status run_chain(void *user, int32_t rank)
     ms_status status;
     chain c;
 
-    (void)rank;
     MS_TRY_GOTO(chain_new(&c, t->strategy, true, MS_FSDP_PREFETCH_PRE, SLOTS), done);
     ms_grad_enabled_set(t->records);
     MS_TRY_GOTO(ms_scope_open("test"), done);
@@ -103,7 +102,6 @@ static _Atomic bool *rank_0_is_done;
 
 static int flag_new(void **state)
 {
-    (void)state;
     rank_0_is_done =
         mmap(NULL, MSI_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     return rank_0_is_done == MAP_FAILED;
@@ -111,13 +109,11 @@ static int flag_new(void **state)
 
 static int flag_free(void **state)
 {
-    (void)state;
     return munmap(rank_0_is_done, MSI_PAGE);
 }
 
 static ms_status wait_for_rank_0(chain *c, int32_t i, void *user)
 {
-    (void)user;
     for (int32_t k = 0; i == 0 && c->unit[0]->rank == 1 && k < SOON_S * 1000; k++) {
         if (atomic_load(rank_0_is_done)) {
             break;
@@ -149,8 +145,6 @@ static ms_status skip_alone(chain *c)
 
 static ms_status fail_in_unit_1(chain *c, int32_t i, void *user)
 {
-    (void)c;
-    (void)user;
     return i == 1 ? ms_error_set(MS_RUNTIME_ERROR, "a mistake of its own") : MS_OK;
 }
 
@@ -224,7 +218,6 @@ static void test_fsdp_schedule__what_one_rank_drops_another_does_not_read(void *
           "), which rank 1 uses; rank 0 had failed before its call ", ": backward of 'mul'"}},
     };
 
-    (void)state;
     /* In layout pull a stage is filled when the peers have copied the one before, read or not: what
      * rank 0 skips is there then, and rank 1 learns of it later. */
     assert_int_equal(setenv("MS_SLOTS", "shared", true), 0);
@@ -267,7 +260,6 @@ static void test_fsdp_schedule__summon_without_writes_does_not_disturb_backward(
 {
     chain_test t = {.run = summon_between_forward_and_backward, .records = true};
 
-    (void)state;
     for (t.strategy = MS_FSDP_FULL_SHARD; t.strategy <= MS_FSDP_NO_SHARD; t.strategy++) {
         for (int32_t world = 1; world <= 2; world++) {
             run_ranks(world, run_chain, &t);
@@ -323,7 +315,6 @@ static void test_fsdp_schedule__what_an_error_ends_leaves_the_forward_around_it_
 {
     chain_test t = {.run = end_inside, .strategy = MS_FSDP_FULL_SHARD, .records = true};
 
-    (void)state;
     run_ranks(1, run_chain, &t);
     run_ranks(2, run_chain, &t);
 }
@@ -399,7 +390,6 @@ static void test_fsdp_schedule__prefetch_has_its_order(void **state)
         {MS_FSDP_PREFETCH_PRE, true, ahead, pre},
     };
 
-    (void)state;
     msi_fsdp_state_changed = see_change;
     for (int32_t i = 0; i < MSI_COUNT(tests); i++) {
         assert_ok(trace_second_step(&tests[i]));

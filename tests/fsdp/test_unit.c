@@ -27,7 +27,6 @@ static void test_fsdp_unit__handles_show_shards_and_full_parameters(void **state
 {
     ms_tensor *weight;
 
-    (void)state;
     open_model(MS_FSDP_FULL_SHARD);
     weight = model.block[0][2];
     assert_int_equal(1, info_of(weight).ndim); /* sharded: 1-D */
@@ -44,7 +43,6 @@ static void test_fsdp_unit__handles_show_shards_and_full_parameters(void **state
 
 static void test_fsdp_unit__writing_into_unsharded_parameters_is_refused(void **state)
 {
-    (void)state;
     open_model(MS_FSDP_FULL_SHARD);
     assert_ok(ms_fsdp_unit_unshard(model.unit[0]));
     assert_fails(MS_RUNTIME_ERROR, "summon_full_params", ms_tensor_fill(model.block[0][2], 1));
@@ -57,7 +55,6 @@ static void test_fsdp_unit__a_graph_outlives_its_model(void **state)
 {
     ms_tensor *ids, *targets, *loss;
 
-    (void)state;
     assert_ok(ms_scope_open("graphs"));
     open_model(MS_FSDP_FULL_SHARD);
     assert_ok(tiny_batch(0, &ids, &targets));

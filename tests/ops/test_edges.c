@@ -103,7 +103,6 @@ static bool is_same(double got, double want)
 
 static void test_ops_edges__functions_are_exact_at_their_edges(void **state)
 {
-    (void)state;
     for (int32_t k = 0; k < COUNT(edges) * COUNT(floats); k++) {
         const edge *e = &edges[k / COUNT(floats)];
         const int32_t dtype = floats[k % COUNT(floats)];
@@ -126,7 +125,6 @@ static void test_ops_edges__quotients_of_tiny_divisors_have_a_gradient(void **st
 {
     static const double cases[2][4] = {{0, 1e-40, 1, 0}, {0x1p-100, 0x1p-130, 0x1p-60, -0x1p100}};
 
-    (void)state;
     for (int32_t k = 0; k < 2; k++) {
         ms_tensor *a = VECTOR(MS_DTYPE_F32, cases[k][0]), *b = LEAF(MS_DTYPE_F32, cases[k][1]);
         ms_tensor *g = VECTOR(MS_DTYPE_F32, cases[k][2]), *y;
@@ -144,7 +142,6 @@ static void test_ops_edges__where_keeps_gradients_apart(void **state)
     ms_tensor *cond = VECTOR(MS_DTYPE_BOOL, 1, 0, 1), *g = VECTOR(MS_DTYPE_F64, 2, INFINITY, NAN);
     double da[3], db[3];
 
-    (void)state;
     assert_ok(ms_op_where(&y, cond, a, b));
     assert_ok(ms_backward(y, g));
     read_grad(a, da, 3);
@@ -163,7 +160,6 @@ static void test_ops_edges__narrow_dtypes_round_to_nearest_even(void **state)
     uint16_t *bits = malloc(N * sizeof(*bits));
     float *x = malloc(N * sizeof(*x));
 
-    (void)state;
     for (int32_t k = 0; k < 2 * 3; k++) {
         const int32_t dtype = k / 3 == 0 ? MS_DTYPE_BF16 : MS_DTYPE_F16;
         const uint32_t half = dtype == MS_DTYPE_BF16 ? 0x8000 : 0x1000;
@@ -219,7 +215,6 @@ static void test_ops_edges__numbers_without_an_integer_have_one_result(void **st
     int64_t out[N];
     uint8_t low[N];
 
-    (void)state;
     for (int32_t i = 0; i < N; i++) {
         x[i] = from[i % CASES];
     }
@@ -247,7 +242,6 @@ static void test_ops_edges__integers_wrap_and_keep_every_bit(void **state)
     int64_t got[3];
     ms_tensor *x, *y, *z;
 
-    (void)state;
     assert_ok(ms_tensor_empty(&x, MS_DTYPE_I64, 1, &n));
     assert_ok(ms_tensor_empty(&y, MS_DTYPE_I64, 1, &n));
     write_bytes(x, a);
@@ -269,7 +263,6 @@ static void test_ops_edges__numbers_are_compared_in_the_dtype(void **state)
 {
     ms_tensor *wide = VECTOR(MS_DTYPE_I64, -0x1p62, 0x1p62), *y;
 
-    (void)state;
     for (int32_t d = 0; d < COUNT(floats); d++) {
         ms_tensor *x = VECTOR(floats[d], 0.1, 0.2);
 
@@ -291,7 +284,6 @@ static void test_ops_edges__losses_keep_their_digits_under_a_shift(void **state)
     const double loss = 0.31326168751822286, q = 0.26894142136999512; /* log(1 + 1/e) */
     const int64_t shape[2] = {1, 2};
 
-    (void)state;
     for (int32_t k = 0; k < COUNT(shifts); k++) {
         const double logits[2] = {shifts[k], shifts[k] - 1}, slope[2] = {-q, q};
         ms_tensor *x, *t = ids(1, (const double[]){0}), *y;
@@ -319,7 +311,6 @@ static void test_ops_edges__masked_logits_have_no_probability(void **state)
     static double values[N], got[N];
     ms_tensor *x, *t = ids(1, (const double[]){N - 1}), *y;
 
-    (void)state;
     for (int64_t j = 0; j < N; j++) {
         values[j] = j == 2500 || j == N - 1 ? 1 : -INFINITY;
     }
@@ -367,7 +358,6 @@ static void test_ops_edges__layer_norm_of_extreme_rows(void **state)
     static const double equal[] = {0, 1000.1, -12345.67, 1e6 + 0.3, 1e8, 1.1e12, -3e38};
     static const int64_t cols[] = {2, 3, 16, 33, 768, 1000};
 
-    (void)state;
     for (int32_t c = 0; c < COUNT(cols); c++) {
         for (int32_t d = 0; d < 3; d++) {
             const double most = floats[d] == MS_DTYPE_F64 ? 1.5e308 : 3e38;
@@ -387,7 +377,6 @@ static void test_ops_edges__embedding_rounds_the_sum_of_a_row_once(void **state)
 {
     const int64_t n = 600, shape[] = {n, 3};
 
-    (void)state;
     for (int32_t leaf = 0; leaf < 2; leaf++) {
         ms_tensor *table = require(FILLED(MS_DTYPE_BF16, 1, 2, 3)), *zeros, *operand, *rows, *ones;
         double sums[6];
@@ -409,7 +398,6 @@ static void test_ops_edges__long_sums_stay_exact_to_a_few_units(void **state)
     ms_tensor *x, *y;
     double sum;
 
-    (void)state;
     assert_ok(ms_tensor_full(&x, MS_DTYPE_F32, 1, &n, 0.1));
     assert_ok(ms_op_sum(&y, x, 0, false));
     assert_ok(ms_tensor_item(y, &sum));
@@ -459,7 +447,6 @@ static void test_ops_edges__attention_does_not_see_keys_beyond_reach(void **stat
 {
     static const double far[] = {-1e4, -INFINITY};
 
-    (void)state;
     for (int32_t c = 0; c < 4 * COUNT(floats); c++) {
         const bool all = c % 2 == 1 && isinf(far[c / 2 % 2]);
 
@@ -476,7 +463,6 @@ static void test_ops_edges__attention_does_not_see_keys_beyond_reach(void **stat
 
 static void test_ops_edges__large_scores_do_not_overflow(void **state)
 {
-    (void)state;
     fill_attention();
     attend(MS_DTYPE_F32, 20, DEPTH, qkv, true, 1e4, result, grads);
     for (int64_t i = 0; i < 20 * DEPTH; i++) {
@@ -497,7 +483,6 @@ static void test_ops_edges__attention_does_not_see_what_the_mask_hides(void **st
     static const double hidden[] = {NAN, INFINITY, -INFINITY};
     static double want[QKV], want_gq[QKV];
 
-    (void)state;
     for (int32_t c = 0; c < COUNT(floats) * 3 * 2; c++) {
         const int32_t dtype = floats[c / 6];
         const int64_t row = KEYS * 5 / 8;
@@ -524,7 +509,6 @@ static void test_ops_edges__attention_never_holds_the_scores(void **state)
     ms_memory_stats after;
     ms_tensor *y;
 
-    (void)state;
     assert_ok(ms_op_attention_packed(&y, x, 1, true, 0));
     assert_ok(ms_backward(y, g));
     ms_memory_stats_get(&after);
@@ -542,7 +526,6 @@ static void test_ops_edges__cross_entropy_keeps_one_copy_of_the_logits(void **st
     ms_tensor *targets, *logits, *loss;
     ms_memory_stats after;
 
-    (void)state;
     assert_ok(ms_tensor_arange(&targets, MS_DTYPE_I64, 0, 1, rows));
     for (int32_t held = 0; held < 2; held++) {
         const ms_memory_stats before = start_peaks();
@@ -569,7 +552,6 @@ static void test_ops_edges__cross_entropy_keeps_one_copy_of_the_logits(void **st
 
 static void test_ops_edges__linear_gelu_gives_the_bits_of_the_pair(void **state)
 {
-    (void)state;
     for (int32_t k = 0; k < 2 * COUNT(floats); k++) {
         const int32_t dtype = floats[k / 2];
         ms_tensor *x = require(FILLED(dtype, 1, 9, 20)), *w = FILLED(dtype, 2, 24, 20);
@@ -600,7 +582,6 @@ static void test_ops_edges__dropout_masks_follow_the_sample(void **state)
     const int64_t four[2] = {4, N}, two[2] = {2, N};
     static double whole[4 * N], part[2 * N], grad[2 * N];
 
-    (void)state;
     for (int32_t k = 0; k < 3; k++) { /* all samples, and each half of them */
         ms_tensor *ones, *y;
 
@@ -631,8 +612,8 @@ static void test_ops_edges__elementwise_operators_refuse(void **state)
     ms_tensor *d = FILLED(MS_DTYPE_F64, 3, 3, 5), *i = VECTOR(MS_DTYPE_I64, 1, 2);
     ms_tensor *u = VECTOR(MS_DTYPE_U8, 1, 1);
 
-    (void)state;
-    assert_fails(MS_VALUE_ERROR, "mul: shapes (3, 5) and (4, 5)", ms_op_mul(&out, a, b));
+    assert_fails(MS_VALUE_ERROR, "mul: shapes (3, 5) and (4, 5) do not broadcast: 3 meets 4",
+                 ms_op_mul(&out, a, b));
     assert_null(out);
     assert_fails(MS_TYPE_ERROR, "div: a is f32 and b is f64", ms_op_div(&out, a, d));
     assert_fails(MS_NOT_IMPLEMENTED_ERROR, "tanh is not implemented for dtype u8",
@@ -663,7 +644,6 @@ static void test_ops_edges__shape_operators_refuse(void **state)
     ms_tensor *x = FILLED(MS_DTYPE_F32, 1, 2, 3), *y = FILLED(MS_DTYPE_F32, 2, 2, 4), *out;
     ms_tensor *pair[2] = {x, y};
 
-    (void)state;
     for (int32_t k = 0; k < 4; k++) {
         assert_fails(MS_VALUE_ERROR, "does not fit", ms_op_reshape(&out, x, 2, open[k]));
     }
@@ -704,7 +684,6 @@ static void test_ops_edges__network_operators_refuse(void **state)
     ms_tensor *high = ids(3, (const double[]){0, 5, 6}), *low = ids(3, (const double[]){2, -1, 9});
     ms_tensor *four = FILLED(MS_DTYPE_F32, 1, 1, 1, 2, 2);
 
-    (void)state;
     assert_fails(MS_VALUE_ERROR, "(3, 5) and (4, 7)", ms_op_matmul(&out, a, b));
     assert_fails(MS_RUNTIME_ERROR, "the same dtype, got f32 and f64", ms_op_matmul(&out, a, d));
     assert_fails(MS_VALUE_ERROR, "(3, 5) and w (4, 7)", ms_op_linear(&out, a, b, NULL));
@@ -740,7 +719,6 @@ static void test_ops_edges__meta_shapes_are_as_large_as_one_likes(void **state)
     ms_tensor *x, *y, *z;
     ms_tensor_info info;
 
-    (void)state;
     assert_ok(ms_tensor_meta(&x, MS_DTYPE_BF16, 2, wide));
     assert_ok(ms_op_matmul(&y, x, x));
     assert_ok(ms_op_sum(&z, y, 1, false));
@@ -758,7 +736,6 @@ static void test_ops_edges__meta_results_have_no_values_and_no_graph(void **stat
     double values[3];
     ms_tensor *x, *y;
 
-    (void)state;
     assert_ok(ms_tensor_meta(&x, MS_DTYPE_F32, 1, shape));
     assert_ok(ms_tensor_set_requires_grad(x, true));
     assert_ok(ms_op_exp(&y, x));
@@ -774,7 +751,6 @@ static void test_ops_edges__parameters_without_values_are_none(void **state)
     const int64_t shape[2] = {3, 3};
     ms_tensor *weight, *made, *view, *x, *y;
 
-    (void)state;
     assert_ok(ms_tensor_parameter(&weight, MS_DTYPE_F32, 2, shape, MS_INIT_CONSTANT, 1, 0));
     assert_ok(ms_tensor_meta(&made, MS_DTYPE_F32, 2, shape));
     assert_ok(ms_tensor_make_parameter(made));

@@ -190,30 +190,4 @@ static inline void check_element(const char *what, int64_t i, double got, double
     }
 }
 
-/* Call `check` with every set of its option bits; with lengths 0..130 from moving starts, and with
- * starts 0..63: for each floating dtype. */
-typedef void (*option_check)(int32_t dtype, int64_t n, int64_t start, uint32_t options);
-
-static inline void check_every_option(option_check check, uint32_t n_options)
-{
-    report_missing_isas();
-    for (int32_t d = 0; d < 3; d++) {
-        for (uint32_t options = 0; options < n_options; options++) {
-            check(float_dtypes[d], 67, options % 11, options);
-        }
-    }
-}
-
-static inline void check_every_length_and_start(option_check check)
-{
-    for (int32_t d = 0; d < 3; d++) {
-        for (int64_t n = 0; n <= 130; n++) {
-            check(float_dtypes[d], n, n * 29 % 64, (uint32_t)n);
-        }
-        for (int64_t start = 0; start < 64; start++) {
-            check(float_dtypes[d], 35, start, 1 | 4);
-        }
-    }
-}
-
 #endif

@@ -44,7 +44,6 @@ static void test_tensor_numbers__what_does_not_fit_is_refused(void **state)
 {
     const int64_t shape[1] = {2};
 
-    (void)state;
     for (int32_t i = 0; i < MSI_COUNT(cases); i++) {
         const int32_t dtype = cases[i].dtype;
         const double number = cases[i].number, values[2] = {0, number};
@@ -84,7 +83,6 @@ static void test_tensor_numbers__integers_are_counted_exactly(void **state)
     uint8_t small[256];
     ms_tensor *t;
 
-    (void)state;
     assert_ok(ms_tensor_arange(&t, MS_DTYPE_I64, 0x1p53, 1, 1000));
     read_bytes(t, whole);
     for (int64_t i = 0; i < 1000; i++) { /* every second one is between two doubles */

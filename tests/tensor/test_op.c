@@ -40,9 +40,6 @@ static void test_tensor_op__a_watcher_hears_of_beginnings_and_ends(void **state)
     msi_op_observe(msi_context(), NULL);
     assert_ok(ms_op_exp(&z, x));
     assert_string_equal(h.text, "[exp of 1 OK, a result][mul of 2 ValueError]");
-    ms_tensor_free(z);
-    ms_tensor_free(y);
-    ms_tensor_free(x);
 }
 
 /* -- into results that are there --------------------------------------------------------------- */
@@ -87,9 +84,6 @@ static void test_tensor_op__into_writes_what_is_there_and_records_nothing(void *
     assert_string_equal(h.text, "[add_to of 1 OK, a result][add_to of 1 ValueError, a result]"
                                 "[add_to of 1 OK, a result][add_to of 1 RuntimeError, a result]"
                                 "[add_to of 1 RuntimeError, a result]");
-    ms_tensor_free(meta);
-    ms_tensor_free(y);
-    ms_tensor_free(x);
 }
 
 static ms_status add_meta(const msi_meta *m)
@@ -110,7 +104,6 @@ static void test_tensor_op__what_fails_leaves_no_result(void **state)
     msi_op_observe(msi_context(), NULL);
     assert_null(y);
     assert_string_equal(h.text, "[add of 1 ValueError]");
-    ms_tensor_free(x);
 }
 
 typedef struct counts {
@@ -163,8 +156,6 @@ static void test_tensor_op__a_counter_counts_what_succeeds_until_it_is_freed(voi
     assert_ok(ms_op_counter_new(&other));
     ms_op_counter_free(other);
     ms_op_counter_free(NULL);
-    ms_tensor_free(y);
-    ms_tensor_free(x);
 }
 
 static void *count_and_close(void *user)

@@ -1,5 +1,6 @@
 /* runtime/tensor/overlap.c: which views share memory, and what in-place writes refuse. */
-#include "ms_test.h"
+#include "books.h"
+
 #include "tensor.h"
 
 enum { STORE = 64 };
@@ -76,7 +77,6 @@ static void test_tensor_overlap__is_found_exactly(void **state)
     uint64_t seed = 7;
     int32_t apart = 0, shared = 0;
 
-    (void)state;
     for (int32_t k = 0; k < 20000; k++) {
         ms_tensor *a = random_view(memory, &seed), *b = random_view(memory, &seed);
         bool want = false;
@@ -103,7 +103,6 @@ static void test_tensor_overlap__in_place_writes_refuse_it(void **state)
     ms_tensor *x, *first, *second, *last, *row, *pair;
     ms_tensor_info before, after;
 
-    (void)state;
     assert_ok(ms_tensor_from_doubles(&x, MS_DTYPE_F32, 1, &(int64_t){6}, in, 6));
     assert_ok(ms_op_narrow(&first, x, 0, 0, 3));
     assert_ok(ms_op_narrow(&second, x, 0, 1, 3));
@@ -129,17 +128,10 @@ static void test_tensor_overlap__in_place_writes_refuse_it(void **state)
     assert_ok(ms_tensor_add_scaled(x, x, 1));
     assert_ok(ms_tensor_copy(x, x));
     assert_ok(ms_op_reshape(&pair, x, 3, (const int64_t[]){1, 6, 1}));
-    ms_tensor_free(last);
     assert_ok(ms_op_reshape(&last, pair, 1, (const int64_t[]){6}));
     assert_ok(ms_tensor_add_scaled(x, last, 1)); /* the same view under another handle */
     assert_ok(ms_tensor_to_doubles(x, out, 6));
     assert_memory_equal(fourfold, out, sizeof(out));
-    ms_tensor_free(pair);
-    ms_tensor_free(row);
-    ms_tensor_free(last);
-    ms_tensor_free(second);
-    ms_tensor_free(first);
-    ms_tensor_free(x);
 }
 
 /* Columns of one matrix lie between each other without a common element; a square and its transpose
@@ -148,23 +140,16 @@ static void test_tensor_overlap__depends_on_elements_not_on_ranges(void **state)
 {
     ms_tensor *x, *left, *right, *turned;
 
-    (void)state;
     assert_ok(ms_tensor_arange(&x, MS_DTYPE_F32, 0, 1, 16));
     assert_ok(ms_op_reshape(&left, x, 2, (const int64_t[]){4, 4}));
-    ms_tensor_free(x);
     x = left;
     assert_ok(ms_op_narrow(&left, x, 1, 0, 2));
     assert_ok(ms_op_narrow(&right, x, 1, 2, 2));
     assert_ok(ms_tensor_copy(left, right));
-    ms_tensor_free(right);
     assert_ok(ms_op_narrow(&right, x, 1, 1, 2));
     assert_fails(MS_RUNTIME_ERROR, "order of writing", ms_tensor_copy(left, right));
     assert_ok(ms_op_permute(&turned, x, 2, (const int32_t[]){1, 0}));
     assert_fails(MS_RUNTIME_ERROR, "order of writing", ms_tensor_copy(x, turned));
-    ms_tensor_free(turned);
-    ms_tensor_free(right);
-    ms_tensor_free(left);
-    ms_tensor_free(x);
 }
 
 static void test_tensor_overlap__a_gradient_is_not_replaced_by_itself_turned(void **state)
@@ -172,7 +157,6 @@ static void test_tensor_overlap__a_gradient_is_not_replaced_by_itself_turned(voi
     const int64_t shape[2] = {3, 3};
     ms_tensor *x, *grad, *turned;
 
-    (void)state;
     assert_ok(ms_tensor_full(&x, MS_DTYPE_F32, 2, shape, 1));
     assert_ok(ms_tensor_set_requires_grad(x, true));
     assert_ok(ms_tensor_set_grad(x, x));
@@ -180,15 +164,11 @@ static void test_tensor_overlap__a_gradient_is_not_replaced_by_itself_turned(voi
     assert_ok(ms_op_permute(&turned, grad, 2, (const int32_t[]){1, 0}));
     assert_fails(MS_RUNTIME_ERROR, "set_grad: the source", ms_tensor_set_grad(x, turned));
     assert_ok(ms_tensor_set_grad(x, grad));
-    ms_tensor_free(turned);
-    ms_tensor_free(grad);
-    ms_tensor_free(x);
 }
 
 /* What a hook on x sees of sum(x): one element, shown six times. */
 static ms_status write_to_gradient(void *user, ms_tensor *grad, ms_tensor **replacement)
 {
-    (void)replacement;
     *(ms_status *)user = ms_tensor_fill(grad, 2);
     return MS_OK;
 }
@@ -198,7 +178,6 @@ static void test_tensor_overlap__expanded_elements_are_not_written(void **state)
     ms_tensor *x, *y, *sum;
     ms_status written = MS_OK;
 
-    (void)state;
     assert_ok(ms_tensor_full(&x, MS_DTYPE_F32, 1, &(int64_t){6}, 1));
     assert_ok(ms_tensor_set_requires_grad(x, true));
     assert_ok(ms_op_exp(&y, x));
@@ -207,19 +186,16 @@ static void test_tensor_overlap__expanded_elements_are_not_written(void **state)
     assert_ok(ms_backward(sum, NULL));
     assert_int_equal(MS_RUNTIME_ERROR, written);
     assert_non_null(strstr(ms_error_message(), "is expanded along dimension 0"));
-    ms_tensor_free(sum);
-    ms_tensor_free(y);
-    ms_tensor_free(x);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tensor_overlap__is_found_exactly),
-        cmocka_unit_test(test_tensor_overlap__in_place_writes_refuse_it),
-        cmocka_unit_test(test_tensor_overlap__depends_on_elements_not_on_ranges),
-        cmocka_unit_test(test_tensor_overlap__a_gradient_is_not_replaced_by_itself_turned),
-        cmocka_unit_test(test_tensor_overlap__expanded_elements_are_not_written),
+        BOOKED_TEST(test_tensor_overlap__in_place_writes_refuse_it),
+        BOOKED_TEST(test_tensor_overlap__depends_on_elements_not_on_ranges),
+        BOOKED_TEST(test_tensor_overlap__a_gradient_is_not_replaced_by_itself_turned),
+        BOOKED_TEST(test_tensor_overlap__expanded_elements_are_not_written),
     };
 
     return cmocka_run_group_tests_name("tensor/overlap", tests, NULL, NULL);

@@ -1,16 +1,15 @@
---- JSON encoding and decoding by the runtime (strict: duplicate keys and trailing bytes are
---- errors).
+--- JSON text from tables and tables from JSON text. Duplicate keys and trailing bytes are errors.
 
 local B = require 'moonshard_ffi'
 local errors = require 'moonshard.base.errors'
 
-local json = {}
-
---- The value of JSON's null, for reading and writing.
-json.null = setmetatable({}, { __tostring = function() return 'null' end })
-
---- Metatable of decoded arrays. With it an empty table is encoded as an array.
-json.array = {}
+---@class ms.json
+---@field null table  the value of null, in both directions
+---@field array table  metatable of decoded arrays; an empty table with it is encoded as []
+local json = {
+  null = setmetatable({}, { __tostring = function() return 'null' end }),
+  array = {},
+}
 
 local function result(value, kind, message, from)
   if value == nil and kind then
@@ -19,19 +18,19 @@ local function result(value, kind, message, from)
   return value
 end
 
---- Encode a value as one line of JSON with sorted keys. A table with the keys 1 to n becomes an
---- array, a table with only string keys an object. An empty table becomes an object unless its
---- metatable is json.array. TypeError for other keys, ValueError for a key with a NUL byte; both
---- name the key.
+--- One line of JSON; keys sorted. A table with the keys 1 to n is an array, one with only strings
+--- for keys an object; an empty one is an object unless its metatable is json.array. Other keys are
+--- a TypeError, one with a NUL byte a ValueError; both name the key.
 ---@param value any
 ---@return string
 function json.encode(value)
   return result(B.core.json_encode(value, json.null, json.array))
 end
 
---- Decode a JSON text. null becomes json.null; numbers become Lua numbers. FormatError gives line
---- and byte of the mistake; for a text above 64 KiB only the byte. Errors begin with `from`.
----@param from? string  the name of the file that contains the text
+--- The value of a JSON text. null becomes json.null; numbers are Lua's. FormatError names
+--- line and byte of the mistake, of a text above 64 KiB the byte. Errors begin with `from`.
+---@param text string
+---@param from? string  the file whose text it is
 ---@return any
 function json.decode(text, from)
   local value, kind, message = B.core.json_decode(text, json.null, json.array)

@@ -1,4 +1,4 @@
---- Reads the LuaCATS annotations of source files: what the reference pages and ms.help() show.
+--- Reads the LuaCATS annotations of source files.
 
 local annotations = {}
 
@@ -16,9 +16,8 @@ local annotations = {}
 ---@field text string
 ---@field params ms.Annotation.Value[]
 ---@field returns ms.Annotation.Value[]
----@field raises string[]  "ValueError: message" of errors that the function itself raises
 ---@field type? string  of a value that is declared as a function type
----@field file string
+---@field file ms.Annotation.File
 ---@field line integer
 
 ---@class ms.Annotation.Class
@@ -41,26 +40,20 @@ local annotations = {}
 
 -- A type ends at two spaces; text follows.
 local function split_type(text)
-  local at = text:find('  ', 1, true)
-  if not at then
-    return text, ''
-  end
-  return text:sub(1, at - 1), (text:sub(at):gsub('^%s+', ''))
+  local before, after = text:match '^(.-)  %s*(.*)$'
+  return before or text, after or ''
 end
 
 local function value_of(text, named)
   local name, mark, rest = '', '', text
   if named then
-    name, mark, rest = text:match '^([%w_.%[%]]+)(%??)%s*(.*)$'
-    if not name then -- @field [string] ms.Tensor
-      name, rest = text:match '^(%S+)%s*(.*)$'
-    end
+    name, mark, rest = text:match '^([^%s?]+)(%??)%s*(.*)$'
   end
-  local type_text, comment = split_type(rest or '')
+  local kind, comment = split_type(rest)
   if not named then -- a result may have a name
-    type_text = type_text:match '^([^%s({]+) [%a_][%w_]*$' or type_text
+    kind = kind:match '^([^%s({]+) [%a_][%w_]*$' or kind
   end
-  return { name = name, optional = mark == '?', type = type_text, text = comment }
+  return { name = name, optional = mark == '?', type = kind, text = comment }
 end
 
 -- The lines of a comment: free text, and tags with the lines that continue them up to an empty one.
@@ -84,9 +77,7 @@ end
 local function tagged(block, tag, named)
   local out = {}
   for _, entry in ipairs(block.tags) do
-    if entry.tag == tag then
-      out[#out + 1] = value_of(entry.text, named)
-    end
+    out[#out + 1] = entry.tag == tag and value_of(entry.text, named) or nil
   end
   return out
 end
@@ -99,47 +90,23 @@ local function words(list)
   return out
 end
 
--- Errors that are raised in lines of a function, until one of its indentation ends it.
-local function raises_in(lines, first)
-  local indent, body = lines[first]:match '^%s*', {}
-  for i = first, #lines do
-    body[#body + 1] = lines[i]
-    if lines[i]:find('^' .. indent .. 'end') then
-      break
-    end
-  end
-  local out, seen = {}, {}
-  local text = table.concat(body, '\n'):gsub("['\"]%s*%.%.%s*['\"]", '')
-  for kind, quote, message in text:gmatch "errors%.raise%('(%u%w+)',%s*(['\"])(.-)%2" do
-    local line = kind .. ': ' .. message
-    if quote and not seen[line] then
-      seen[line], out[#out + 1] = true, line
-    end
-  end
-  return out
-end
-
 local DEFINITIONS = {
   '^%s*function ([%w_]+)([.:])([%w_]+)(%b())', '^%s*local function ()()([%w_]+)(%b())',
   '^%s*return function ?()()()(%b())', "^([%w_]+)()%['([%w_]+)'%] = function ?(%b())",
 }
 
--- What is defined at a line, if a function is.
+-- The function that is defined or assigned at a line; nil: none.
 local function definition(lines, i)
-  local line, last = lines[i], i
-  if line:find 'function' then
-    while not line:find '%)' and last < #lines and last < i + 6 do
-      last = last + 1
-      line = line .. ' ' .. lines[last]:gsub('^%s+', '')
-    end
+  local line = lines[i]
+  if line:find 'function' and not line:find '%)' then
+    line = table.concat(lines, ' ', i, math.min(i + 6, #lines)):gsub('%s+', ' ')
   end
   for _, pattern in ipairs(DEFINITIONS) do
     local owner, mark, name, args = line:match(pattern)
     if args then
       return {
         owner = type(owner) == 'string' and owner or '', method = mark == ':',
-        name = type(name) == 'string' and name or '', args = words(args:gsub('%.%.%.', '')),
-        vararg = args:find('...', 1, true) ~= nil,
+        name = type(name) == 'string' and name or '', args = words(args:gsub('%.%.%.', ' ... ')),
       }
     end
   end
@@ -156,14 +123,13 @@ local function add_classes(file, block, next_line)
     elseif entry.tag == 'class' then
       local head, text = split_type(entry.text)
       local name, parents = head:match '^([%w_.]+):?%s*(.*)$'
-      class = {
-        name = name, parents = words(parents), text = block.text ~= '' and block.text or text,
-        fields = {}, overloads = {}, file = file,
-        variable = next_line:match '^local ([%w_]+) =',
-      }
-      if file.classes[name] then -- a second block adds fields
-        class = file.classes[name]
-      else
+      class = file.classes[name] -- a second block adds fields
+      if not class then
+        class = {
+          name = name, parents = words(parents), text = block.text ~= '' and block.text or text,
+          fields = {}, overloads = {}, file = file,
+          variable = next_line:match '^local ([%w_]+) =',
+        }
         file.classes[name], file.order[#file.order + 1] = class, name
       end
     elseif entry.tag == 'field' and class then
@@ -177,7 +143,6 @@ end
 
 local function add_function(file, lines, i, block)
   local found = definition(lines, i)
-  local types = tagged(block, 'type', false)
   if not found or found.assigned and not block.tags[1] then
     return
   end
@@ -186,8 +151,7 @@ local function add_function(file, lines, i, block)
   for k, param in ipairs(found.assigned and found.params or {}) do
     found.args[k] = param.name
   end
-  found.type = types[1] and types[1].type
-  found.raises = found.assigned and {} or raises_in(lines, i)
+  found.type = (tagged(block, 'type', false)[1] or {}).type
   file.functions[#file.functions + 1] = found
 end
 
@@ -195,7 +159,7 @@ end
 ---@param path string
 ---@return ms.Annotation.File
 function annotations.read(path)
-  local lines, file = {}, {
+  local lines, comment, file = {}, {}, {
     path = path, functions = {}, classes = {}, order = {}, aliases = {}, requires = {},
   }
   for line in io.lines(path) do
@@ -204,21 +168,17 @@ function annotations.read(path)
       file.requires[#file.requires + 1] = name
     end
   end
-  local i = 1
-  while i <= #lines do
-    local comment = {}
-    while lines[i] and lines[i]:find '^%s*%-%-%-' do
-      comment[#comment + 1] = lines[i]
-      i = i + 1
+  for i, line in ipairs(lines) do
+    if line:find '^%s*%-%-%-' then
+      comment[#comment + 1] = line
+    else
+      local block = block_of(comment)
+      file.text = file.text or block.text
+      if not (comment[1] and add_classes(file, block, line)) then
+        add_function(file, lines, i, block)
+      end
+      comment = {}
     end
-    local block = block_of(comment)
-    if not file.text then
-      file.text = block.text
-    end
-    if lines[i] and not (comment[1] and add_classes(file, block, lines[i])) then
-      add_function(file, lines, i, block)
-    end
-    i = i + 1
   end
   file.text = file.text or ''
   return file

@@ -60,6 +60,8 @@ end
 ---@field value any
 ---@field page string
 ---@field methods? ms.Reference.Entry[]  of a class
+---@field is_method? boolean
+---@field original? ms.Reference.Entry  that describes the same function
 
 local function is_space(value)
   local meta = type(value) == 'table' and getmetatable(value)
@@ -206,9 +208,6 @@ local function params_of(entry)
   for _, arg in ipairs(fn and fn.args or {}) do
     params[#params + 1] = { name = arg, optional = false, type = '', text = '' }
   end
-  if fn and fn.vararg then
-    params[#params + 1] = { name = '...', optional = false, type = '', text = '' }
-  end
   for i, param in ipairs(params) do
     for _, documented in ipairs(fn.params) do
       params[i] = documented.name == param.name and documented or params[i]
@@ -289,6 +288,7 @@ local function add(page, entry)
     all.by_value[value] = entry
   end
   for _, method in ipairs(entry.methods or {}) do
+    method.is_method = true
     add(page, method)
   end
 end
@@ -326,6 +326,19 @@ function reference.use(root, module)
   ms, ms_module = root, module
 end
 
+-- The entry that describes a function with two names: of a method of tensors its operator, of a
+-- method of two classes that of the first.
+local function original_of(entry, by_fn)
+  local last = entry.name:match '[^.:]+$'
+  local original = entry.name:match '^Tensor:' and all.by_name['ops.' .. last]
+    or entry.kind == 'function' and all.by_value[entry.value]
+  if (not original or original == entry) and entry.name:find ':' and entry.fn then
+    original = by_fn[entry.fn] and by_fn[entry.fn].name:match '[^:]+$' == last and by_fn[entry.fn]
+    by_fn[entry.fn] = original or entry
+  end
+  return original ~= entry and original or nil
+end
+
 -- All entries, by page, name, last part of the name, and value.
 local function index()
   if all then
@@ -354,6 +367,10 @@ local function index()
       add_type(name)
     end
   end
+  local by_fn = {}
+  for _, entry in ipairs(all.list) do
+    entry.original = original_of(entry, by_fn)
+  end
   return all
 end
 
@@ -370,7 +387,7 @@ function reference.entries(page)
   return index().pages[page]
 end
 
---- Has an entry anything to show beside its name?
+--- Does an entry have anything to show beside its name?
 ---@param entry ms.Reference.Entry
 ---@return boolean
 function reference.is_described(entry)
@@ -383,7 +400,12 @@ local function type_text(text)
   return (text:gsub('ffi%.cdata%*', 'cdata'):gsub('ms%.', ''))
 end
 
+-- '(x, dim?)', or with types '(x: Tensor, dim?: integer): Tensor'; of a value ': type'.
 local function call_text(entry, typed)
+  if entry.kind ~= 'function' and not entry.fn
+    and not (entry.class and entry.class.overloads[1]) then
+    return typed and entry.type and ': ' .. type_text(entry.type) or ''
+  end
   local params, returns = params_of(entry)
   local parts, results = {}, {}
   for i, param in ipairs(params) do
@@ -393,30 +415,32 @@ local function call_text(entry, typed)
   for i, result in ipairs(typed and returns or {}) do
     results[i] = type_text(result.type)
   end
-  return ('%s(%s)%s'):format(entry.name, table.concat(parts, ', '),
+  return ('(%s)%s'):format(table.concat(parts, ', '),
     results[1] and ': ' .. table.concat(results, ', ') or '')
 end
 
 --- The call as written, 'optim.clip_grad_norm_(params, max_norm, norm_type?)', or the name.
 ---@param entry ms.Reference.Entry
----@param typed? boolean  with types of parameters and results
 ---@return string
-function reference.signature(entry, typed)
-  if entry.kind == 'function' or entry.fn or entry.class and entry.class.overloads[1] then
-    return call_text(entry, typed)
-  end
-  return entry.name .. (typed and entry.type and ': ' .. type_text(entry.type) or '')
+function reference.signature(entry)
+  return entry.name .. call_text(entry)
 end
 
--- Lines of those values that have a text, or of all.
+-- Lines of those values that have a text, or of all with their types: fields without one share a
+-- line with the field before.
 local function add_values(out, values, everything)
+  local bare = false
   for _, value in ipairs(values) do
     if everything or value.text ~= '' then
       local name = value.name == '' and 'returns ' .. type_text(value.type)
         or ('`%s%s`'):format(value.name, value.optional and '?' or '')
-      out[#out + 1] = ('- %s%s%s'):format(name,
-        everything and ' (' .. type_text(value.type) .. ')' or '',
-        value.text ~= '' and ': ' .. value.text or '')
+      local line = name .. (everything and ' (' .. type_text(value.type) .. ')' or '')
+      if value.text == '' and bare and #out[#out] + #line < 96 then
+        out[#out] = out[#out] .. ', ' .. line
+      else
+        out[#out + 1] = ('- %s%s'):format(line, value.text ~= '' and ': ' .. value.text or '')
+      end
+      bare = value.text == ''
     end
   end
 end
@@ -429,40 +453,42 @@ local function public_parent(class)
   end)
 end
 
--- The entry that describes a function with two names: of a method of tensors its operator.
-local function original_of(entry)
-  local original = entry.name:match '^Tensor:' and all.by_name['ops.' .. entry.name:match '[^:]+$']
-    or entry.kind == 'function' and all.by_value[entry.value]
-  return original ~= entry and original or nil
-end
-
---- An entry as Markdown: its call with types, its text, what its values mean, its errors.
----@param entry ms.Reference.Entry
----@return string
-function reference.text(entry)
-  local out = { '`' .. reference.signature(entry, true) .. '`' }
-  local original = original_of(entry)
-  if original then
-    return ('%s as `%s`'):format(out[1], reference.signature(original))
-  end
-  out[#out + 1] = entry.text ~= '' and entry.text or nil
-  local params, returns = params_of(entry)
+-- Lines about the values of an entry, its parent and its call.
+---@return string[]
+local function details(entry)
+  local out, params, returns = {}, params_of(entry)
   add_values(out, params)
   add_values(out, returns)
   add_values(out, fields_of(entry), true)
-  local parent = public_parent(entry.class)
+  local parent, call = public_parent(entry.class), call_of(entry)
   out[#out + 1] = parent and ('- inherits `%s`'):format(parent) or nil
-  local forward = call_of(entry)
-  if forward then
-    out[#out + 1] = ('- called as `%s`'):format(call_text(forward, true))
-    for _, values in ipairs { params_of(forward) } do
-      add_values(out, values)
-    end
+  if call then
+    out[#out + 1] = '- called as `module' .. call_text(call, true) .. '`'
+    local of_call, results = params_of(call)
+    add_values(out, of_call)
+    add_values(out, results)
   end
-  local raises = entry.kind == 'function' and entry.fn and entry.fn.raises or {}
-  out[#out + 1] = raises[1] and '- raises `' .. table.concat(raises, '\0')
-    :gsub('`', "'"):gsub('%z', '`, `') .. '`'
-  return table.concat(out, '\n')
+  return out
+end
+
+-- An entry as Markdown: its call with types, its text, what its values mean.
+local function text_of(entry)
+  local head = ('`%s%s`'):format(entry.name, call_text(entry, true))
+  if entry.original then
+    return ('%s as `%s`'):format(head, reference.signature(entry.original))
+  end
+  local lines = details(entry)
+  if entry.text ~= '' then
+    table.insert(lines, 1, entry.text)
+  end
+  return table.concat({ head, unpack(lines) }, '\n')
+end
+
+-- -- pages ----------------------------------------------------------------------------------------
+
+-- A class has a section of its page; an alias of a type is an item, as functions are.
+local function is_section(entry)
+  return entry.kind == 'class' and (entry.class ~= nil or entry.value ~= nil)
 end
 
 -- The types in code as links to their entries; `own`: the class that it belongs to.
@@ -470,31 +496,170 @@ local function linked(code, own)
   local text = code:gsub('[%a_][%w_.]*', function(word)
     local entry = word ~= own and word ~= 'Tensor' and all.by_name[word]
     if entry and entry.kind == 'class' then
-      local anchor = entry.name:lower():gsub('%.', '')
-      return ('`[`%s`](%s.md#%s)`'):format(entry.name, entry.page, anchor)
+      local anchor = is_section(entry) and '#' .. entry.name:lower():gsub('%.', '') or ''
+      return ('`[`%s`](%s.md%s)`'):format(entry.name, entry.page, anchor)
     end
   end)
   return (text:gsub('``', ''))
 end
 
---- A page as Markdown. Methods are items below their class.
+-- '`a`, `b`, ...' in lines of at most 100 bytes; an alias of another last name with its original.
+local function names_in_lines(first, entries)
+  local lines = { first }
+  for i, entry in ipairs(entries) do
+    local name = (' `%s`'):format(entry.name)
+    local original = entry.original and entry.original.name
+    if original and original:match '[^.:]+$' ~= entry.name:match '[^.:]+$' then
+      name = ('%s (`%s`)'):format(name, original)
+    end
+    name = name .. (entries[i + 1] and ',' or '')
+    if #lines[#lines] + #name > 98 then
+      lines[#lines + 1] = ' '
+    end
+    lines[#lines] = lines[#lines] .. name
+  end
+  return table.concat(lines, '\n')
+end
+
+-- Entries in groups that have the same call and details. Texts may differ if they have one line
+-- each and there are details, or if the entries are classes.
+local function groups_of(entries)
+  local groups, by_key = {}, {}
+  for _, entry in ipairs(entries) do
+    local more = table.concat(details(entry), '\n')
+    local many = entry.text:find '\n' or entry.kind ~= 'class' and more == ''
+    local alone = entry.methods and entry.methods[1] or entry.kind == 'class' and not entry.value
+    local key = table.concat({ entry.kind, many and entry.text or '', alone and entry.name or '',
+      call_text(entry, true), more }, '\0')
+    if not by_key[key] then
+      by_key[key] = {}
+      groups[#groups + 1] = by_key[key]
+    end
+    table.insert(by_key[key], entry)
+  end
+  return groups
+end
+
+local function names_of(group)
+  local names = {}
+  for i, entry in ipairs(group) do
+    names[i] = entry.name
+  end
+  return table.concat(names, ', ')
+end
+
+-- The texts of a group, one for each name where they differ. A long text that the page has already
+-- is a reference to the entry that has it; `seen`: the first name by text.
+local function add_texts(out, group, seen)
+  local text, differ = group[1].text, false
+  for _, entry in ipairs(group) do
+    differ = differ or entry.text ~= text
+  end
+  for _, entry in ipairs(differ and group or {}) do
+    out[#out + 1] = ('- `%s`: %s'):format(entry.name, entry.text)
+  end
+  if not differ and seen[text] and text:find '\n' then
+    out[#out + 1] = ('See `%s`.'):format(seen[text])
+  elseif not differ and text ~= '' and (group[1].value or not seen[text]) then
+    out[#out + 1], seen[text] = text, group[1].name
+  end
+end
+
+-- A group as Markdown: the item of functions, values or aliases, or the body of a section. Lines
+-- that the page has for all entries are left out.
+local function group_text(group, is_item, seen)
+  local first, out = group[1], {}
+  local call = call_text(first, true)
+  if is_item and group[2] then
+    out[1] = names_in_lines('', group):sub(2) .. linked((': `%s`'):format(call))
+  elseif is_item or call ~= '' then
+    out[1] = linked(('`%s%s`'):format(first.name, call), first.name:match '^[^:]+')
+  end
+  add_texts(out, group, seen)
+  if is_item and #out == 2 and #first.name + #call + #out[2] < 96 and not out[2]:find '\n' then
+    out = { out[1] .. ': ' .. out[2] } -- in the form of a field
+  end
+  for _, line in ipairs(details(first)) do
+    local in_parent = first.value and line:find '^%- inherits ' -- which lists its children
+    if not in_parent and not seen[line] and line ~= '- called as `module(x: Tensor): Tensor`' then
+      out[#out + 1] = line
+    end
+  end
+  local text = table.concat(out, '\n')
+  return is_item and '- ' .. text:gsub('\n', '\n  '):gsub('\n  \n', '\n\n') or text
+end
+
+-- Items of functions, methods or values; those that others describe are listed by these.
+local function add_items(out, entries, seen)
+  local own, owners, described_by = {}, {}, {}
+  for _, entry in ipairs(entries) do
+    local owner = entry.original and entry.original.name:match '^(.*)[.:]'
+    if not owner then
+      own[#own + 1] = entry
+    elseif not described_by[owner] then
+      owners[#owners + 1], described_by[owner] = owner, { entry }
+    else
+      table.insert(described_by[owner], entry)
+    end
+  end
+  for _, group in ipairs(groups_of(own)) do
+    out[#out + 1] = group_text(group, true, seen)
+  end
+  for _, owner in ipairs(owners) do
+    out[#out + 1] = names_in_lines(('- As in `%s`:'):format(owner), described_by[owner])
+  end
+end
+
+local function children_of(class)
+  local out = {}
+  for _, entry in ipairs(all.list) do
+    local is_child = entry.kind == 'class' and entry.value
+      and public_parent(entry.class) == class.name
+    out[#out + 1] = is_child and entry or nil
+  end
+  return out
+end
+
+-- Lines about optional arguments that a page has at least four times; `seen` gets them.
+local function common_lines(entries, seen)
+  local counts, out = {}, {}
+  for _, entry in ipairs(entries) do
+    for _, line in ipairs(entry.original and {} or details(entry)) do
+      counts[line] = line:find '^%- `[%w_]+%?`: ' and (counts[line] or 0) + 1 or 0
+      if counts[line] == 4 then
+        out[#out + 1], seen[line] = line, true
+      end
+    end
+  end
+  return out
+end
+
+--- A page as Markdown: functions and values, then classes with their methods.
 ---@param page string
 ---@return string
 function reference.page(page)
+  local entries, seen, items, sections = index().pages[page], {}, {}, {}
   local out = {
     '# ' .. (page == 'ms' and page or 'ms.' .. page), '',
-    'Generated from the annotations in the sources by `./dev docs`.',
-    '`ms.help(name)` prints an entry.',
+    'Made from the annotations by `./dev docs`; `ms.help(name)` prints an entry.',
+    unpack(common_lines(entries, seen)),
   }
-  for _, entry in ipairs(reference.entries(page)) do
-    local text = reference.text(entry):gsub('^(`(.-)`\n?)', function(line, call)
-      return call == entry.name and '' or linked(line, entry.name:match '^[^:]+')
-    end)
-    if entry.name:find(':', 1, true) then
-      out[#out + 1] = '- ' .. text:gsub('\n', '\n  ')
-    else
-      out[#out + 1] = ('\n## %s\n%s'):format(entry.name, text:gsub('\n  ', '\n    ')) -- code
+  for _, entry in ipairs(entries) do
+    local list = is_section(entry) and sections or not entry.is_method and items or {}
+    list[#list + 1] = entry
+  end
+  out[3] = out[4] and out[3] .. ' Unless an entry gives another default:' or out[3]
+  out[#out + 1] = items[1] and '' or nil
+  add_items(out, items, seen)
+  for _, group in ipairs(groups_of(sections)) do
+    local text = group_text(group, false, seen)
+    out[#out + 1] = '\n## ' .. names_of(group)
+    out[#out + 1] = text ~= '' and text or nil
+    local children = children_of(group[1])
+    if children[1] then
+      out[#out + 1] = names_in_lines('- inherited by', children)
     end
+    add_items(out, group[1].methods or {}, seen)
   end
   return table.concat(out, '\n') .. '\n'
 end
@@ -520,19 +685,19 @@ end
 
 -- An entry with its methods, the options that it takes, and its source.
 local function entry_text(entry)
-  local parts = { reference.text(entry) }
-  entry = original_of(entry) or entry
-  parts[2] = reference.text(entry) ~= parts[1] and reference.text(entry) or nil
+  local parts = { text_of(entry) }
+  if entry.original then
+    entry = entry.original
+    parts[2] = text_of(entry)
+  end
   for _, name in ipairs(types_of(entry, {})) do
     local options = name:find 'Options$' and all.by_name[name]
     while options do
-      parts[#parts + 1] = reference.text(options)
+      parts[#parts + 1] = text_of(options)
       options = all.by_name[public_parent(options.class)]
     end
   end
-  if entry.methods and entry.methods[1] then
-    parts[#parts + 1] = list_of(entry.methods)
-  end
+  parts[#parts + 1] = entry.methods and entry.methods[1] and list_of(entry.methods) or nil
   local source = source_of(entry)
   parts[#parts + 1] = source and ('Source: `%s`'):format(source)
   return table.concat(parts, '\n\n')
@@ -551,31 +716,25 @@ local function overview()
   return table.concat(lines, '\n')
 end
 
-local function append(out, list)
-  for _, value in ipairs(list) do
-    out[#out + 1] = value
-  end
-end
-
 -- The names nearest to one that does not exist: those whose last part begins with its last part, or
 -- else is nearest to it, as a whole or in its last part.
 local function nearest(name)
-  local last = name:match '[^.]*$'
-  local lasts, names = util.sorted_keys(all.by_last), {}
+  local last, lasts, list, seen = name:match '[^.]*$', util.sorted_keys(all.by_last), {}, {}
+  local function add_names(names)
+    for _, found in ipairs(names or {}) do
+      if not seen[found] and #list < 4 then
+        seen[found], list[#list + 1] = true, ("'%s'"):format(found)
+      end
+    end
+  end
   for _, known in ipairs(lasts) do
     if #last > 2 and known:lower():find(last:lower(), 1, true) == 1 then
-      append(names, all.by_last[known])
+      add_names(all.by_last[known])
     end
   end
-  if not names[1] then
-    names[1] = errors.nearest(name, all.names)
-    append(names, all.by_last[errors.nearest(last, lasts)] or {})
-  end
-  local list, seen = {}, {}
-  for _, found in ipairs(names) do
-    if not seen[found] and #list < 4 then
-      seen[found], list[#list + 1] = true, ("'%s'"):format(found)
-    end
+  if not list[1] then
+    add_names { errors.nearest(name, all.names) }
+    add_names(all.by_last[errors.nearest(last, lasts)])
   end
   return list
 end

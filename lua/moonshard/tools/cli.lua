@@ -19,7 +19,7 @@ repl   a prompt for Lua, with ms loaded
 info   version, instruction set of the kernels, cores, folder of the library
 doctor what this machine has for training, and what is missing
 
-moonshard COMMAND --help says more.
+moonshard COMMAND --help gives details.
 ]]
 
 local RUN_USAGE = [[
@@ -112,7 +112,7 @@ local function launch(command, ranks, prefix)
   return code[0]
 end
 
---- The value of a flag that stands behind it as `--flag=value` or as the next word.
+--- The value of a flag, given as `--flag=value` or as the next word.
 local function ranks_of(flag, text)
   local ranks = tonumber(text)
   if not ranks or ranks % 1 ~= 0 or ranks < 1 or ranks > C.MS_MAX_RANKS then
@@ -166,7 +166,7 @@ local function quoted_interpreter(words)
   return "'" .. interpreter(words):gsub("'", "'\\''") .. "'"
 end
 
---- What every rank would fail by is said once.
+--- Fail once, before ranks start, where each of them would fail.
 local function check_script(path)
   local file, why = io.open(path)
   local _, unreadable = nil, why
@@ -221,7 +221,7 @@ local function run(words, all)
   return launch(command, ranks, o.prefix)
 end
 
--- A command without words but --help: writes its usage and tells whether that was asked for.
+-- Commands that take only --help: true if it was given and the usage was written.
 local function explained(command, usage, words)
   if is_help(words[1]) then
     io.stdout:write(usage)
@@ -305,7 +305,7 @@ end
 ---@param words string[]  without the program's name, which is [0]; [-1]: the interpreter
 ---@return integer exit_code
 function cli.main(words)
-  if words[1] == 'rank' then -- what `run` starts: a script is none of our frames
+  if words[1] == 'rank' then -- started by `run`: no frame of this file is below the script
     require('moonshard.tools.rank')({ [-1] = interpreter(words), unpack(words, 2) })
     return 0
   end

@@ -43,14 +43,6 @@ local function size(bytes)
   return (('%.1f %s'):format(bytes / unit[1], unit[2]):gsub('%.0 ', ' '))
 end
 
-local function exists(path)
-  local file = io.open(path)
-  if file then
-    file:close()
-  end
-  return file ~= nil
-end
-
 local function one_line(text)
   return (tostring(text):gsub('\n.*', ''))
 end
@@ -123,7 +115,9 @@ end
 local function plugin_path(name, folder)
   for _, where in ipairs { os.getenv 'MS_PLUGIN_DIR' or folder, folder } do
     local path = ('%s/libmoonshard_%s.so'):format(where, name)
-    if exists(path) then
+    local file = io.open(path)
+    if file then
+      file:close()
       return path
     end
   end
@@ -148,24 +142,15 @@ local function say_products(folder)
   end
 end
 
-local LIBRARIES = {
-  { 'cuBLASLt', { 'libcublasLt.so.13', 'libcublasLt.so.12', 'libcublasLt.so.11' }, 'cublaslt' },
-  { 'cuDNN', { 'libcudnn.so.9', 'libcudnn.so.8' }, 'cudnn' },
-  { 'NCCL', { 'libnccl.so.2' }, 'nccl' },
-}
-
--- Which of the libraries were found.
+-- Print the libraries for GPUs; returns which were found.
 local function say_libraries()
   local found = {}
-  for _, row in ipairs(LIBRARIES) do
-    local library, name = probe.library(row[2])
-    found[row[1]] = library ~= nil
-    if library then
-      local ok, version = pcall(probe.versions[row[3]], library)
-      say(row[1], '%s (%s)', ok and version or 'unknown version', name)
-    else
-      say(row[1], 'missing: %s', one_line(name))
-    end
+  for _, row in ipairs(probe.libraries) do
+    local library, name = probe.library(row.sonames)
+    local ok, version = pcall(row.version, library)
+    found[row.name] = library ~= nil
+    say(row.name, '%s', not library and 'missing: ' .. one_line(name)
+      or ('%s (%s)'):format(ok and version or 'unknown version', name))
   end
   return found
 end
@@ -193,8 +178,8 @@ local function say_driver()
     say('cards', 'unknown without a driver')
     return false
   end
-  local release = read('/proc/driver/nvidia/version'):match('Module%s+(%S+)')
-    or read('/proc/driver/nvidia/version'):match('x86_64%s+(%S+)')
+  local text = read '/proc/driver/nvidia/version'
+  local release = text:match 'Module%s+(%S+)' or text:match 'x86_64%s+(%S+)'
   say('driver', '%s, CUDA up to %s', release or 'unknown release', driver.cuda)
   if not driver.cards[1] then
     say('cards', 'missing: %s', driver.failed or 'the driver has none')
@@ -213,32 +198,29 @@ local function say_plugin(name, folder)
   return path ~= nil
 end
 
--- What is missing of a list of pairs, whether it is there and its name; nil if nothing is.
-local function missing(facts)
+-- 'no: needs ...' with the names of what was not found; nil if all was.
+local function missing(have, needs)
   local names = {}
-  for _, fact in ipairs(facts) do
-    if not fact[1] then
-      names[#names + 1] = fact[2]
-    end
+  for _, name in ipairs(needs) do
+    names[#names + 1] = not have[name] and name or nil
   end
   return names[1] and 'no: needs ' .. table.concat(names, ', ')
 end
 
--- What can be used, and what is missing for the rest. True if training on the CPU works.
+-- Print what can be used, and what is missing for the rest. True if training on the CPU works.
 local function say_uses(interpreter, have)
   local begin = machine.time()
   local works, text = trains(interpreter, 'cpu', 2)
   say('CPU training', '%s', works and ('yes: a step of 2 ranks by shared memory took %.2f s')
     :format(machine.time() - begin) or 'no: ' .. text)
-  local lacks = missing { { have.cuda_plugin, 'the CUDA plug-in' },
-    { have.cards, 'a driver with a card' }, { have.cuBLASLt, 'cuBLASLt' } }
+  local lacks = missing(have, { 'the CUDA plug-in', 'a driver with a card', 'cuBLASLt' })
   if not lacks then
     local on_card, how = trains(interpreter, 'cuda', 1)
     lacks = (on_card and 'yes: ' or 'no: ') .. how
   end
   say('CUDA training', '%s', lacks)
-  say('NCCL transport', '%s', missing { { have.nccl_plugin, 'the NCCL plug-in' },
-    { have.cards, 'a driver with a card' }, { have.NCCL, 'NCCL' } } or 'yes')
+  say('NCCL transport', '%s',
+    missing(have, { 'the NCCL plug-in', 'a driver with a card', 'NCCL' }) or 'yes')
   say('several hosts', 'no: not supported yet')
   return works
 end
@@ -258,7 +240,8 @@ function doctor.main(cores, folder, interpreter)
   local cuda_plugin, nccl_plugin = say_plugin('CUDA', folder), say_plugin('NCCL', folder)
   local cards = say_driver()
   local have = say_libraries()
-  have.cuda_plugin, have.nccl_plugin, have.cards = cuda_plugin, nccl_plugin, cards
+  have['the CUDA plug-in'], have['the NCCL plug-in'] = cuda_plugin, nccl_plugin
+  have['a driver with a card'] = cards
   return say_uses(interpreter, have)
 end
 

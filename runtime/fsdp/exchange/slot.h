@@ -27,8 +27,8 @@
  * devices' communicator moves them in program order, when a use is committed. `filled` and
  * `released` are promises of the hosts alone; no stream awaits them.
  *
- * The model slots.pml checks that there is no deadlock, no slot changes under a reader, and nobody
- * reads an unfilled slot. */
+ * The model tests/model/slots.pml checks that there is no deadlock, no slot changes under a reader,
+ * and nobody reads an unfilled slot. */
 #ifndef MSI_FSDP_SLOT_H
 #define MSI_FSDP_SLOT_H
 

@@ -14,8 +14,8 @@
 
 #include "device.h"
 
-/* Each is needed: tests/fsdp/test_device_orders.c and streams.pml omit one at a time (except the
- * last; the test says why). */
+/* Each is needed: tests/fsdp/test_device_orders.c and tests/model/streams.pml omit one at a time
+ * (except the last; the test says why). */
 typedef enum msi_stream_dep {
     MSI_DEP_ALL,
     MSI_DEP_STEPPED,  /* master written -> cast */

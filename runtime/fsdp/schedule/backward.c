@@ -272,7 +272,7 @@ static void set_given_up(ms_fsdp_tree *tree, const char *cause)
     }
 }
 
-/* Set or clear (NULL) that a forward failed with `cause` and dropped its gradients. */
+/* End passes and pending tasks, drop gradients that are not final, and reshard all units. */
 static void reset(ms_fsdp_tree *tree, const char *what)
 {
     const bool gives_up = !tree->run.settled && expects_gradients(tree);

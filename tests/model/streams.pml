@@ -1,4 +1,4 @@
-/* SPIN model of the streams under the slot protocol (order.h, [Note: promises]).
+/* SPIN model of the streams under the slot protocol (runtime/fsdp/exchange/order.h, [Note: promises]).
  *
  *   ./dev model      or: spin -a streams.pml && gcc -O2 -w -o pan pan.c && ./pan -m100000
  *

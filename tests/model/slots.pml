@@ -1,4 +1,4 @@
-/* SPIN models of the slot protocol (slot.h, [Note: slot protocol]).
+/* SPIN models of the slot protocol (runtime/fsdp/exchange/slot.h, [Note: slot protocol]).
  *
  *   ./dev model      or: spin -DGRADIENTS -a slots.pml && gcc -O2 -o pan pan.c && ./pan -m100000
  *
