@@ -1,8 +1,8 @@
 --- luajit generate.lua moonshard.i OUTDIR HEADER...
 ---
 --- Reads the preprocessed public header (`cc -E -P -DMS_FFI_CDEF moonshard.h`) and the options that
---- some headers declare in comments, and writes what Lua and C both need, so that nothing about the
---- ABI is written twice:
+--- some headers declare in comments. Writes everything that Lua and C derive from them, so that the
+--- ABI is declared once:
 ---   OUTDIR/moonshard/cdef.lua   the declarations for ffi.cdef, and their hash
 ---   OUTDIR/moonshard/calls.lua  one Lua caller per function that takes tensors, or a handle
 ---                               and numbers
@@ -10,7 +10,7 @@
 ---   OUTDIR/abi_hash.c           ms_abi_hash(), and sizes and offsets of every public struct
 ---   OUTDIR/abi_hash.h           the same hash for code compiled against the headers
 ---   OUTDIR/moonshard/options.lua, OUTDIR/options.c  the options of the given headers
---- A header that leaves the dialect is an error naming the line.
+--- A header that uses anything outside the dialect is an error that gives the line.
 
 local here = arg[0]:match('^(.*)/') or '.'
 package.path = here .. '/?.lua;' .. package.path

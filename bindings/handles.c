@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TYPE_CDATA = 10 }; /* LuaJIT's type of FFI objects; lua.h has no name for it */
+enum { TYPE_CDATA = 10 }; /* LuaJIT's type tag of FFI objects, which lua.h does not define */
 
 ms_status handle_of(const ms_ref *ref, const char *function, ms_tensor **t)
 {
@@ -38,6 +38,6 @@ ms_status handle_arg(lua_State *L, int arg, const char *function, ms_tensor **t)
                  luaL_typename(L, arg));
         return ms_error_set(MS_TYPE_ERROR, text);
     }
-    /* LuaJIT gives the payload of a cdata */
+    /* LuaJIT returns the payload of a cdata */
     return handle_of(lua_topointer(L, arg), function, t);
 }

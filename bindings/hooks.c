@@ -1,11 +1,11 @@
 /* Lua functions as hooks of the runtime.
  *
- * A hook record holds a registry reference and its host, the record of a Lua state. Hooks run in
- * host_enter(), with the state that called it, so that errors and stacks are the caller's. What a
- * hook raised stays on that state's stack until C has unwound and is then raised again. Hooks may
- * be dropped at any moment, also by a finalizer in the middle of an FFI call, where no Lua function
- * may be called; so their references are only queued then, and given back at the next entry, at the
- * end of a backward, or by a collection. */
+ * A hook contains a registry reference and its host, the record of a Lua state. Hooks run in
+ * host_enter(), on the state that called it, so errors and stacks are the caller's. A hook's error
+ * stays on that state's stack until C has unwound, and is then raised again. Hooks may be dropped
+ * at any moment, also by a finalizer during an FFI call, where no Lua function may be called. So
+ * their references are only queued then, and released at the next entry, at the end of a backward,
+ * or by a collection. */
 #include "lua_module.h"
 
 #include <stdlib.h>
@@ -28,8 +28,8 @@ struct lua_host {
 typedef struct session {
     lua_State *L;
     lua_host *host;
-    int error;              /* stack index of what a hook raised, or 0 */
-    ms_tensor *replacement; /* what the running hook gave, owned */
+    int error;              /* stack index of a hook's error, or 0 */
+    ms_tensor *replacement; /* set by the running hook, owned */
     struct session *outer;
 } session;
 
@@ -63,7 +63,7 @@ static void free_hook(hook *h)
     host_release(host);
 }
 
-/* What dropped hooks called is the collector's again. */
+/* Release the references of dropped hooks, so that Lua can collect their functions. */
 static void give_back(lua_State *L, lua_host *host)
 {
     for (hook *h; (h = take_dropped(host)) != NULL;) {
@@ -72,7 +72,7 @@ static void give_back(lua_State *L, lua_host *host)
     }
 }
 
-/* In a Lua state's registry; the host is made when it is first asked for. */
+/* Stored in a Lua state's registry. The host is made at its first use. */
 typedef struct host_box {
     lua_host *host;
     bool closing;
@@ -161,7 +161,7 @@ ms_status host_enter(lua_State *L, ms_status (*fn)(void *arg), void *arg)
 
 /* -- hooks ------------------------------------------------------------------------------------- */
 
-/* Text of an error object for those who only get text (other ranks). Calls no metamethod. */
+/* Text of an error object for receivers of text (other ranks). Calls no metamethod. */
 static const char *text_of_error(lua_State *L)
 {
     if (lua_type(L, -1) == LUA_TTABLE) {
@@ -169,7 +169,7 @@ static const char *text_of_error(lua_State *L)
         lua_rawget(L, -2);
         const char *text = lua_tostring(L, -1);
 
-        lua_pop(L, 1); /* the table still holds it */
+        lua_pop(L, 1); /* the table keeps it alive */
         return text != NULL ? text : "a Lua hook raised a table";
     }
     return lua_isstring(L, -1) ? lua_tostring(L, -1) : "a Lua hook raised an error";
@@ -177,8 +177,8 @@ static const char *text_of_error(lua_State *L)
 
 typedef struct visit {
     const hook *h;
-    ms_ref *refs; /* what the function gets */
-    bool told;    /* the text of what it raised */
+    ms_ref *refs; /* arguments of the function */
+    bool told;    /* the error text was set */
 } visit;
 
 static int run_hook(lua_State *L)
@@ -195,8 +195,8 @@ static int run_hook(lua_State *L)
     return lua_error(L);
 }
 
-/* Whatever Lua's API does may raise: it allocates, and a collection runs the script's finalizers.
- * So nothing but the protected call stands in a frame that the runtime's C has called. */
+/* Any call of Lua's API may raise: it allocates, and a collection runs the script's finalizers. So
+ * a frame called by the runtime's C contains only the protected call. */
 static ms_status call_with(const hook *h, ms_ref *refs)
 {
     session *s = current;
@@ -220,12 +220,12 @@ static ms_status call_with(const hook *h, ms_ref *refs)
     if (s->error == 0) {
         s->error = base + 1;
     } else {
-        lua_settop(s->L, base); /* the first error is the one to tell */
+        lua_settop(s->L, base); /* the first error is reported */
     }
     return MS_HOOK_ERROR;
 }
 
-/* `gives`: the function gets an owner of the tensor, else a loan. */
+/* `gives`: the function owns the tensor, else it borrows it. */
 static ms_status call(const hook *h, ms_tensor *t, bool gives)
 {
     ms_ref ref;
@@ -267,7 +267,7 @@ static void on_drop(void *user)
     h->host->dropped = h;
 }
 
-/* The function at index `arg` as a hook record. */
+/* A hook record of the function at index `arg`. */
 static ms_status new_hook(hook **out, lua_State *L, int arg)
 {
     lua_host *host;

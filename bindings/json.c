@@ -1,6 +1,6 @@
-/* JSON for Lua, by Jansson: tables to text and back. Called only by
- * lua/moonshard/base/json.lua. Argument 2 is the Lua value of null, argument 3 the metatable of
- * arrays. On an error: nil, the error's kind, its message. */
+/* JSON for Lua, by Jansson: tables to text and back. Called only by lua/moonshard/base/json.lua.
+ * Argument 2 is the Lua value of null, argument 3 the metatable of arrays. On an error: nil, the
+ * error's kind, its message. */
 #include "lua_module.h"
 
 #include <errno.h>
@@ -16,7 +16,7 @@ enum { FLAGS = JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECI
 typedef struct mistake {
     const char *kind;
     char text[160];
-    char where[128]; /* in the value, "['config']['sizes'][2]" */
+    char where[128]; /* path in the value, "['config']['sizes'][2]" */
 } mistake;
 
 static json_t *wrong(mistake *m, const char *kind, const char *format, const char *what)
@@ -30,7 +30,7 @@ static json_t *write_value(lua_State *L, int depth, mistake *m);
 
 enum { KEY_ROOM = 48 };
 
-/* A key for a message, cut to fit. The key itself stays as it is, which lua_next() needs. */
+/* A key for a message, truncated to fit. The key on the stack is unchanged: lua_next() needs it. */
 static const char *key_text(lua_State *L, int index, char text[KEY_ROOM])
 {
     size_t n, used = 1;
@@ -69,7 +69,7 @@ static json_t *wrong_key(lua_State *L, int index, mistake *m)
                  key_text(L, index, text));
 }
 
-/* The mistake is in the value on top, that of the key below it. */
+/* The error is in the value on top, whose key is below it. */
 static void note_key(lua_State *L, mistake *m)
 {
     char text[KEY_ROOM], inside[64];
@@ -78,7 +78,7 @@ static void note_key(lua_State *L, mistake *m)
     snprintf(m->where, sizeof(m->where), "[%s]%s", key_text(L, -2, text), inside);
 }
 
-/* Is the table on top meant as an array? Then its keys must be 1 to n. */
+/* Is the table on top an array? Then its keys must be 1 to n. */
 static bool is_array(lua_State *L)
 {
     lua_rawgeti(L, -1, 1);
@@ -94,8 +94,8 @@ static bool is_array(lua_State *L)
     return marked;
 }
 
-/* `*n`: how many keys the table on top has. @return whether they are 1 to n: keys differ, so it is
- * enough that each is a whole number in that range */
+/* `*n`: the number of keys of the table on top. @return whether they are 1 to n: keys are distinct,
+ * so each being an integer in that range is sufficient */
 static bool check_array(lua_State *L, int *n, mistake *m)
 {
     *n = 0;
@@ -140,7 +140,7 @@ static json_t *write_array(lua_State *L, int depth, mistake *m)
     return out;
 }
 
-/* May the key below the top be one of an object? Jansson reads no key with a NUL byte. */
+/* Is the key below the top valid in an object? Jansson does not accept keys with NUL bytes. */
 static bool check_key(lua_State *L, mistake *m)
 {
     char text[KEY_ROOM];
@@ -179,7 +179,7 @@ static json_t *write_object(lua_State *L, int depth, mistake *m)
     return out;
 }
 
-/* The value on top. */
+/* Encode the value on top. */
 static json_t *write_value(lua_State *L, int depth, mistake *m)
 {
     double number;
@@ -284,7 +284,7 @@ static void read_value(lua_State *L, const json_t *value)
     }
 }
 
-/* Argument 1 is the tree. A function of its own, as Lua may run out of memory in it. */
+/* Argument 1 is the tree. A function of its own, because Lua may run out of memory in it. */
 static int read_root(lua_State *L)
 {
     read_value(L, lua_touserdata(L, VALUE));

@@ -1,4 +1,4 @@
-/* What the files of moonshard_lua.so share. */
+/* Declarations shared by the files of moonshard_lua.so. */
 #ifndef MOONSHARD_LUA_MODULE_H
 #define MOONSHARD_LUA_MODULE_H
 
@@ -7,26 +7,25 @@
 #include <lauxlib.h>
 #include <lua.h>
 
-/* Make room for the record through which hooks know this Lua state, tied to the state's life. */
+/* Make the record of this Lua state for its hooks; it has the state's lifetime. */
 void host_open(lua_State *L);
 
-/* Run `fn(arg)` with `L` as the state that hooks of this thread call into. When a hook raised, the
- * same error object is raised again once `fn` has returned. */
+/* Run `fn(arg)` with `L` as the state for hooks of this thread. If a hook raised an error, the same
+ * error object is raised again once `fn` has returned. */
 ms_status host_enter(lua_State *L, ms_status (*fn)(void *arg), void *arg);
 
 /* hook(ref, fn) -> status, id: `fn(address of a ms_ref)` sees each gradient of the tensor. */
 int lua_hook(lua_State *L);
-/* accumulate_hook(ref, fn) -> status, id: `fn(address of a ms_ref)` gets the leaf, with an owner.
- */
+/* accumulate_hook(ref, fn) -> status, id: `fn(address of a ms_ref)` gets the leaf and owns it. */
 int lua_accumulate_hook(lua_State *L);
-/* collect_hooks(): the functions of hooks that went are the collector's from now on. */
+/* collect_hooks(): let Lua collect the functions of dropped hooks. */
 int lua_collect_hooks(lua_State *L);
-/* replace(ref): inside a hook, make this tensor the gradient. */
+/* replace(ref): called by a hook, replaces the gradient by this tensor. */
 int lua_replace_gradient(lua_State *L);
 
 /* custom(refs, n_out, n_in, fn) -> status. `refs` is an array of results, inputs (NULL: none) and
  * room for the outputs, which the caller owns. `fn(address of refs)` gets the gradients of the
- * outputs (NULL: none) and room for those of the inputs, which stay its own. */
+ * outputs (NULL: none) and room for those of the inputs, which it owns. */
 int lua_custom(lua_State *L);
 /* checkpoint(refs, n_out, since, fn) -> status. `refs` is an array of results and room for the
  * outputs. `fn(address of refs)` gets the gradients of the outputs. */
@@ -41,10 +40,10 @@ int lua_extend(lua_State *L);
 int lua_json_encode(lua_State *L);
 int lua_json_decode(lua_State *L);
 
-/* The handle behind a ref. @return MS_RUNTIME_ERROR, with a message, for a stale one */
+/* The handle behind a ref. @return MS_RUNTIME_ERROR, with a message, if the ref is stale */
 ms_status handle_of(const ms_ref *ref, const char *function, ms_tensor **t);
-/* The handle behind the ref that argument `arg` holds (a cdata), NULL for nil.
- * @return MS_TYPE_ERROR or, for a stale ref, MS_RUNTIME_ERROR, with a message */
+/* The handle behind the ref (a cdata) at argument `arg`, NULL for nil. @return MS_TYPE_ERROR or, if
+ * the ref is stale, MS_RUNTIME_ERROR, with a message */
 ms_status handle_arg(lua_State *L, int arg, const char *function, ms_tensor **t);
 
 #endif

@@ -1,5 +1,5 @@
-/* moonshard_lua.so: the functions that cannot go through the FFI because they may reach Lua again.
- * Lua calls them from bindings/moonshard_ffi; operands are cdata refs, results are statuses. */
+/* moonshard_lua.so: functions that may call back into Lua and so cannot go through the FFI.
+ * bindings/moonshard_ffi calls them. Operands are cdata refs, results are statuses. */
 #include "abi_hash.h"
 #include "lua_module.h"
 
@@ -17,7 +17,7 @@ static ms_status run_backward(void *arg)
     return ms_backward_with(b->root, b->grad, b->flags);
 }
 
-/* backward(root, grad or nil, flags) -> status. What a hook raised is raised again. */
+/* backward(root, grad or nil, flags) -> status. An error of a hook is raised again. */
 static int lua_backward(lua_State *L)
 {
     struct backward b;
@@ -48,8 +48,8 @@ static ms_status run_grad(void *arg)
                    g->flags);
 }
 
-/* grad(refs, n_outputs, n_inputs, flags) -> status. `refs` is an array of outputs, gradients given
- * for them (NULL: none), inputs, and room for the results, which the caller owns. */
+/* grad(refs, n_outputs, n_inputs, flags) -> status. `refs` is an array of outputs, their gradients
+ * (NULL: none), inputs, and room for the results, which the caller owns. */
 static int lua_grad(lua_State *L)
 {
     ms_ref *refs = (ms_ref *)lua_topointer(L, 1);
@@ -58,7 +58,7 @@ static int lua_grad(lua_State *L)
                      .flags = (int32_t)lua_tointeger(L, 4)};
     const int32_t n_given = 2 * g.n_outputs + g.n_inputs;
 
-    /* the collector's, as what a hook raises passes this frame */
+    /* allocated by Lua, because a hook's error unwinds this frame */
     g.tensors = lua_newuserdata(L, sizeof(*g.tensors) * (size_t)(n_given + g.n_inputs));
     memset(g.tensors, 0, sizeof(*g.tensors) * (size_t)(n_given + g.n_inputs));
     ms_status status = MS_OK;

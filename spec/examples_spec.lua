@@ -302,7 +302,7 @@ describe('an example', function()
     for flags, message in pairs { -- order does not matter
       ['--ranks=8 --rank=8'] = 'ValueError: rank 8 of a fake group, expected 0 to 7',
       ['--micro-batches=9999999999999'] = 'ValueError: a plan for 9999999999999 micro-batches',
-      ['--width=7'] = 'ValueError: width 7 is no multiple of 64 heads',
+      ['--width=7'] = 'ValueError: width 7 is not a multiple of 64 heads',
     } do
       local code, text = run('plan', flags)
       assert.equal(1, code)

@@ -71,7 +71,7 @@ describe('the reference', function()
         '`ops.narrow(x: Tensor, dim: integer, start: integer, length: integer): Tensor`',
       },
       ['Tensor:cumsum'] = { '`Tensor:cumsum(dim: integer): Tensor` as `ops.cumsum(x, dim)`',
-        'Running sums along a dimension' },
+        'Cumulative sums along a dimension' },
       ['checkpoint.Manager:save'] = { 'save(opts: ', '- `step` (integer)', '- `optimizer?`' },
       ['fsdp.Options'] = { 'default: all ranks; a mesh of one dimension is its group' },
       ['optim.lr_scheduler'] = { '\noptim.lr_scheduler.StepLR(optimizer, opts)' },

@@ -124,7 +124,7 @@ describe('four ranks, two a model', function()
     assert.same({ [0] = 'rank=0 of 2) 0', 'rank=0 of 2) 0', 'rank=1 of 2) 4', 'rank=1 of 2) 8' },
       dealt)
     assert.same({ [0] = 'world_size is 4, but the group has 2 ranks; leave it out, or give 1 for '
-      .. 'a loader that deals all samples to this rank' },
+      .. 'a loader that gives all samples to this rank' },
       { [0] = reports(function() return { batch = 1, world_size = 4 } end)[0] })
     assert.same({ [0] = 'rank=0 of 1) 0', 'rank=0 of 1) 0', 'rank=0 of 1) 0', 'rank=0 of 1) 0' },
       reports(function() return { batch = 1, world_size = 1, shuffle = false } end))

@@ -1,4 +1,4 @@
---- The ABI's fingerprint, and what the C compiler makes of each public struct.
+--- The hash of the ABI, and the layout of each public struct as the C compiler sees it.
 
 local bit = require 'bit'
 local ffi = require 'ffi'

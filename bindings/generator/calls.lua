@@ -1,16 +1,16 @@
---- The Lua callers of the shims, and of functions of a handle and numbers: check operands, make the
---- ref that is returned, call, raise what failed, and give the ref to the collector when no scope
---- owns it.
+--- Lua callers of the shims, and of functions with a handle and numbers. A caller checks the
+--- operands, makes the ref to return, calls, raises an error on failure, and lets the collector own
+--- the ref if no scope does.
 ---
---- They are generated because they are the hot path and all alike; each is one FFI call.
+--- They are generated because they are on the hot path and all alike. Each makes one FFI call.
 
 local is_retried = require 'generator.retried'
 
 local calls = {}
 
---- These return one more owner of an existing handle, which no scope will release.
+--- Functions that add an owner to an existing handle, which no scope will release.
 local GIVE_OWNER = { ms_optim_param = true, ms_tensor_parameter = true }
---- Names C allows for a parameter and Lua does not, and those the callers use themselves.
+--- Parameter names that are reserved in Lua or used by the callers themselves.
 local TAKEN = {
   ['in'] = true, ['local'] = true, ['end'] = true, ['function'] = true, C = true, Ref = true,
   M = true, state = true, own = true, failed = true, again = true, no_tensor = true, type = true,
@@ -18,14 +18,14 @@ local TAKEN = {
   bad_handle = true,
 }
 
--- Ranges of Lua numbers by C type.
+-- Ranges of integers that Lua may pass, by C type.
 local RANGES = {
   int32_t = { '-0x80000000', '0x7fffffff' },
   uint32_t = { '0', '0xffffffff' },
   int64_t = { '-0x20000000000000', '0x20000000000000' },
 }
 
--- Names of methods that differ from C's names, for messages.
+-- Method names that differ from the C names, for messages.
 local METHODS = {
   tensor_add_scaled = 'add_', tensor_copy = 'copy_', tensor_fill = 'fill_',
   tensor_set_requires_grad = 'requires_grad_',
@@ -42,8 +42,8 @@ local Ref = ffi.typeof 'ms_ref'
 local M = {}
 ]]
 
--- The condition under which C cannot take a plain argument, and the call that raises then; nil for
--- pointers that only the bindings pass.
+-- The condition under which C cannot accept a plain argument, and the call that raises then; nil
+-- for pointers that only the bindings pass.
 local function plain_check(p, label, opaque)
   local bare = p.type:gsub('const', ''):gsub('%s+', '')
   local range = RANGES[bare]
@@ -69,7 +69,7 @@ local function plain_check(p, label, opaque)
 end
 
 ---@param list ms.gen.Shim[]
----@param opaque table<string, boolean>  structs of which scripts see handles only
+---@param opaque table<string, boolean>  structs that scripts use only through handles
 ---@return string
 function calls.source(list, opaque)
   local out = { HEAD }

@@ -1,17 +1,17 @@
---- Reads the options that a header declares (moonshard/fsdp.h says how), and writes the tables that
---- C and Lua read them from.
+--- Parses the options that a header declares (see moonshard/fsdp.h) and writes tables for C and
+--- Lua.
 
 local options = {}
 
 ---@class ms.gen.Option
 ---@field field string     of the C struct
 ---@field kind 'handle'|'flag'|'choice'|'floating'|'count'
----@field text string      what it does
+---@field text string  description
 ---@field values string[][]  of a choice or flag: name, C expression
 ---@field default string   a C expression
 ---@field lua_default? string  a Lua expression
----@field group? string    option of scripts that it is a field of
----@field name? string     as scripts write it; nil: scripts do not have it
+---@field group? string  the script's option of which it is a field
+---@field name? string  the script's name; nil: not available to scripts
 ---@field compared boolean
 
 local KINDS = { bool = 'flag', int32_t = 'count' }
@@ -65,7 +65,7 @@ local function option_of(struct, comment, type_name, field)
   return option
 end
 
---- The structs of a header whose name ends with _options: their options in order, and `struct`.
+--- The option structs of a header (named *_options): their options in order, and `struct`.
 ---@param header string  with comments
 ---@return { struct: string, [integer]: ms.gen.Option }[]
 function options.parse(header)
@@ -105,7 +105,7 @@ void STRUCT_init(STRUCT *o, uint32_t struct_size)
 }
 ]]
 
--- The names of a choice by number, each number's first one, as a C array.
+-- The first name of each number of a choice, as a C array.
 local function c_names(option)
   local rows, seen = {}, {}
   for _, value in ipairs(option.values) do
@@ -118,7 +118,7 @@ local function c_names(option)
     or 'NULL, 0'
 end
 
---- The definitions of the table msi_<struct> and of ms_<struct>_init(), for each struct.
+--- C source: the table msi_<struct> and the function ms_<struct>_init() of each struct.
 ---@return string
 function options.source(lists)
   local out = { '/* Generated from the options of the public headers. */\n'
@@ -164,8 +164,8 @@ local function lua_row(option)
   return ('    { %s },\n'):format(table.concat(parts, ', '))
 end
 
---- A Lua module that returns the options of each struct, with their annotations: those of a group
---- `mixed_precision` are fields of ms.fsdp.MixedPrecision.
+--- Source of a Lua module that returns the options of each struct, with annotations. Options of the
+--- group `mixed_precision` are fields of ms.fsdp.MixedPrecision.
 ---@return string
 function options.module(lists)
   local rows, classes, texts = {}, {}, {}

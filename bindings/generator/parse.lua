@@ -1,14 +1,14 @@
---- Reads the dialect of the public headers into declarations, and refuses everything else.
+--- Parses the dialect of the public headers into declarations and rejects everything else.
 ---
---- The dialect (see moonshard/base.h): fixed-width integers, float, double, bool, size_t, char and
---- void behind pointers, opaque and plain structs, anonymous enums, functions. What LuaJIT or a
---- binding of another language would get wrong is an error: struct by value, varargs, bitfields,
---- `long`, function pointers, inline code.
+--- The dialect (see moonshard/base.h): fixed-width integers, float, double, bool, size_t, char,
+--- void behind pointers, opaque and plain structs, anonymous enums, functions. An error for
+--- anything that LuaJIT or another language's binding would handle wrongly: structs by value,
+--- varargs, bitfields, `long`, function pointers, inline code.
 
 ---@class ms.gen.Param
 ---@field type string  e.g. 'const ms_tensor *'
 ---@field name string
----@field nullable boolean  MS_NULLABLE stands in front of it
+---@field nullable boolean  declared with MS_NULLABLE
 
 ---@class ms.gen.Function
 ---@field name string
@@ -21,11 +21,11 @@
 ---@field array? string  '[8]'
 
 ---@class ms.gen.Api
----@field text string  the declarations, one per paragraph; MS_NULLABLE as a comment, which can be
----                    parsed again
+---@field text string  the declarations, one per paragraph, with MS_NULLABLE as a comment; can be
+---  parsed again
 ---@field functions ms.gen.Function[]
 ---@field structs { name: string, fields: ms.gen.Field[] }[]
----@field opaque table<string, boolean>  structs declared without their fields
+---@field opaque table<string, boolean>  structs declared without fields
 
 local SCALARS = { float = true, double = true, bool = true, size_t = true }
 for _, width in ipairs { 8, 16, 32, 64 } do
@@ -57,7 +57,7 @@ local function trim(s)
   return (s:gsub('^%s+', ''):gsub('%s+$', ''))
 end
 
---- Cut the text at semicolons outside braces.
+--- Split the text at semicolons outside braces.
 local function declarations(text)
   local out, depth, start = {}, 0, 1
   for at, c in text:gmatch('()([{};])') do

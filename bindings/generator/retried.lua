@@ -1,5 +1,5 @@
---- Functions that are called again after a collection when memory was out: those that make a tensor
---- and have no other effect, which are operators without a group of ranks, and a few others.
+--- Functions that are called again after a garbage collection if memory was exhausted. They make a
+--- tensor and have no other effect: operators without a process group, and a few others.
 
 local MAKERS = {
   ms_data_map = true,

@@ -1,19 +1,19 @@
---- The C functions scripts call instead of those that take handles.
+--- C functions that scripts call instead of those that take handles.
 ---
---- A script holds refs {handle, generation}. A shim compares the generation before it follows the
---- handle, and fills a ref for what comes back:
+--- A script holds refs {handle, generation}. A shim compares the generation before it uses the
+--- handle, and fills a ref for each result:
 ---   ms_tensor **out                                -> ms_ref *out
 ---   ms_tensor *x                                   -> const ms_ref *x
 ---   ms_tensor *const *xs, int32_t n_xs             -> const ms_ref *xs, int32_t n_xs
 
 local shims = {}
 
---- Ownership for C hosts; refs have ms_ref_release() and never retain.
+--- Ownership for C hosts. Refs have ms_ref_release() and never retain.
 local NOT_FOR_SCRIPTS = { ms_tensor_free = true, ms_tensor_retain = true }
 
 ---@class ms.gen.Shim: ms.gen.Function
----@field original string  the function that it calls
----@field gives boolean    it has an `out`
+---@field original string  the function that the shim calls
+---@field gives boolean  it has an `out` parameter
 
 local function role_of(type)
   local bare = type:gsub('%s+', '')
@@ -30,7 +30,7 @@ local function role_of(type)
   return 'plain'
 end
 
--- The struct behind 'const ms_comm *'.
+-- The struct behind a type such as 'const ms_comm *'.
 local function handle_of(type)
   return type:gsub('^const ', ''):match('^([%w_]+) %*$')
 end

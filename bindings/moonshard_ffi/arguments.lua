@@ -1,6 +1,5 @@
---- Checks of arguments of public functions. Each returns the value, or raises a TypeError
---- (ValueError if the type is right) that names function, argument, what was found and what was
---- expected.
+--- Argument checks of public functions. Each returns the value, or raises a TypeError (ValueError
+--- if the type is right) with function, argument, found and expected value.
 
 local ffi = require 'ffi'
 local errors = require 'moonshard_ffi.errors'
@@ -9,9 +8,9 @@ local C = require('moonshard_ffi.library').C
 local arguments = {}
 
 local Ref, Group = ffi.typeof 'ms_ref', ffi.typeof 'ms_comm *'
-local LARGEST = 2 ^ 53 -- beyond it neighbouring integers are one number
+local LARGEST = 2 ^ 53 -- larger doubles do not represent every integer
 
---- What a value is, for messages: "a tensor", "a nn.Linear", "the class nn.Linear", "nil".
+--- A value's description for messages: "a tensor", "a nn.Linear", "the class nn.Linear", "nil".
 ---@param value any
 ---@return string
 function arguments.noun(value)
@@ -41,7 +40,7 @@ end
 
 local refuse = arguments.refuse
 
---- A value of a Lua type; nil becomes `default` unless that is nil too.
+--- Check a value's Lua type. nil becomes `default`, unless that is nil too.
 local function of_type(kind, expected)
   return function(what, name, value, default)
     if value == nil and default ~= nil then
@@ -60,12 +59,12 @@ arguments.flag = of_type('boolean', 'true or false')
 ---@type fun(what: string, name: string, value: any, default?: table): table
 arguments.list = of_type('table', 'a list')
 
---- Any value: for options that the function checks itself.
+--- Accept any value: for options that the function checks itself.
 function arguments.any(_, _, value)
   return value
 end
 
---- A list without fields: entries by name, under 0 or behind a gap would be ignored.
+--- Check a list: entries with names, at index 0 or after a gap would be ignored.
 ---@param what string  the function
 ---@param name string  the argument
 ---@param value any
@@ -92,7 +91,7 @@ end
 
 local text = of_type('string', 'a string')
 
---- A string. C would read it up to its first zero byte, so it may hold none.
+--- Check a string. It must not contain zero bytes, because C would stop at the first one.
 ---@param default? string
 ---@return string
 function arguments.text(what, name, value, default)
@@ -103,7 +102,7 @@ function arguments.text(what, name, value, default)
   return value
 end
 
---- A function, or an object that can be called.
+--- Check a function or a callable object.
 ---@return fun(...): ...
 function arguments.fn(what, name, value)
   local meta = type(value) == 'table' and getmetatable(value)
@@ -126,18 +125,17 @@ function arguments.is_group(value)
   return ffi.istype(Group, value) and value ~= nil
 end
 
--- Serial numbers of groups that scripts have freed, by handle: another group may have the address
--- since.
+-- Serial numbers of freed groups by handle: a new group may have the same address.
 local freed = setmetatable({}, { __mode = 'k' })
 
---- Free a group when it has no more owners.
+--- Destroy a group when its last owner releases it.
 ---@param group ms.dist.Group
 function arguments.free_group(group)
   freed[group] = freed[group] or C.ms_comm_serial(group)
   C.ms_comm_free(group)
 end
 
---- Was a group ended, by close() or destroy_process_group()?
+--- Was the group destroyed by close() or destroy_process_group()?
 ---@param group ms.dist.Group
 ---@return boolean
 function arguments.is_gone(group)
@@ -159,7 +157,7 @@ function arguments.group(what, name, value)
   return value
 end
 
---- A whole number of at least `lowest` (default: any).
+--- Check an integer of at least `lowest` (default: no limit).
 ---@param lowest? integer
 ---@return integer
 function arguments.whole(what, name, value, default, lowest)
@@ -176,7 +174,7 @@ function arguments.whole(what, name, value, default, lowest)
   return value
 end
 
---- A whole number of 0 or more that an int32_t has room for.
+--- Check an integer from 0 to the largest int32_t.
 ---@return integer
 function arguments.count(what, name, value)
   if arguments.whole(what, name, value, nil, 0) > 0x7fffffff then
@@ -195,7 +193,7 @@ function arguments.bad_handle(what, name, value, struct)
   refuse(what, name, value, struct == 'ms_comm' and 'a group of ranks' or 'a ' .. struct)
 end
 
---- Raise the error for a scalar that C cannot take.
+--- Raise the error for a scalar that C cannot accept.
 function arguments.bad_scalar(what, name, value, type_name)
   if type_name == 'double' or type_name == 'float' then
     refuse(what, name, value, 'a number')

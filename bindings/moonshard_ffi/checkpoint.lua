@@ -6,7 +6,7 @@ local C, calls = B.C, B.calls
 
 local checkpoint = {}
 
---- Begin writing; `add` everything, then `commit` or `discard`.
+--- Begin writing. Call `add` for all tensors, then `commit` or `discard`.
 function checkpoint.begin(comm, root, name)
   local out = B.new('ms_checkpoint_writer *[1]')
   B.check(C.ms_checkpoint_begin(out, comm, root, name))
@@ -19,7 +19,7 @@ function checkpoint.add(writer, key, extent, part)
   calls.checkpoint_add(writer, key, extent.c, part)
 end
 
---- A fact that is the same on all ranks; the commit compares.
+--- Record a value that must be equal on all ranks; the commit compares it.
 function checkpoint.same(writer, what, text)
   B.check(C.ms_checkpoint_same(writer, what, text))
 end
@@ -34,7 +34,7 @@ function checkpoint.discard(writer)
   C.ms_checkpoint_discard(writer)
 end
 
---- Let the commit fail on all ranks, with what this one raised.
+--- Make the commit fail on all ranks with this rank's error.
 function checkpoint.fail(writer, err)
   C.ms_checkpoint_fail(writer, B.errors.status(err), B.errors.text(err))
 end
@@ -50,7 +50,7 @@ function checkpoint.close(handle)
   C.ms_checkpoint_close(handle)
 end
 
---- Begin reading a checkpoint into tensors; `load_add` everything, then `load_commit` or
+--- Begin reading a checkpoint. Call `load_add` for all tensors, then `load_commit` or
 --- `load_discard`.
 function checkpoint.load_begin(comm, path)
   local out = B.new('ms_checkpoint_loader *[1]')
@@ -58,14 +58,14 @@ function checkpoint.load_begin(comm, path)
   return B.gc(out[0], C.ms_checkpoint_load_discard)
 end
 
---- The same with the newest intact checkpoint that is named by its step; nil when there is none.
+--- Begin reading the newest intact checkpoint that is named by its step; nil if no such one exists.
 function checkpoint.load_latest_step(comm, root)
   local out = B.new('ms_checkpoint_loader *[1]')
   B.check(C.ms_checkpoint_load_latest_step(out, comm, root))
   return out[0] ~= nil and B.gc(out[0], C.ms_checkpoint_load_discard) or nil
 end
 
---- What `meta` and `keys` take. Borrowed from the loader.
+--- The argument of `meta` and `keys`. Borrowed from the loader.
 function checkpoint.load_source(loader)
   return C.ms_checkpoint_load_source(loader)
 end
@@ -90,7 +90,7 @@ function checkpoint.load_discard(loader)
   C.ms_checkpoint_load_discard(loader)
 end
 
----@return string  folder in which it lies
+---@return string  the checkpoint's folder
 function checkpoint.path(handle)
   return B.string(C.ms_checkpoint_path(handle))
 end
@@ -100,7 +100,7 @@ function checkpoint.meta(handle)
   return B.string(C.ms_checkpoint_meta(handle))
 end
 
----@return string[]  also by key: its place
+---@return string[]  also the index of each key, by key
 function checkpoint.keys(handle)
   local keys = {}
   for i = 1, C.ms_checkpoint_n_keys(handle) do
@@ -112,7 +112,7 @@ end
 
 local path_out = B.new('const char *[1]')
 
----@return string?  path of the newest complete checkpoint
+---@return string?  path of the newest complete checkpoint, or nil
 function checkpoint.latest(root)
   B.check(C.ms_checkpoint_latest(path_out, root))
   return path_out[0] ~= nil and B.string(path_out[0]) or nil
@@ -122,12 +122,12 @@ function checkpoint.prune(root, keep)
   B.check(C.ms_checkpoint_prune(root, keep))
 end
 
----@return string  name of the checkpoint of a step
+---@return string  the checkpoint's name for a step
 function checkpoint.step_name(step)
   return B.string(C.ms_checkpoint_step_name(step))
 end
 
---- Keep `keep` of the checkpoints named by their steps up to `step`, that of `step` first; 0: all.
+--- Keep `keep` checkpoints named by step, counting down from `step`; 0: keep all.
 function checkpoint.rotate(root, step, keep)
   B.check(C.ms_checkpoint_rotate(root, step, keep))
 end
@@ -147,13 +147,13 @@ function checkpoint.save_safetensors(path, names, tensors)
   calls.safetensors_save(path, refs, n, texts_of(names))
 end
 
---- The same by rank 0, for all ranks of a group.
+--- Export by rank 0, for all ranks of a group.
 function checkpoint.export(comm, path, names, tensors)
   local refs, n = B.array(tensors, 'tensors')
   calls.safetensors_export(comm, path, refs, n, texts_of(names))
 end
 
---- All tensors of a file, as copies, in its order.
+--- Copies of all tensors of a file, in file order.
 ---@return string[] names, ms.Tensor[] tensors
 function checkpoint.load_safetensors(path)
   local out = B.new('ms_safetensors *[1]')

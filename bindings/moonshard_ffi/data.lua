@@ -1,4 +1,4 @@
---- Token files, windows of them, drawing tokens: see moonshard/data.h.
+--- Token files, windows of tokens, and sampling of tokens: see moonshard/data.h.
 
 local B = require 'moonshard_ffi'
 local parameter = require 'moonshard_ffi.parameter'
@@ -22,19 +22,20 @@ function data.n_windows(tokens, context)
   return tonumber(count[0])
 end
 
---- Fill an i64 tensor (n) with tokens from `first` (from 0) on.
+--- Fill an i64 tensor (n) with tokens, beginning at index `first` (from 0).
 function data.read(out, tokens, first)
   calls.data_read(out, tokens, first)
 end
 
---- Fill x and y (B, T) with the windows of B samples from `sample` on; dropout learns of them.
+--- Fill x and y (B, T) with the windows of B samples from `sample` on. These become the current
+--- samples of dropout.
 ---@param per_epoch integer
 ---@param shuffle boolean
 function data.windows(x, y, tokens, sample, per_epoch, seed, shuffle)
   calls.data_windows(x, y, tokens, sample, per_epoch, seed, shuffle)
 end
 
---- Sample i of an epoch over n samples, shuffled by (seed, epoch) as windows are.
+--- The index of sample i in an epoch over n samples, shuffled by (seed, epoch) like windows.
 ---@param i integer  from 0
 ---@return integer  from 0
 function data.permute(i, n, seed, epoch)
@@ -44,7 +45,7 @@ end
 
 local digest = B.new('uint64_t[1]')
 
---- A number that tells token streams apart by length and ends.
+--- A number that distinguishes token streams by length and ends.
 ---@return number
 function data.digest(tokens)
   calls.data_digest(tokens, digest)

@@ -1,20 +1,20 @@
---- Errors are values with a kind, `{ kind, message, where, traceback }`, that print as
---- "kind: message". They are joined by .. and have the methods of strings, which work on that text.
+--- Errors are values with a kind, `{ kind, message, where, traceback }`, that print as "kind:
+--- message". They can be concatenated and have the methods of strings, which operate on that text.
 ---
---- The kinds are the runtime's status codes. `failed` is what every call into C ends in when it did
---- not succeed; `raise` is for what Lua itself refuses.
+--- The kinds are the runtime's status codes. `failed` raises the error of a failed call into C;
+--- `raise` raises errors that Lua detects.
 
 local pcall, tostring = pcall, tostring -- also where a script has lost them
 
 local errors = {}
 
---- What a failed operation raises.
+--- An error of the library.
 ---@class ms.Error
 ---@field kind string       'ValueError', 'TypeError', 'RuntimeError', 'CommError', ...
 ---@field message string    one line, lower case
 ---@field where string      'file.lua:12' of the caller, or ''
 ---@field traceback string  the Lua stack where it was raised
----@field forward? string|false  module in whose forward it was raised, 'h.1.attn (my.Attn)'
+---@field forward? string|false  the module whose forward raised it: 'h.1.attn (my.Attn)'
 local Error = {}
 Error.__index = Error
 
@@ -32,13 +32,13 @@ function Error.__concat(a, b)
   return text_of(a) .. text_of(b)
 end
 
--- Does a handler in C ask, as luajit's that ends a script with what it did not catch?
+-- Is this called by a C handler, such as luajit's for errors that a script does not catch?
 local function is_uncaught()
   local handler, raiser = debug.getinfo(3, 'S'), debug.getinfo(4, 'f')
   return handler ~= nil and handler.what == 'C' and raiser ~= nil and raiser.func == error
 end
 
---- Files of the library: the position an error names is the first one outside them.
+--- Files of the library. An error's position is the first one outside them.
 local function is_own(source)
   return source:find('moonshard_ffi/', 1, true) or source:find('lua/moonshard/', 1, true)
     or source:find('lua/5.1/moonshard/', 1, true)
@@ -53,7 +53,7 @@ local function lines_of(traceback)
   return lines
 end
 
---- The script's frames of a stack that the stack around it does not have.
+--- The script's frames of a stack that the outer stack lacks.
 local function inner_frames(traceback, around)
   local inner, outer = lines_of(traceback), lines_of(around)
   while inner[1] and inner[#inner] == outer[#outer] do
@@ -73,12 +73,12 @@ function Error:__tostring()
   if not self.forward or not is_uncaught() then
     return text
   end
-  -- the calls around a forward raise it again, so luajit cannot see what it was raised on
+  -- a forward's error is raised again by outer calls, so luajit's traceback lacks its frames
   local frames = inner_frames(self.traceback, debug.traceback('', 2))
   return frames == '' and text or text .. '\nin forward:' .. frames
 end
 
---- Kind names, by status code without its sign.
+--- Kind names, by negated status code.
 errors.kinds = {
   'ValueError', 'TypeError', 'RuntimeError', 'AssertionError', 'NotImplementedError', 'IndexError',
   'KeyError', 'OutOfMemory', 'IOError', 'FormatError', 'CommError', 'DeviceError', 'InternalError',
@@ -106,8 +106,8 @@ local function escaped(byte)
   return ('\\x%02x'):format(byte:byte())
 end
 
---- Control characters but tabs and ends of lines are written out, as the runtime does: what they
---- come from may be anybody's.
+--- Escape control characters except tabs and newlines, as the runtime does: the text may come from
+--- an untrusted source.
 local function printable(text)
   return (text:gsub('[%z\1-\8\11-\31\127]', escaped))
 end
@@ -125,7 +125,7 @@ function errors.new(kind, message)
   }, Error)
 end
 
---- What a value of Lua is: "a number", "nil".
+--- A Lua value's description for messages: "a number", "nil".
 ---@return string
 function errors.noun(value)
   return type(value) == 'nil' and 'nil' or 'a ' .. type(value)
@@ -135,7 +135,7 @@ local noun = errors.noun
 
 --- Raise an error of one of the kinds.
 ---@param kind string
----@param format string  as for string.format when more arguments follow, else the message
+---@param format string  a format for string.format if more arguments follow, else the message
 function errors.raise(kind, format, ...)
   if not status_of[kind] then
     kind, format = 'ValueError', ("error: the kind is %s, expected one of %s"):format(
@@ -146,26 +146,26 @@ function errors.raise(kind, format, ...)
       noun(format))
   elseif select('#', ...) > 0 then
     local ok, text = pcall(string.format, format, ...)
-    format = ok and text or format -- the mistake to tell is the caller's, not that of its message
-    format = format:gsub('%f[%w-]%-nan%f[%W]', 'nan') -- the sign of a NaN says nothing
+    format = ok and text or format -- report the caller's error, not the format's
+    format = format:gsub('%f[%w-]%-nan%f[%W]', 'nan') -- the sign of a NaN has no meaning
   end
   error(errors.new(kind, format), 0)
 end
 
---- Is this value an error of the library, which pcall gives?
+--- Is this value an error of the library, as returned by pcall?
 ---@param value ms.Error|any
 ---@return boolean
 function errors.is(value)
   return getmetatable(value) == Error
 end
 
---- The status code of an error object's kind; RuntimeError for anything else that was raised.
+--- The status code of an error's kind; that of RuntimeError for other values.
 ---@return integer
 function errors.status(value)
   return errors.is(value) and status_of[value.kind] or status_of.RuntimeError
 end
 
---- A text about anything that was raised, whatever it is and does when it is asked for one.
+--- A text for any raised value, also if its __tostring raises.
 local function say(value)
   local meta = getmetatable(value)
   if type(value) == 'string' or type(value) == 'cdata' or type(meta) == 'table'
@@ -181,13 +181,13 @@ local function say(value)
     or ('a %s was raised, not a message'):format(type(value))
 end
 
---- What anything that was raised says, without its kind.
+--- The message of any raised value, without its kind.
 ---@return string
 function errors.text(value)
   return errors.is(value) and value.message or say(value)
 end
 
---- One line about anything that was raised, with its position where it has one.
+--- One line that describes any raised value, with its position if it has one.
 ---@return string
 function errors.describe(value)
   local text = say(value)
@@ -197,10 +197,10 @@ function errors.describe(value)
   return (text:match('^[^\n]*'))
 end
 
-local ROOM = 3600 -- bytes that other ranks are told of a failure, less what is put around them
-local LINE = 1500 -- ... of which the first line has at most
+local ROOM = 3600 -- bytes of a failure report to other ranks, without the surrounding text
+local LINE = 1500 -- ... and of its first line
 
---- The beginning of a text: as many whole lines as there is room for, or what fits of the first.
+--- The beginning of a text: as many whole lines as fit, or part of the first.
 local function cut(text, room)
   if #text <= room then
     return text
@@ -210,9 +210,9 @@ local function cut(text, room)
   return lines and lines .. '\n\t...' or kept .. '...'
 end
 
---- What other ranks are told of anything that was raised.
----@param traceback? string  default: that of an error of the library
----@return string line, string text  the line, the lines of the message behind it, and the stack
+--- The report to other ranks about any raised value.
+---@param traceback? string  default: the traceback of an error of the library
+---@return string line, string text  the first line; the rest of the message and the stack
 function errors.report(value, traceback)
   local line = printable(cut(errors.describe(value), LINE))
   local more = cut(errors.text(value), ROOM):match('^[^\n]*(\n.*)$') or ''

@@ -1,8 +1,8 @@
---- Units and trees, where a call takes more than a handle and numbers (those are in
+--- FSDP units and trees: calls that need more than a handle and numbers (the others are in
 --- moonshard_ffi.calls). A tree owns its units.
 ---
---- A unit or tree is made into a holder, which frees it when the holder is collected. The caller
---- makes the holder first, so that an error right after the call leaks nothing.
+--- A unit or tree is stored in a holder, which frees it when the holder is collected. The caller
+--- makes the holder before the call, so that an error after the call leaks nothing.
 
 local B = require 'moonshard_ffi'
 local options = require 'moonshard.options'
@@ -25,7 +25,7 @@ local function release(hold)
   end
 end
 
---- Keep a group, even if the script frees it, until the result is collected.
+--- Keep a group alive, even if the script destroys it, until the result is collected.
 ---@param comm ffi.cdata*
 ---@return ffi.cdata*
 function fsdp.hold(comm)
@@ -34,7 +34,7 @@ function fsdp.hold(comm)
   return hold
 end
 
--- Members of a fake group have this rank's values.
+-- Members of a fake group are assumed to have this rank's values.
 local function of_this_rank(values)
   local lists = {}
   for i, value in ipairs(values) do
@@ -43,10 +43,10 @@ local function of_this_rank(values)
   return lists
 end
 
---- All-gather of numbers: for each of them the list of all ranks' values. Collective.
+--- All-gather numbers: for each number the list of all ranks' values. Collective.
 ---@param comm ffi.cdata*
 ---@param what string  the calling function, for errors
----@param numbers number[]  equally many on every rank
+---@param numbers number[]  the same count on every rank
 ---@return number[][]
 function fsdp.exchange(comm, what, numbers)
   if C.ms_comm_is_fake(comm) then
@@ -68,7 +68,7 @@ function fsdp.exchange(comm, what, numbers)
   return lists
 end
 
---- All-gather of a text: the list of all ranks' texts. Collective.
+--- All-gather a string: the list of all ranks' strings. Collective.
 ---@param comm ffi.cdata*
 ---@param what string  the calling function, for errors
 ---@param text string
@@ -126,8 +126,7 @@ local CONVERT = {
   floating = function(name) return parameter.dtype(name) end,
 }
 
--- A struct of options: each is the field of `values`, or of one of its groups, that has its name.
--- Where there is none C's default remains.
+-- Fill an options struct from `values` and its groups by name. Other fields keep C's defaults.
 local function struct_of(struct, values)
   local o = B.new(struct)
   C[struct .. '_init'](o, B.sizeof(o))
@@ -149,10 +148,10 @@ local function texts_of(names)
   return texts
 end
 
---- Group parameters.
----@param holder ffi.cdata*  a new one, for the unit
+--- Make a unit of parameters.
+---@param holder ffi.cdata*  a new one for the unit
 ---@param name string
----@param values table  with the options of ms_fsdp_unit_options by their names in scripts
+---@param values table  options of ms_fsdp_unit_options by their names in scripts
 ---@param tensors ms.Tensor[]
 ---@param names string[]
 function fsdp.unit(holder, comm, name, values, tensors, names)
@@ -161,12 +160,12 @@ function fsdp.unit(holder, comm, name, values, tensors, names)
     texts_of(names))
 end
 
---- Let `fn(address of refs)` reduce the gradients of a tree.
+--- Set `fn(address of refs)` to reduce the gradients of a tree.
 function fsdp.set_comm_hook(tree, fn)
   B.check(B.core.comm_hook(B.new('ms_fsdp_tree *[1]', tree), fn))
 end
 
---- The numbers of a unit that a plan needs.
+--- The properties of a unit that a plan needs.
 ---@return ffi.cdata* group  for fsdp.dry_run()
 function fsdp.group_of(unit)
   local group = B.new('ms_fsdp_group')
@@ -174,7 +173,7 @@ function fsdp.group_of(unit)
   return group
 end
 
---- The same for a unit that fsdp.unit() would make, without making it.
+--- The same for the unit that fsdp.unit() would make, without making it.
 ---@return ffi.cdata* group
 function fsdp.group(comm, name, values, tensors, names)
   local group, refs, n = B.new('ms_fsdp_group'), B.array(tensors, 'params')
@@ -183,9 +182,9 @@ function fsdp.group(comm, name, values, tensors, names)
   return group
 end
 
---- Make a tree of units in module order. It owns the units then.
----@param holder ffi.cdata*  a new one, for the tree
----@param values table  with the options of ms_fsdp_tree_options by their names in scripts
+--- Make a tree from units in module order, and transfer their ownership to it.
+---@param holder ffi.cdata*  a new one for the tree
+---@param values table  options of ms_fsdp_tree_options by their names in scripts
 ---@param units ffi.cdata*[]  their holders
 ---@param root_has_unit boolean
 function fsdp.tree(holder, comm, values, units, root_has_unit)
@@ -202,7 +201,7 @@ function fsdp.tree(holder, comm, values, units, root_has_unit)
   B.check(status)
 end
 
-local one = B.new('ms_ref[1]') -- a list made for each forward is garbage
+local one = B.new('ms_ref[1]') -- allocated once, because every forward needs it
 
 ---@param outputs ms.Tensor|ms.Tensor[]
 function fsdp.unit_post_forward(unit, outputs)
@@ -237,8 +236,8 @@ function fsdp.summon(tree, units, with_grads)
   B.check(C.ms_fsdp_tree_summon_units(tree, list, #units, with_grads))
 end
 
---- Full-precision copies of all `n` parameters in one tensor, and the element (from 1) at which
---- each begins. Collective.
+--- Full-precision copies of all `n` parameters in one tensor, and the index (from 1) of the first
+--- element of each. Collective.
 ---@return ms.Tensor, integer[]
 function fsdp.gather_all(unit, n)
   local offsets, starts = B.new('int64_t[?]', n), {}
@@ -249,22 +248,23 @@ function fsdp.gather_all(unit, n)
   return flat, starts
 end
 
----@class ms.Plan  exact bytes of this rank in a training step; ms_fsdp_plan defines the step
+---@class ms.Plan  exact bytes that this rank needs in a training step; ms_fsdp_plan defines the
+---  step
 ---@field masters integer    full-precision shards
----@field gradients integer  their maximum, accumulated ones of no_sync included
+---@field gradients integer  maximum, including accumulated gradients of no_sync
 ---@field per_state integer  one optimizer state buffer for all trainable parameters
 ---@field arena integer      slots, shared by the ranks of the host
----@field param_slots integer     of the arena: for parameters
----@field own_slots integer       of these: private to this rank (layouts pull and nccl)
----@field gradient_slots integer  of the arena: for gradients, one part per rank
----@field own_gradients integer   of these: private to this rank (layout nccl)
----@field param_ring integer      parameter slots that units use in turn
----@field param_homes integer     parameter slots that one unit owns
+---@field param_slots integer  part of the arena: for parameters
+---@field own_slots integer  part of param_slots: private to this rank (layouts pull and nccl)
+---@field gradient_slots integer  part of the arena: for gradients, one part per rank
+---@field own_gradients integer  part of gradient_slots: private to this rank (layout nccl)
+---@field param_ring integer  parameter slots that units use in turn
+---@field param_homes integer  dedicated parameter slots
 ---@field gradient_ring integer
----@field gradient_homes integer
----@field gathered integer   bytes of other ranks' parameters that this rank reads in a step
----@field reduced integer    bytes of other ranks' gradients, or of their sums, that it reads
----@field same_numerics boolean  all ranks compute equally, so bits do not depend on strategy and
+---@field gradient_homes integer  dedicated gradient slots
+---@field gathered integer  bytes of other ranks' parameters that this rank reads in a step
+---@field reduced integer  bytes of other ranks' gradients, or of their sums, that this rank reads
+---@field same_numerics boolean  all ranks compute alike, so bits do not depend on strategy and
 ---  world size
 
 local PLAN = {
@@ -281,8 +281,8 @@ local function plan_of(p)
   return plan
 end
 
----@param micro_batches integer  backwards of this rank in a step, all but the last in no_sync
----@param dry boolean  computed from numbers, without initialising the tree
+---@param micro_batches integer  backwards of this rank in a step; all but the last are in no_sync
+---@param dry boolean  compute from numbers without initialising the tree
 ---@return ms.Plan
 function fsdp.plan(tree, micro_batches, dry)
   local p = B.new('ms_fsdp_plan')
@@ -291,7 +291,7 @@ function fsdp.plan(tree, micro_batches, dry)
   return plan_of(p)
 end
 
---- The same for a tree that fsdp.tree() would make of units like these.
+--- The plan of the tree that fsdp.tree() would make of such units.
 ---@param values table  as for fsdp.tree()
 ---@param groups ffi.cdata*[]  in module order, the root's first if it has one
 ---@return ms.Plan
@@ -315,8 +315,8 @@ end
 
 local hash = B.new('uint64_t[1]')
 
---- 16 hexadecimal digits over all full parameters. Collective.
----@param params ms.Tensor[]  all of the model in order
+--- A hash of 16 hexadecimal digits over all full parameters. Collective.
+---@param params ms.Tensor[]  all parameters of the model in order
 ---@return string
 function fsdp.hash(tree, params)
   local refs, n = B.array(params, 'params')
@@ -325,7 +325,7 @@ function fsdp.hash(tree, params)
 end
 
 ---@class ms.UnitInfo
----@field name string  its path (set by the caller, as is the strategy)
+---@field name string  path (set by the caller, as is the strategy)
 ---@field strategy string
 ---@field n_params integer
 ---@field numel integer  of the parameters, without padding
@@ -336,7 +336,7 @@ end
 ---@field reduce_dtype string
 ---@field dtype string  of the master shard
 ---@field state 'SHARDED'|'PUBLISHED'|'UNSHARDED'
----@field model integer  number of the model in the order of first use; 0: not used yet
+---@field model integer  index of the model in order of first use; 0: not used yet
 ---@field is_root boolean
 
 ---@return ms.UnitInfo

@@ -1,4 +1,4 @@
---- The bindings, the only Lua files that use the FFI. Their interface for lua/moonshard:
+--- The bindings: the only Lua files that use the FFI. Interface for lua/moonshard:
 ---   C       the library's namespace (call functions as `B.C.ms_x()`, never cached one by one)
 ---   calls   a checked, raising caller for every function that takes or returns tensors, or takes a
 ---           handle and numbers
@@ -12,7 +12,7 @@ local ffi = require 'ffi'
 local errors = require 'moonshard_ffi.errors'
 local calls = require 'moonshard_ffi.calls'
 local library = require 'moonshard_ffi.library'
-local arguments = require 'moonshard_ffi.arguments' -- knows the library's types
+local arguments = require 'moonshard_ffi.arguments' -- requires the library's types
 
 local C = library.C
 
@@ -34,7 +34,7 @@ local B = {
 --- `depth`: open scopes.
 B.state = { depth = 0 }
 
---- A handle and its generation; methods come from moonshard.tensor.
+--- A handle and its generation. The methods are defined in moonshard.tensor.
 local Ref = ffi.typeof('ms_ref')
 B.Ref = Ref
 
@@ -44,23 +44,23 @@ function B.is_ref(value)
   return ffi.istype(Ref, value)
 end
 
---- Give refs their methods, once per process.
+--- Set the methods of refs, once per process.
 ---@param metatable table
 function B.define_methods(metatable)
   ffi.metatype(Ref, metatable)
 end
 
---- Give groups of ranks theirs, once per process.
+--- Set the methods of groups of ranks, once per process.
 ---@param metatable table
 function B.define_group_methods(metatable)
   ffi.metatype('ms_comm', metatable)
 end
 
 -- -- pressure ------------------------------------------------------------------------------------
--- The collector sees 16 bytes per ref, not the tensor and the graph behind it. So each ref that is
--- given to the collector asks the runtime whether a collection is due.
+-- The collector counts 16 bytes for a ref, not its tensor and graph. So each ref that the collector
+-- will own first asks the runtime whether a collection is due.
 
---- Collect twice: the first cycle runs finalizers, the second frees what they held.
+--- Collect twice: the first cycle runs finalizers, the second frees what they referred to.
 function B.collect()
   collectgarbage()
   B.core.collect_hooks()
@@ -88,7 +88,7 @@ function B.own(ref)
   return ffi.gc(ref, release)
 end
 
---- Undo own(): the ref was released, or C owns it.
+--- Undo own(): the ref was released, or C owns it now.
 function B.disown(ref)
   ffi.gc(ref, nil)
 end
@@ -111,7 +111,7 @@ function B.check(status)
   end
 end
 
---- End of a caller that failed. After MS_OUT_OF_MEMORY a collection frees memory for the program.
+--- Called when a call failed. After MS_OUT_OF_MEMORY it runs a collection to free memory.
 local function failed(status)
   local e = error_of(status)
   if status == C.MS_OUT_OF_MEMORY then
@@ -120,8 +120,8 @@ local function failed(status)
   error(e, 0)
 end
 
---- End of a caller that only makes a tensor: after MS_OUT_OF_MEMORY it is called once more after a
---- collection, unless the error is a device's late one.
+--- Called when a call failed that only makes a tensor. After MS_OUT_OF_MEMORY it collects and
+--- repeats the call once, unless the error is a deferred one of a device.
 local function again(status, name, ...)
   if status == C.MS_OUT_OF_MEMORY and not C.ms_error_is_late() then
     B.give_back()
@@ -143,14 +143,14 @@ function B.world()
   return comm_out[0]
 end
 
--- Groups own file descriptors, which the collector does not count.
+-- Groups own file descriptors, which the collector does not see.
 local GROUPS_PER_COLLECTION = 64
 local n_groups = 0
 
---- A group that `make(out, ...)` makes: it is freed when no script, model, graph or pending
---- message uses it.
+--- Make a group with `make(out, ...)`. It is freed when no script, model, graph or pending message
+--- uses it.
 ---@param make ffi.cdata*  a function of the runtime
----@return ms.dist.Group|false group  false: this rank is in none
+---@return ms.dist.Group|false group  false: this rank is not a member
 function B.make_group(make, ...)
   n_groups = n_groups + 1
   if n_groups % GROUPS_PER_COLLECTION == 0 then
@@ -163,7 +163,7 @@ function B.make_group(make, ...)
   end
   local serial = C.ms_comm_serial(comm_out[0])
   return ffi.gc(comm_out[0], function(group)
-    if C.ms_comm_serial(group) == serial then -- else freed, or closed with its context
+    if C.ms_comm_serial(group) == serial then -- else it was freed, or closed with its context
       C.ms_comm_abandon(group)
     end
   end)
@@ -173,10 +173,10 @@ end
 
 local RefArray = ffi.typeof('ms_ref[?]')
 
---- A C array of refs from a Lua list, and its length. (A list that a script has given goes through
---- arguments.array() first, whose loop over names no hot path should take.)
+--- A C array of refs from a Lua list, and its length. (Check a script's list with arguments.array()
+--- first; its loop is too slow for hot paths.)
 ---@param list ms.Tensor[]
----@param what string  names the argument in errors
+---@param what string  the argument's name in errors
 function B.array(list, what)
   local n = #list
   local refs = RefArray(math.max(n, 1))

@@ -1,4 +1,4 @@
---- Ctrl-C. luajit turns a SIGINT into an error in the Lua code that is interpreted next.
+--- Ctrl-C. On SIGINT luajit raises an error in the Lua code that is interpreted next.
 
 local ffi = require 'ffi'
 
@@ -19,12 +19,12 @@ function interrupt.is(err)
   return type(err) == 'string' and err:find('^[^\n]-interrupted!$') ~= nil
 end
 
---- Makes the xpcall of a prompt: only what it calls is interrupted by SIGINT, which ends the
---- process otherwise. luajit gives up its handler with each signal, so every call installs it.
+--- Makes the xpcall of a prompt: SIGINT interrupts only the code that it calls, and otherwise ends
+--- the process. luajit removes its handler at each signal, so every call installs it again.
 ---@param handler fun(err: any): any  of xpcall
 ---@return fun(fn: function, ...): boolean, any
 function interrupt.catcher(handler)
-  local on_signal = ffi.C.signal(SIGINT, nil) -- that of luajit, which runs the caller
+  local on_signal = ffi.C.signal(SIGINT, nil) -- luajit's handler, which runs the caller
   return function(fn, ...)
     ffi.C.signal(SIGINT, on_signal)
     local ok, result = xpcall(fn, handler, ...)

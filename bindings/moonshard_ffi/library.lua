@@ -1,9 +1,9 @@
---- Finds libmoonshard.so, its declarations and moonshard_lua.so, and makes sure that all three come
---- from the same headers.
+--- Finds libmoonshard.so, its declarations and moonshard_lua.so, and checks that all three were
+--- built from the same headers.
 ---
---- The folder is, in this order: MOONSHARD_LIB (a folder, or libmoonshard.so itself); where
---- package.cpath finds moonshard_lua.so; build/release of the tree this file lies in;
---- lib/lua/5.1 beside the share/lua/5.1 it is installed in.
+--- Folders are tried in this order: MOONSHARD_LIB (a folder, or libmoonshard.so itself); the folder
+--- in which package.cpath finds moonshard_lua.so; build/release of this file's tree; lib/lua/5.1
+--- beside the share/lua/5.1 where this file is installed.
 
 local ffi = require 'ffi'
 
@@ -54,7 +54,7 @@ local function load_declarations(folder)
   return dofile(cdef), folder_of(cdef), cdef
 end
 
---- Of three hashes that should be equal, name the odd one out.
+--- Raise an error that names the one of three hashes that differs.
 local function check_hashes(cdef, cdef_path, library, library_path, module, module_path)
   if cdef == library and library == module then
     return
@@ -71,7 +71,7 @@ local function check_hashes(cdef, cdef_path, library, library_path, module, modu
     :format(cdef_path, cdef, library_path, library, module_path, module, old), 0)
 end
 
---- The classic C module. It pulls in the library it was linked with.
+--- Load the C module, which loads the library that it was linked with.
 local function load_module(folder)
   local path = folder .. '/moonshard_lua.so'
   if exists(path) then
@@ -86,7 +86,7 @@ end
 
 local folder = find_folder()
 local cdef, generated, cdef_path = load_declarations(folder)
-if not pcall(ffi.typeof, 'ms_ref') then -- else this process has the declarations already
+if not pcall(ffi.typeof, 'ms_ref') then -- otherwise this process already has the declarations
   ffi.cdef(cdef.text)
 end
 
@@ -106,7 +106,7 @@ return {
   C = C,
   core = core,
   folder = folder,
-  generated = folder_of(generated), -- where 'moonshard.options' is found
+  generated = folder_of(generated), -- contains 'moonshard.options'
   cdef_text = cdef.text,
   calls_path = generated .. '/calls.lua',
 }

@@ -1,4 +1,4 @@
---- Optimizers: a record around the runtime's ms_optim, freed with it.
+--- Optimizers: a table around the runtime's ms_optim, which is freed with it.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -12,14 +12,14 @@ local OPTIONS_BYTES = B.sizeof 'ms_optim_options'
 ---@class ms.optim.Rule
 ---@field kind integer
 ---@field options string[]
----@field states string[]  names of the buffers a parameter may have
----@field needs table<string, string>  the option without which a parameter may lack a state
----@field first table<string, string>  the option that is a state's first value, else 0
+---@field states string[]  names of the state buffers that a parameter may have
+---@field needs table<string, string>  the option that enables an optional state
+---@field first table<string, string>  the option that gives a state's initial value; else 0
 
 --- The runtime's optimizers by name.
 ---@type table<string, ms.optim.Rule>
 optim.rules = {}
---- The options of all.
+--- Names of the options of all optimizers.
 ---@type string[]
 optim.names = {}
 
@@ -83,7 +83,7 @@ local function expect(kind, name, value)
   return value
 end
 
--- Write what `given` names over the struct.
+-- Write the named options to the struct.
 local function overlay(o, given)
   for _, name in ipairs(fields) do
     if given[name] ~= nil then
@@ -122,7 +122,7 @@ function optim.options(handle, group)
   return from_struct(options_of(handle, group))
 end
 
---- Change options of a group. ValueError leaves them as they were.
+--- Change options of a group. On ValueError they are unchanged.
 function optim.set_options(handle, group, given)
   local o = options_of(handle, group)
   overlay(o, given)
@@ -147,7 +147,7 @@ function optim.param(handle, i)
   return calls.optim_param(handle, i - 1)
 end
 
---- State buffer s of parameter i (both from 1): 1-D over the local elements; nil when it has none.
+--- State buffer s of parameter i (both from 1): 1-D over the local elements, or nil.
 function optim.state(handle, i, s)
   return calls.optim_state(handle, i - 1, s - 1)
 end
@@ -164,13 +164,13 @@ function optim.set_steps(handle, i, n)
   B.check(C.ms_optim_steps_set(handle, i - 1, n))
 end
 
---- Give parameter i its optional state s (both from 1), or remove it.
+--- Add or remove the optional state s of parameter i (both from 1).
 ---@param exists boolean
 function optim.set_state(handle, i, s, exists)
   B.check(C.ms_optim_state_set(handle, i - 1, s - 1, exists))
 end
 
---- Scale plain gradients to a total norm. @return the norm before: a tensor, (), f64
+--- Scale plain gradients to a maximum total norm. @return the norm before: a tensor, (), f64
 function optim.clip(params, max_norm, norm_type, error_if_nonfinite)
   local refs, n = B.array(params, 'params')
   return calls.clip_grad_norm(refs, n, max_norm, norm_type, error_if_nonfinite)

@@ -1,4 +1,4 @@
---- Parameters: declaring, naming, materialising, local parts.
+--- Parameters: declaration, names, memory, local shards.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -67,8 +67,8 @@ function arguments.rule(what, name, value)
   return value
 end
 
---- A parameter without memory. rule.zeros: the first of the elements (from 0) that are 0
---- initially, and their number.
+--- Declare a parameter without memory. rule.zeros: the first (from 0) of the elements that are
+--- initially 0, and their number.
 ---@param dtype string
 ---@param shape integer[]
 ---@param rule ms.nn.InitRule
@@ -89,12 +89,12 @@ function parameter.declare(dtype, shape, rule)
   return tensor
 end
 
---- Make a tensor a parameter that keeps its values. It outlives every scope.
+--- Make a tensor a parameter that keeps its values. No scope releases it.
 function parameter.make(tensor)
   calls.tensor_make_parameter(tensor)
 end
 
---- Overwrite a tensor by a rule; `name` keys the random stream.
+--- Overwrite a tensor with a rule's values; `name` determines the random stream.
 function parameter.fill(tensor, rule, name)
   local kind, a, b = rule_of(rule)
   calls.tensor_init(tensor, kind, a, b, C.ms_name_key(name))
@@ -104,17 +104,18 @@ function parameter.set_name(tensor, name)
   calls.tensor_set_name(tensor, name)
 end
 
---- A number as 64 bits, in two's complement; the conversion of a negative double is undefined in C.
+--- A number as 64 bits in two's complement. (C does not define the conversion of a negative
+--- double.)
 ---@param number integer|ffi.cdata*
 ---@return integer|ffi.cdata*
 function parameter.bits(number)
   return number < 0 and B.cast('uint64_t', B.cast('int64_t', number)) or number
 end
 
--- Streams used since the last seed; the first is 0.
+-- Number of streams used since the last seed.
 local n_streams = 0
 
---- The number of a new random stream; streams of one name differ by it.
+--- The next stream number. It distinguishes streams of equal names.
 ---@return integer
 function parameter.next_stream()
   n_streams = n_streams + 1
@@ -127,22 +128,22 @@ function parameter.streams()
   return n_streams
 end
 
---- Seed everything random; all streams begin anew.
+--- Set the seed of all random numbers; all streams restart.
 ---@param seed integer|ffi.cdata*
----@param streams? integer  what streams() returns next (default 0)
+---@param streams? integer  the new value of streams() (default 0)
 function parameter.set_seed(seed, streams)
   C.ms_seed(parameter.bits(seed))
   n_streams = streams or 0
 end
 
---- Initial values of stream 0 depend on the parameter's name alone.
+--- In stream 0, initial values depend on the parameter's name alone.
 function parameter.set_stream(tensor, stream)
   calls.tensor_set_stream(tensor, stream)
 end
 
 local name_out = B.new('const char *[1]')
 
----@return string  '' without a name
+---@return string  '' if it has no name
 function parameter.name(tensor)
   calls.tensor_name(tensor, name_out)
   return B.string(name_out[0])
@@ -166,21 +167,21 @@ function parameter.is_parameter(value)
   return described.is_parameter
 end
 
---- Does a parameter have memory? A declared one has none before it is materialized or wrapped.
+--- Does a parameter have memory? A declared one has it once it is materialized or wrapped.
 ---@return boolean
 function parameter.has_values(tensor)
   calls.tensor_describe(tensor, described)
   return described.data ~= nil or described.numel == 0
 end
 
---- Does a tensor have a gradient? Makes no tensor, unlike grad().
+--- Does a tensor have a gradient? Unlike grad(), it makes no tensor.
 ---@return boolean
 function parameter.has_grad(tensor)
   calls.tensor_describe(tensor, described)
   return described.has_grad
 end
 
---- A number that is equal for refs of one handle; valid as long as the handle.
+--- A number that is equal for all refs of a handle, and valid as long as the handle.
 ---@return integer
 function parameter.key(tensor)
   return tonumber(B.cast('uintptr_t', tensor.ptr))
@@ -194,7 +195,7 @@ local function shape_list(ndim, sizes)
   return shape
 end
 
---- Current shape of a tensor; of a sharded parameter that of the local shard.
+--- Current shape of a tensor; for a sharded parameter that of the local shard.
 function parameter.shape(tensor)
   local info = B.new('ms_tensor_info')
   calls.tensor_describe(tensor, info)
@@ -215,13 +216,13 @@ function parameter.facts(tensor)
 end
 
 ---@class ms.Extent
----@field start integer  first local element, in the parameter
+---@field start integer  index of the first local element in the parameter, from 0
 ---@field numel integer  number of local elements
 ---@field shape integer[]  of the whole parameter
 ---@field dtype string
 ---@field c ffi.cdata*  the runtime's own struct
 
---- This rank's elements of a parameter as a 1-D view (nil without any), and their extent.
+--- This rank's elements of a parameter as a 1-D view (nil if empty), and their extent.
 ---@return ms.Tensor?, ms.Extent
 function parameter.part(tensor)
   local c = B.new('ms_param_extent')
@@ -235,7 +236,7 @@ function parameter.part(tensor)
   }
 end
 
---- The extent of elements [start, start + numel) of a tensor that is in parts.
+--- The extent of the elements [start, start + numel) of a sharded tensor.
 ---@param shape integer[]
 ---@param dtype string
 ---@param start integer  from 0
@@ -250,7 +251,7 @@ function parameter.extent(shape, dtype, start, numel)
   return { start = start, numel = numel, shape = shape, dtype = dtype, c = c }
 end
 
---- The extent of all of a plain tensor, beside its elements in one dimension (nil for none).
+--- The extent of a whole plain tensor, and its elements as 1-D (nil if empty).
 ---@param flat ms.Tensor  (numel of t)
 ---@param t ms.Tensor
 ---@return ms.Tensor?, ms.Extent
@@ -266,26 +267,26 @@ function parameter.whole(flat, t)
   }
 end
 
---- Mark the master as written from outside.
+--- Mark the master weights as written from outside.
 function parameter.touch(tensor)
   calls.param_touch(tensor)
 end
 
--- The states of units by parameter and by flat parameter: they read and write full values.
+-- Managers by key of parameters and flat parameters: they read and write full values.
 local WEAK_VALUES = { __mode = 'v' }
 local managers, flats = setmetatable({}, WEAK_VALUES), setmetatable({}, WEAK_VALUES)
 
---- Let `manager:_full_values()` and `manager:_load_value(tensor, value)` read and write it.
+--- Register a manager whose `_full_values()` and `_load_value(tensor, value)` access the parameter.
 function parameter.manage(tensor, manager)
   managers[parameter.key(tensor)] = manager
 end
 
----@return table?  the manager of a parameter
+---@return table?  the manager of a parameter, or nil
 function parameter.manager(tensor)
   return managers[parameter.key(tensor)]
 end
 
---- Forget all managers after the context was closed: keys of freed parameters may be used again.
+--- Remove all managers after the context was closed, because keys may be reused.
 function parameter.forget_managers()
   for _, manager in next, managers do
     manager:_close()
@@ -293,7 +294,7 @@ function parameter.forget_managers()
   managers, flats = setmetatable({}, WEAK_VALUES), setmetatable({}, WEAK_VALUES)
 end
 
---- Let originals() replace a flat parameter with what `manager:_managed()` lists.
+--- Register a flat parameter: originals() replaces it by the list of `manager:_managed()`.
 function parameter.stands_for(flat, manager)
   flats[parameter.key(flat)] = manager
 end
@@ -303,7 +304,7 @@ function parameter.is_flat(tensor)
   return flats[parameter.key(tensor)] ~= nil
 end
 
---- These parameters, with the original ones in place of flat ones.
+--- The parameters, with flat ones replaced by the original ones.
 ---@param tensors ms.Tensor[]
 ---@return ms.Tensor[]
 function parameter.originals(tensors)
@@ -322,7 +323,7 @@ end
 
 local hash_out = B.new('uint64_t[1]')
 
---- 16 hexadecimal digits over names and values of plain parameters, in this order.
+--- A hash of 16 hexadecimal digits over names and values of plain parameters, in this order.
 ---@param tensors ms.Tensor[]
 ---@return string
 function parameter.hash(tensors)
@@ -339,38 +340,38 @@ function parameter.cast(tensors, dtype)
   calls.params_cast(refs, n, parameter.dtype(dtype))
 end
 
--- The first 52 bits of a hash, which a number can store.
+-- The first 52 bits of a hash, which a Lua number can represent.
 local function number_of(hash)
   return tonumber(bit.tohex(hash, 16):sub(1, 13), 16)
 end
 
---- A number below 2^53, equal for equal values.
+--- A hash of a tensor's values below 2^53.
 ---@return integer
 function parameter.hash_number(tensor)
   calls.tensor_hash(tensor, hash_out)
   return number_of(hash_out[0])
 end
 
---- The same for a text.
+--- A hash of a text below 2^53.
 ---@param text string
 ---@return integer
 function parameter.text_number(text)
   return number_of(C.ms_hash_bytes(text, #text))
 end
 
---- Can a tensor be overwritten in place with `value`? Not a recorded result, nor one that overlaps
---- itself or `value`.
+--- Can a tensor be overwritten in place with `value`? Not if autograd recorded it, or if it
+--- overlaps itself or `value`.
 ---@return boolean
 function parameter.takes(tensor, value)
   return C.msf_tensor_check_copy(tensor, value, 'copy_') == 0
 end
 
---- Overwrite with full values (cast to the master's dtype) in two steps: this call checks and
---- allocates, the function that it returns writes.
+--- Overwrite a parameter with full values (cast to its dtype) in two steps: this call checks and
+--- allocates, the returned function writes.
 ---@param tensor ms.Tensor  materialised
----@param value ms.Tensor  of its full shape; read by the second step
----@return fun() write, integer? number  hash_number() of the value where a unit manages the
----  parameter: the write requires that it is equal on all ranks
+---@param value ms.Tensor  of the full shape; read by the second step
+---@return fun() write, integer? number  hash_number() of the value if a unit manages the
+---  parameter: write() requires that it is equal on all ranks
 function parameter.prepare_load(tensor, value)
   local manager, from = parameter.manager(tensor), calls.tensor_detach(value)
   if manager then
@@ -385,24 +386,24 @@ function parameter.prepare_load(tensor, value)
   end
 end
 
---- 64-bit key of a random stream of that name.
----@param stream integer  0: that of the name alone
+--- 64-bit key of a named random stream.
+---@param stream integer  0: the key depends on the name alone
 function parameter.stream_key(name, stream)
   return C.ms_stream_key(name, stream)
 end
 
---- Number the samples that follow `first`, `first` + 1, ...
+--- Set the global sample indices of the next batch to `first`, `first` + 1, ....
 ---@param first integer  from 0
 function parameter.begin_samples(first)
   B.check(C.ms_samples_begin(first))
 end
 
--- 64 bits do not fit a Lua number.
+-- A Lua number cannot represent 64 bits.
 local function decimal(number)
   return (tostring(number):gsub('ULL$', ''))
 end
 
---- The context's seed, in decimal.
+--- The context's seed as a decimal string.
 ---@return string
 function parameter.seed()
   return decimal(parameter.seed_bits())
@@ -414,7 +415,7 @@ function parameter.seed_bits()
   return C.ms_seed_get()
 end
 
---- The seed that seed() gives as this text.
+--- The seed whose decimal string is `text`.
 ---@param text string
 ---@return ffi.cdata*?  uint64_t; nil for any other text
 function parameter.seed_of(text)

@@ -1,5 +1,5 @@
---- Facts that `moonshard doctor` reads from the system: file systems, and libraries that the
---- runtime does not link, opened as the loader finds them.
+--- System information for `moonshard doctor`: file systems, and libraries that the runtime does not
+--- link, opened by name.
 
 local ffi = require 'ffi'
 
@@ -39,7 +39,7 @@ function probe.file_system(path)
   end
 end
 
---- Open the first library that the loader finds.
+--- Open the first of these libraries that the loader finds.
 ---@param names string[]  sonames or paths
 ---@return ffi.namespace*? library
 ---@return string name_or_reason
@@ -64,7 +64,7 @@ local function dotted(number, unit_of_major)
   return ('%d.%d.%d'):format(number / unit_of_major, number % unit_of_major / 100, number % 100)
 end
 
---- Libraries for GPUs: name, sonames from the newest, and the version from the library itself.
+--- GPU libraries: name, sonames from the newest on, and the version that the library reports.
 ---@type { name: string, sonames: string[], version: fun(library: ffi.namespace*): string }[]
 probe.libraries = {
   { name = 'cuBLASLt', sonames = { 'libcublasLt.so.13', 'libcublasLt.so.12', 'libcublasLt.so.11' },
@@ -92,9 +92,9 @@ local function card(driver, ordinal)
   end
 end
 
---- The GPU driver and its cards.
+--- The GPU driver and its devices.
 ---@return { cuda: string, cards: { name: string, bytes: number, capability: string }[] }?
----@return string? reason  why there is none
+---@return string? reason  why there is no driver
 function probe.driver()
   local driver, reason = probe.library { 'libcuda.so.1' }
   if not driver then

@@ -1,9 +1,9 @@
-/* exp, log, sin, cos, those near them, and the activation functions, with their gradients,
- * elementwise. */
+/* Elementwise exp, log, sin, cos and related functions, the activation functions, and their
+ * gradients. */
 #include "ew.h"
 #include "lanes_trig.h"
 
-/* Of t and Q in activations_body.h. */
+/* Constants of t and Q in activations_body.h. */
 #define GELU_C 0.25f
 #define GELU_Q                                                                                     \
     0x1.5536f2p-6f, -0x1.5dfc7p-4f, 0x1.a9a7a8p-4f, -0x1.46c402p-5f, 0x1.180e36p-4f,               \

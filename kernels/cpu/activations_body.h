@@ -1,9 +1,9 @@
-/* Body of activations.c for one dtype. Gradients: a is the incoming one, b what the comments beside
- * MSI_KERNELS say. */
+/* Body of activations.c for one dtype. In gradients a is the incoming gradient, and b is documented
+ * beside MSI_KERNELS. */
 
 /* Gelu is x P(X < x), X standard normal (arXiv:1606.08415). For a = |x|, with e = exp(-a^2 / 2),
- * P(X > a) = e t Q(t), t = 1 / (1 + a / 4): Q is a polynomial fitted over all a >= 0, to 1e-8. So
- * one exponential serves the tail probability and the density, and small results keep their
+ * P(X > a) = e t Q(t), t = 1 / (1 + a / 4). Q is a polynomial fitted over all a >= 0 to 1e-8. So
+ * one exponential gives the tail probability and the density, and small results keep their
  * precision. */
 LANES_INLINE V LOCAL(gauss)(V x)
 {
@@ -52,7 +52,7 @@ LANES_INLINE V LOCAL(gelu_tanh_lanes)(V x)
 }
 
 /* s + x s (1 - s) 2 du/dx with s = 1 / (1 + e); 1 - s = e s does not cancel. Beyond 10 the second
- * term is as good as 0; cutting x there keeps e and x^2 finite. Of infinities NaN, by x - x. */
+ * term is negligible; limiting x there keeps e and x^2 finite. NaN for infinities, by x - x. */
 LANES_INLINE V LOCAL(gelu_tanh_slope)(V x)
 {
     V cut = OF(min)(OF(splat)(10), OF(max)(OF(splat)(-10), x));
@@ -62,7 +62,7 @@ LANES_INLINE V LOCAL(gelu_tanh_slope)(V x)
     return s + cut * s * (e * s) * du2 + (x - x);
 }
 
-/* Both of sigmoid(x) and sigmoid(-x) = 1 - sigmoid(x), without overflow or cancellation. */
+/* sigmoid(x), and sigmoid(-x) = 1 - sigmoid(x) in *other, without overflow or cancellation. */
 LANES_INLINE V LOCAL(sigmoid_lanes)(V x, V *other)
 {
     V e = OF(exp)(-OF(abs)(x)), large = (REAL)1 / (e + (REAL)1), small = e * large;
@@ -85,7 +85,7 @@ LANES_INLINE V LOCAL(silu_lanes)(V x)
     V h = OF(exp)(OF(abs)(x) * (REAL)-0.5), weight = (REAL)1 / (h * h + (REAL)1);
     V y = OF(select)(OF(lt)(x, SPLAT(0)), x * h * h, x) * weight;
 
-    return OF(select)(OF(ne)(x, x), x + x, y); /* of two NaNs a product keeps either */
+    return OF(select)(OF(ne)(x, x), x + x, y); /* a product of two NaNs may return either */
 }
 
 LANES_INLINE V LOCAL(silu_slope)(V x)
@@ -131,7 +131,7 @@ EW(softplus, 1, LOCAL(softplus_lanes)(a, s0, s1))
 EW(softplus_grad, 2, a *LOCAL(softplus_slope)(b, s0, s1))
 EW(tanh, 1, OF(tanh)(a))
 EW(tanh_grad, 2, a *((REAL)1 - b * b))
-EW(relu, 1, OF(select)(OF(lt)(a, SPLAT(0)), SPLAT(0), a)) /* NaN and -0 stay */
+EW(relu, 1, OF(select)(OF(lt)(a, SPLAT(0)), SPLAT(0), a)) /* NaN and -0 are unchanged */
 EW(relu_grad, 2, OF(select)(OF(le)(b, SPLAT(0)), SPLAT(0), a))
 EW(leaky_relu, 1, OF(select)(OF(lt)(SPLAT(0), a), a, a *s0))
 EW(leaky_relu_grad, 2, OF(select)(OF(lt)(SPLAT(0), b), a, a *s0))

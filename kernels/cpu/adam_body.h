@@ -1,10 +1,10 @@
 /* Body of adam.c for one dtype.
  *
  *   decoupled: p = p (1 - lr weight_decay), else g = g + weight_decay p   (g negated to maximize)
- *   (without a decay p is left out, for an infinite one times 0 is none)
+ *   (weight_decay 0: p is not read, since infinity times 0 is NaN)
  *   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g g   (from the left, as PyTorch: g g
- *   alone would overflow, or vanish, sooner)
- *   with a maximum: most = max(most, v), in place of v below
+ *   alone would overflow or underflow sooner)
+ *   amsgrad: most = max(most, v), in place of v below
  *   p = p - lr / correction1 * m / (sqrt(v) / sqrt(correction2) + eps)
  *
  *   without v (Adamax): most = max(beta2 most, |g| + eps);   p = p - lr / correction1 * m / most */

@@ -1,7 +1,7 @@
-/* Positions of the elements of lines in sorted order: stable, NaN as the largest number, 0 and -0
- * equal. Keys (order.h) become unsigned and are sorted by bytes, from the lowest on; short lines by
- * insertion. For the first `take` of a longer line the key of the last one is found first, by bytes
- * from the highest on, and only what is taken is sorted. */
+/* Indices that sort lines: stable, NaN is the largest number, 0 and -0 are equal. Keys (order.h)
+ * are converted to unsigned integers and radix-sorted from the lowest byte; short lines use
+ * insertion sort. For the first `take` elements of a longer line, the key of the last one is found
+ * first, from the highest byte down, and only these elements are sorted. */
 #include "loop.h"
 #include "order.h"
 #include "table.h"
@@ -28,7 +28,7 @@ static void sort_by_insertion(sort_pair *p, int64_t n)
     }
 }
 
-/* Sort by `bytes` bytes. @return the pairs: `p`, or `other` */
+/* Sort by the lowest `bytes` bytes. @return the sorted pairs: `p` or `other` */
 static sort_pair *sort_by_bytes(sort_pair *p, sort_pair *other, int64_t n, int32_t bytes)
 {
     if (n <= SORT_INSERTION) {
@@ -43,7 +43,7 @@ static sort_pair *sort_by_bytes(sort_pair *p, sort_pair *other, int64_t n, int32
             start[p[i].key >> (8 * b) & 0xff]++;
         }
         if (start[p[0].key >> (8 * b) & 0xff] == n) {
-            continue; /* one value */
+            continue; /* all equal */
         }
         for (int32_t v = 0; v < SORT_BYTES; v++) {
             const int64_t count = start[v];
@@ -60,10 +60,11 @@ static sort_pair *sort_by_bytes(sort_pair *p, sort_pair *other, int64_t n, int32
     return p;
 }
 
-/* Move the `take` lowest pairs of n to the front, in their order; of equal ones the first. */
+/* Move the `take` lowest of n pairs to the front, keeping their order; among equal ones the first.
+ */
 static void sort_select(sort_pair *p, int64_t n, int64_t take, int32_t bytes)
 {
-    uint64_t last = 0, mask = 0; /* key of the last one taken, as far as known */
+    uint64_t last = 0, mask = 0; /* known upper bits of the last taken key */
     int64_t rest = take, kept = 0;
 
     for (int32_t b = bytes - 1; b >= 0; b--) {
@@ -116,7 +117,7 @@ static void sort_select(sort_pair *p, int64_t n, int64_t take, int32_t bytes)
         }                                                                                          \
     }
 
-/* As wide as the element: the upper half of an f32's key is that of a bf16. */
+/* As wide as the element: an f32's upper half is ordered like a bf16. */
 #define SORT_KEY_f32(x) ((uint64_t)ORDER_SAME_f32(x, 0))
 #define SORT_KEY_f64(x) ((uint64_t)ORDER_SAME_f64(x, 0))
 #define SORT_KEY_bf16(x) ((uint64_t)(ORDER_SAME_bf16(x, 0) >> 16))

@@ -1,11 +1,12 @@
-/* Arithmetic of two or three operands and its gradients, elementwise. */
+/* Elementwise arithmetic of two or three operands, and its gradients. */
 #include "element.h"
 #include "ew.h"
 
 #define BODY "arithmetic_body.h"
 #include "each_register.h"
 
-/* Integers: two's complement, wrapping. The lanes are unsigned, where that is defined. */
+/* Integers wrap in two's complement. The lanes are unsigned, because signed overflow is undefined.
+ */
 #undef EW_SCALAR
 #define EW_SCALAR(x) ((REAL)whole_f64(x))
 #define INTEGER

@@ -1,4 +1,4 @@
-/* Body of arithmetic.c for one dtype; the comments beside MSI_KERNELS say what each computes. */
+/* Body of arithmetic.c for one dtype. The operators are documented beside MSI_KERNELS. */
 
 EW(add, 2, a + b)
 EW(sub, 2, a - b)
@@ -20,7 +20,7 @@ LANES_INLINE V LOCAL(smallest)(V a, V b)
 }
 
 #undef LESS
-/* All bits where the number is negative. */
+/* All bits set where the number is negative, else 0. */
 LANES_INLINE V LOCAL(below_zero)(V a)
 {
     return -(a >> (8 * sizeof(T) - 1));
@@ -33,7 +33,7 @@ EW(ceil, 1, a)
 EW(trunc, 1, a)
 EW(round, 1, a)
 
-/* A divisor of -1 is left out: the quotient of the least number does not exist. */
+/* A divisor of -1 is special: the quotient of the lowest integer would overflow. */
 LANES_INLINE V LOCAL(rest)(V a, V b)
 {
     V rest = SPLAT(0);
@@ -70,7 +70,7 @@ LANES_INLINE V LOCAL(trunc_lanes)(V x)
     EACH_LANE(__builtin_trunc, x);
 }
 
-/* Halves to the even number. */
+/* Round half to even. */
 LANES_INLINE V LOCAL(round_lanes)(V x)
 {
     EACH_LANE(__builtin_rint, x);
@@ -82,7 +82,7 @@ EW(ceil, 1, LOCAL(ceil_lanes)(a))
 EW(trunc, 1, LOCAL(trunc_lanes)(a))
 EW(round, 1, LOCAL(round_lanes)(a))
 
-/* The rest of a division cut towards 0, which has a's sign and is exact. */
+/* The remainder of truncated division: it has a's sign and is exact. */
 LANES_INLINE V LOCAL(cut_rest)(V a, V b)
 {
     for (int64_t i = 0; i < (int64_t)(sizeof(V) / sizeof(REAL)); i++) {
@@ -91,7 +91,7 @@ LANES_INLINE V LOCAL(cut_rest)(V a, V b)
     return a;
 }
 
-/* Does the quotient that was cut towards 0 exceed its floor? */
+/* Is the truncated quotient greater than its floor? */
 #define IS_ABOVE(rest, b) (OF(ne)(rest, SPLAT(0)) & (OF(lt)(rest, SPLAT(0)) ^ OF(lt)(b, SPLAT(0))))
 
 LANES_INLINE V LOCAL(remainder_lanes)(V a, V b)
@@ -112,7 +112,7 @@ LANES_INLINE V LOCAL(floor_quotient)(V a, V b)
 EW(remainder, 2, LOCAL(remainder_lanes)(a, b))
 EW(remainder_grad, 3, -(a *LOCAL(floor_quotient)(b, c)))
 
-/* NaN where either is. */
+/* The larger one; NaN if either is NaN. */
 LANES_INLINE V LOCAL(largest)(V a, V b)
 {
     return OF(select)(OF(ne)(a, a), a, OF(max)(a, b));
@@ -123,14 +123,14 @@ LANES_INLINE V LOCAL(smallest)(V a, V b)
     return OF(select)(OF(ne)(a, a), a, OF(min)(a, b));
 }
 
-/* The incoming gradient g as x takes it where it competes with y: none where `lost`. */
+/* The part of the incoming gradient g for x, which competes with y; 0 where `lost`. */
 #define SHARE(g, x, y, lost)                                                                       \
     OF(select)((lost), SPLAT(0), OF(select)(OF(eq)(x, y), (g) * (REAL)0.5, (g)))
 EW(maximum_grad, 3, SHARE(a, b, c, OF(lt)(b, c)))
 EW(minimum_grad, 3, SHARE(a, b, c, OF(lt)(c, b)))
 #undef SHARE
 
-/* A bound as the dtype holds it. */
+/* A bound, rounded to the dtype. */
 LANES_INLINE V LOCAL(held)(REAL bound)
 {
     T held;
@@ -139,12 +139,12 @@ LANES_INLINE V LOCAL(held)(REAL bound)
     return OF(splat)(LOAD_N(&held, 1)[0]);
 }
 
-/* Are a and b in ascending order, and apart? Infinity is no bound that a number reaches. */
+/* Is a < b, or are both the same infinity? (No number is beyond an infinite bound.) */
 #define WITHIN(a, b) (OF(lt)((a), (b)) | (OF(eq)((a), (b)) & OF(eq)(OF(abs)(a), SPLAT(INFINITY))))
 EW(clamp_grad, 2, OF(select)(WITHIN(LOCAL(held)(s0), b) & WITHIN(b, LOCAL(held)(s1)), a, SPLAT(0)))
 #undef WITHIN
 
-/* 0 of NaN, too. */
+/* 0 for NaN, too. */
 LANES_INLINE V LOCAL(sign_lanes)(V a)
 {
     const V zero = SPLAT(0);
@@ -167,7 +167,7 @@ EW(sqrt_grad, 2, a / (b + b))
 EW(rsqrt, 1, (REAL)1 / OF(sqrt)(a))
 EW(rsqrt_grad, 2, a *(b *b *b) * (REAL)-0.5)
 EW_SCALED(mse_grad, 2, (a - b) * s0, r->args->scalar[0] * (double)*(const REAL *)r->args->in[2])
-#ifndef NARROW /* squares of narrow numbers are f32 */
+#ifndef NARROW /* squares of f16 and bf16 are computed in f32 */
 EW(mse, 2, (a - b) * (a - b))
 #endif
 #endif

@@ -1,7 +1,7 @@
-/* Scaled dot-product attention and its gradient, in tiles: the (T, S) scores never exist.
+/* Scaled dot-product attention and its gradient, in tiles: the (T, S) scores are never stored.
  *
- * Between the products stand exp() and rounding over every score, so both are cut to what scores
- * need: arguments are at most 0 (a little above, by rounding), and NaN are the machine's own. */
+ * Between the products every score is exponentiated and rounded, so both functions are specialised:
+ * arguments are at most 0 (slightly above, by rounding), and NaN is the machine's own. */
 #include "lanes.h"
 #include "philox.h"
 #include "table.h"
@@ -11,8 +11,8 @@
 #include <float.h>
 #include <math.h>
 
-/* exp(x) for x <= about 0. NaN passes. From half of 2^-126 down, about, the result is 0: n is -127
- * there, and the bits of 2^n are none. */
+/* exp(x) for x <= about 0. NaN is unchanged. Below about half of 2^-126 the result is 0: n is -127
+ * there, whose bits are 0. */
 LANES_INLINE f32_part exp_neg_f32w(f32_part x)
 {
     const float round = 0x1.8p23f; /* as in exp_f32w(), with the whole exponent in one factor */
@@ -25,7 +25,7 @@ LANES_INLINE f32_part exp_neg_f32w(f32_part x)
 
     LANES_POLY(p, r, 0x1.6d1606p-10f, 0x1.12106cp-7f, 0x1.555516p-5f, 0x1.5554d8p-3f, 0.5f);
     p = (p * r * r + r) + 1.0f;
-    return p * (f32_part)(((u32_part)shifted + 127) << 23); /* the low bits of shifted hold n */
+    return p * (f32_part)(((u32_part)shifted + 127) << 23); /* n is in the low bits of shifted */
 }
 
 LANES_INLINE f32x16 exp_neg_f32(f32x16 x)
@@ -44,7 +44,8 @@ LANES_INLINE f64x16 exp_neg_f64(f64x16 x)
     return exp_f64(x);
 }
 
-/* Nearest even. The low 16 bits of a NaN that came out of arithmetic are 0: rounding keeps it. */
+/* Round to nearest even. The low 16 bits of a NaN from arithmetic are 0, so rounding keeps it NaN.
+ */
 LANES_INLINE u16_part narrow_score(f32_part v)
 {
     u32_part bits = (u32_part)v;
@@ -75,13 +76,13 @@ LANES_INLINE void store_score_f64(double *p, f64x16 v)
     store_f64(p, v);
 }
 
-/* Where a row of n scores ends in memory: whole vectors, so that no row needs a tail. */
+/* Padded length of a row of n scores: whole vectors, so that loops need no tail. */
 static int64_t padded(int64_t n)
 {
     return (n + LANES - 1) / LANES * LANES;
 }
 
-/* The next n elements of `work`, on a cache line. */
+/* Allocate n elements from `work`, on a cache line. */
 static void *next_part(char **work, int64_t n, int64_t size)
 {
     char *at = *work;
@@ -90,20 +91,20 @@ static void *next_part(char **work, int64_t n, int64_t size)
     return at;
 }
 
-/* What lies in `work`, and the operands of the present head, dense. TILE is what tiles are
- * multiplied in (a->tile_dtype), REAL what they are summed in. */
+/* Buffers in `work`, and the dense operands of the current head. TILE is the dtype of products
+ * (a->tile_dtype), REAL that of sums. */
 typedef struct tiles {
     const void *q, *k, *v, *dout; /* TILE (T, D), (S, D), (S, D), (T, D) */
     void *scores, *dp;            /* REAL (nq, padded(nk)) */
     void *p, *ds;                 /* TILE (nq, padded(nk)) */
     void *acc;                    /* forward: REAL (nq, D) */
     void *dq, *dk, *dv, *delta;   /* REAL (T, D), (nk, D), (nk, D), (T) */
-    void *dk_sum, *dv_sum;        /* of query heads that share a key head: REAL (S, D) */
-    void *max, *rsum;             /* REAL (T) of the present head, in their places */
-    const void *mask;             /* of the present head; NULL: none */
+    void *dk_sum, *dv_sum;        /* query heads that share a key head: REAL (S, D) */
+    void *max, *rsum;             /* REAL (T) of the current head */
+    const void *mask;             /* of the current head; may be NULL */
     void *dmask;
     uint64_t key, sample; /* of dropout */
-    int64_t element;      /* of the present head's first probability in its sample */
+    int64_t element;      /* index in the sample of the current head's first probability */
 } tiles;
 
 static tiles lay_out(const msi_attention_args *a, int64_t tile, int64_t real, bool gradient)
@@ -137,7 +138,7 @@ static tiles lay_out(const msi_attention_args *a, int64_t tile, int64_t real, bo
     return w;
 }
 
-/* Keys in [k0, k0 + nk) that query t sees. */
+/* Number of keys in [k0, k0 + nk) that query t attends to. */
 static int64_t visible(const msi_attention_args *a, int64_t t, int64_t k0, int64_t nk)
 {
     int64_t n = a->causal ? t + 1 - k0 : nk;
@@ -147,22 +148,22 @@ static int64_t visible(const msi_attention_args *a, int64_t t, int64_t k0, int64
 
 /* -- dropout ----------------------------------------------------------------------------------- */
 
-/* Words of the most keys that a tile has, from a multiple of 4 on. */
+/* Words for the keys of a tile, starting at a multiple of 4. */
 enum { DROP_WORDS = MSI_ATTENTION_COLS + PHILOX_WORDS };
 
-/* A probability stays if its word is at least this; as in dropout_body.h. */
+/* A probability is kept if its word is at least this; as in dropout_body.h. */
 static uint64_t drop_threshold(const msi_attention_args *a)
 {
     return (uint64_t)ceil(a->dropout_p * 0x1p32);
 }
 
-/* What probabilities that stay are multiplied by. */
+/* Factor of the kept probabilities. */
 static double drop_factor(const msi_attention_args *a)
 {
     return a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 0;
 }
 
-/* Words of the probabilities of query t and n keys from k0 on. @return the first */
+/* Words for the probabilities of query t and n keys from k0. @return the first */
 static const uint32_t *drop_words(const msi_attention_args *a, const tiles *w,
                                   uint32_t words[DROP_WORDS], int64_t t, int64_t k0, int64_t n)
 {
@@ -174,8 +175,8 @@ static const uint32_t *drop_words(const msi_attention_args *a, const tiles *w,
     return words + skipped;
 }
 
-/* The rows of a head lie far apart, each on its own few cache lines, and no hardware sees them
- * coming: ask for a row this many rows before it is used. */
+/* The rows of a head are far apart in memory, and hardware prefetchers do not detect them: prefetch
+ * a row this many rows ahead. */
 enum { ROWS_AHEAD = 8 };
 
 LANES_INLINE void expect_read(const void *row, int64_t nbytes)

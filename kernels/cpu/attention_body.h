@@ -1,18 +1,19 @@
-/* Body of attention.c for one dtype T of operands and results: heads in and out of the dense
- * storage that tiles are computed in. Tiles of narrow operands are multiplied as they are, or
- * in f32 where there are no such products (a->tile_dtype says which). */
+/* Body of attention.c for one dtype T of operands and results: copies heads to and from the dense
+ * storage of tiles. Tiles of f16 and bf16 are multiplied in their dtype, or in f32 if the library
+ * has no such products (see a->tile_dtype). */
 #include "attention_tile.h"
 
 /* The function of attention_tile.h for a->tile_dtype. */
 #define TILES(name) (a->tile_dtype == DTYPE ? LOCAL(name) : OF_REAL(name))
 
-/* The rows of a head, dense and in a->tile_dtype: in place when they are, else copied to `room`. */
+/* The rows of a head, dense and in a->tile_dtype: the operand itself if possible, else a copy in
+ * `room`. */
 static const void *LOCAL(dense)(const msi_attention_args *a, const void *room, const T *from,
                                 int64_t stride, int64_t rows)
 {
     const int64_t depth = a->head_dim, nbytes = depth * (int64_t)sizeof(T);
     const bool cast = a->tile_dtype != DTYPE;
-    void *to = (void *)(uintptr_t)room; /* lies in `work` */
+    void *to = (void *)(uintptr_t)room; /* part of `work` */
 
     if (stride == depth && !cast) {
         return from;
@@ -34,7 +35,7 @@ static const void *LOCAL(dense)(const msi_attention_args *a, const void *room, c
     return to;
 }
 
-/* to (rows, D), strided = from (rows, D), dense, row i times factor[i] (NULL: 1). */
+/* to (rows, D), strided, = from (rows, D), dense, with row i times factor[i] (NULL: 1). */
 static void LOCAL(put_rows)(T *to, int64_t stride, const REAL *from, int64_t rows, int64_t depth,
                             const REAL *factor)
 {
@@ -56,7 +57,7 @@ static T *LOCAL(head)(const void *x, const int64_t *stride, int64_t b, int64_t h
     return (T *)(uintptr_t)x + b * stride[0] + h * stride[1];
 }
 
-/* `w` with the operands of head (b, h). */
+/* `w` for the operands of head (b, h). */
 static tiles LOCAL(enter)(const msi_attention_args *a, const tiles *w, int64_t b, int64_t h)
 {
     const int64_t kv = h / (a->heads / a->kv_heads);
@@ -91,7 +92,7 @@ static void LOCAL(forward_head)(const msi_attention_args *a, const tiles *w, T *
 
         TILES(forward_queries)(a, w, q0, nq);
         for (int64_t i = 0; i < nq; i++) {
-            l[i] = l[i] == 0 ? 0 : 1 / l[i]; /* no keys, or all of them masked: zeros */
+            l[i] = l[i] == 0 ? 0 : 1 / l[i]; /* no keys, or all are masked: zeros */
             factor[i] = a->dropout_p > 0 ? l[i] * (REAL)drop_factor(a) : l[i];
         }
         LOCAL(put_rows)(out + q0 * a->o_stride[2], a->o_stride[2], w->acc, nq, a->head_dim, factor);
@@ -144,7 +145,8 @@ static void LOCAL(add_rows)(REAL *sum, const REAL *from, int64_t n, bool first)
     }
 }
 
-/* Rows of dk or dv from k0 on. Query heads h that share a key head add up, and the last stores. */
+/* Store rows of dk or dv from k0. Query heads h that share a key head are added; the last one
+ * stores. */
 static void LOCAL(put_keys)(const msi_attention_args *a, T *to, int64_t stride, REAL *sum,
                             const REAL *from, int64_t k0, int64_t nk, int64_t h, const REAL *factor)
 {

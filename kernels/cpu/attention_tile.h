@@ -7,13 +7,13 @@
  * Backward (algorithm 4), per head and block of keys, over blocks of queries:
  *   p = exp(scale q k^T - m) / l;  ds = scale p (dout v^T - delta),  delta = sum over D of dout out
  *   dv += p^T dout;  dk += ds^T q;  dq += ds k
- * (In m + log l, one number, large scores would leave nothing of l.)
- * Products of tiles are msi_gemm()'s; sums stay in the compute type until the end. Blocks that the
- * causal mask hides are skipped, and tiles end at the last key that any of their queries sees. What
- * the mask hides inside a tile has p = ds = 0, and 0 times inf or NaN is NaN: where a tile so cut
- * meets such values, each sum takes what is seen alone.
- * With a mask the scores of a tile are scaled and the mask is added in place. A mask of bools is
- * one of 0 and -inf. Tiles end at the last key that the mask shows to any of their queries. */
+ * (m and l are not combined to m + log l: with large scores, rounding would lose l.)
+ * Products of tiles use msi_gemm(); sums stay in the compute type until the end. Blocks that are
+ * causally masked are skipped, and a tile ends at the last key that any of its queries attends to.
+ * Masked elements inside a tile have p = ds = 0. Because 0 times inf or NaN is NaN, a partly masked
+ * tile with such values is summed over the unmasked elements only.
+ * A mask is added to the scaled scores of a tile in place; a bool mask adds 0 or -inf. A tile ends
+ * at the last key that the mask allows for any of its queries. */
 
 /* c (m, n) = x (m, k) y (k, n) [+ c], c in the compute type. */
 static void LOCAL(product)(const msi_attention_args *a, int64_t m, int64_t n, int64_t k, const T *x,
@@ -43,7 +43,7 @@ static void LOCAL(product)(const msi_attention_args *a, int64_t m, int64_t n, in
     }
 }
 
-/* Is none of n elements inf or NaN? */
+/* Are all n elements finite? */
 static bool LOCAL(finite)(const T *x, int64_t n)
 {
     V sum[2] = {SPLAT(0), SPLAT(0)};
@@ -61,7 +61,7 @@ static bool LOCAL(finite)(const T *x, int64_t n)
     return HSUM(sum[0] + sum[1]) == 0;
 }
 
-/* c (D) = sum over n rows of y (n, D) times x, an element every x_step [+ c]. */
+/* c (D) = sum over n rows of y (n, D) times x, whose elements are x_step apart [+ c]. */
 static void LOCAL(sum_seen)(REAL *c, const T *x, int64_t x_step, const T *y, int64_t n,
                             int64_t depth, bool accumulate)
 {
@@ -75,7 +75,8 @@ static void LOCAL(sum_seen)(REAL *c, const T *x, int64_t x_step, const T *y, int
     }
 }
 
-/* c (nq, D) = x (nq, padded(nk)) y (nk, D) [+ c]; x is 0 for keys that the query does not see. */
+/* c (nq, D) = x (nq, padded(nk)) y (nk, D) [+ c]; x is 0 for keys that a query does not attend to.
+ */
 static void LOCAL(sum_keys)(const msi_attention_args *a, int64_t q0, int64_t nq, int64_t k0,
                             int64_t nk, const T *x, const T *y, REAL *c, bool accumulate)
 {
@@ -96,7 +97,7 @@ static void LOCAL(sum_queries)(const msi_attention_args *a, int64_t q0, int64_t 
                                int64_t nk, const T *x, const T *y, REAL *c, bool accumulate)
 {
     const int64_t depth = a->head_dim, row = padded(nk);
-    int64_t first = 0; /* query that sees key i */
+    int64_t first = 0; /* first query that attends to key i */
 
     if (visible(a, q0, k0, nk) == nk || LOCAL(finite)(y, nq * depth)) {
         LOCAL(product)(a, nk, depth, nq, x, 1, row, y, depth, 1, c, depth, accumulate);
@@ -165,13 +166,14 @@ static void LOCAL(scale_row)(REAL *row, int64_t n, REAL factor)
 
 /* -- masks and dropout ------------------------------------------------------------------------- */
 
-/* Where the mask of query t and key k0 lies, in elements. */
+/* Offset of the mask of query t and key k0, in elements. */
 static int64_t LOCAL(mask_offset)(const int64_t *stride, int64_t t, int64_t k0)
 {
     return t * stride[2] + k0 * stride[3];
 }
 
-/* Keys of [k0, k0 + nk) up to the last that the mask shows to any of queries [q0, q0 + nq). */
+/* Number of keys in [k0, k0 + nk) up to the last one that the mask allows for queries [q0, q0 +
+ * nq). */
 static int64_t LOCAL(shown)(const msi_attention_args *a, const tiles *w, int64_t q0, int64_t nq,
                             int64_t k0, int64_t nk)
 {
@@ -203,7 +205,8 @@ static int64_t LOCAL(shown)(const msi_attention_args *a, const tiles *w, int64_t
     return n;
 }
 
-/* What is added to the scores of query t and keys [k0, k0 + nk): in place, or in `room`. */
+/* What to add to the scores of query t and keys [k0, k0 + nk): the mask itself, or a copy in
+ * `room`. */
 static const REAL *LOCAL(bias_row)(const msi_attention_args *a, const tiles *w, REAL *room,
                                    int64_t t, int64_t k0, int64_t nk)
 {
@@ -234,7 +237,7 @@ static const REAL *LOCAL(bias_row)(const msi_attention_args *a, const tiles *w, 
     return room;
 }
 
-/* scores = scale scores + mask, for a tile. @return what the scores must be multiplied by now */
+/* scores = scale scores + mask, for a tile. @return the remaining factor of the scores */
 static REAL LOCAL(add_mask)(const msi_attention_args *a, const tiles *w, REAL *scores, int64_t q0,
                             int64_t nq, int64_t k0, int64_t nk)
 {
@@ -256,7 +259,7 @@ static REAL LOCAL(add_mask)(const msi_attention_args *a, const tiles *w, REAL *s
     return 1;
 }
 
-/* Zero the probabilities that dropout takes out of the first n of a row. */
+/* Zero the dropped probabilities among the first n of a row. */
 static void LOCAL(drop_row)(T *p, const uint32_t *words, uint64_t threshold, int64_t n)
 {
     const uint32_t most = (uint32_t)(threshold - 1); /* threshold is 1 to 2^32 */
@@ -268,7 +271,7 @@ static void LOCAL(drop_row)(T *p, const uint32_t *words, uint64_t threshold, int
 
 /* -- forward ----------------------------------------------------------------------------------- */
 
-/* One tile: fold keys [k0, k0 + nk) into the sums of queries [q0, q0 + nq). */
+/* Process one tile: add keys [k0, k0 + nk) to the sums of queries [q0, q0 + nq). */
 static void LOCAL(forward_tile)(const msi_attention_args *a, const tiles *w, int64_t q0, int64_t nq,
                                 int64_t k0, int64_t nk, bool first)
 {
@@ -310,7 +313,7 @@ static void LOCAL(forward_tile)(const msi_attention_args *a, const tiles *w, int
     LOCAL(sum_keys)(a, q0, nq, k0, nk, p, v, acc, !first);
 }
 
-/* acc, m and (in the place of rsum) l of queries [q0, q0 + nq). */
+/* acc, m and l (stored in rsum) of queries [q0, q0 + nq). */
 static void LOCAL(forward_queries)(const msi_attention_args *a, const tiles *w, int64_t q0,
                                    int64_t nq)
 {
@@ -319,7 +322,7 @@ static void LOCAL(forward_queries)(const msi_attention_args *a, const tiles *w, 
     bool first = true;
 
     for (int64_t i = 0; i < nq; i++) {
-        m[i] = OF_REAL(lowest); /* not -inf: a score of -inf has the probability 0 beside it */
+        m[i] = OF_REAL(lowest); /* not -inf: a score of -inf must have probability 0 */
         l[i] = 0;
     }
     for (int64_t k0 = 0; k0 < end; k0 += MSI_ATTENTION_COLS) {
@@ -338,7 +341,7 @@ static void LOCAL(forward_queries)(const msi_attention_args *a, const tiles *w, 
 
 /* -- backward ---------------------------------------------------------------------------------- */
 
-/* p and ds of one query from its scores and dp: the first n of nk keys, 0 for the rest. */
+/* p and ds of one query from its scores and dp: for the first n of nk keys, 0 for the others. */
 static void LOCAL(row_grad)(T *p, T *ds, const REAL *scores, const REAL *dp, int64_t n, int64_t nk,
                             REAL score_scale, REAL scale, REAL max, REAL rsum, REAL delta)
 {
@@ -364,7 +367,7 @@ static void LOCAL(row_grad)(T *p, T *ds, const REAL *scores, const REAL *dp, int
     }
 }
 
-/* dmask += p (dp - delta), for a query and n keys; one sum of all keys where `step` is 0. */
+/* dmask += p (dp - delta) for a query and n keys; the sum over the keys if `step` is 0. */
 static void LOCAL(add_dmask)(REAL *dmask, int64_t step, const REAL *scores, const REAL *dp,
                              int64_t n, REAL score_scale, REAL max, REAL rsum, REAL delta)
 {
@@ -385,7 +388,7 @@ static void LOCAL(add_dmask)(REAL *dmask, int64_t step, const REAL *scores, cons
     }
 }
 
-/* dp of a query and n keys, as dropout leaves it. */
+/* Apply dropout to dp of a query and n keys. */
 static void LOCAL(drop_dp)(REAL *dp, const uint32_t *words, uint64_t threshold, REAL factor,
                            int64_t n)
 {
@@ -396,8 +399,8 @@ static void LOCAL(drop_dp)(REAL *dp, const uint32_t *words, uint64_t threshold, 
     }
 }
 
-/* One tile. The first tile of a block of keys stores dk and dv, the first of queries dq; with a
- * mask all add. */
+/* Process one tile. Without a mask the first tile of a block of keys stores dk and dv, and the
+ * first of a block of queries dq; all others add. */
 static void LOCAL(backward_tile)(const msi_attention_args *a, const tiles *w, int64_t q0,
                                  int64_t nq, int64_t k0, int64_t nk, bool first)
 {
@@ -438,13 +441,13 @@ static void LOCAL(backward_tile)(const msi_attention_args *a, const tiles *w, in
     LOCAL(sum_keys)(a, q0, nq, k0, nk, ds, k, dq, k0 > 0 || a->mask != NULL);
 }
 
-/* dk and dv of keys [k0, k0 + nk), and what they add to dq. */
+/* Compute dk and dv of keys [k0, k0 + nk), and add their contribution to dq. */
 static void LOCAL(backward_keys)(const msi_attention_args *a, const tiles *w, int64_t k0,
                                  int64_t nk)
 {
     const int64_t depth = a->head_dim, rows = MSI_ATTENTION_ROWS;
-    const int64_t first = a->causal ? k0 / rows * rows : 0; /* queries before it see none of them */
-    int64_t stored = 0; /* keys whose dk and dv the first tile stores: later ones may be wider */
+    const int64_t first = a->causal ? k0 / rows * rows : 0; /* no earlier query attends to them */
+    int64_t stored = 0; /* whose dk and dv the first tile stores; later ones may be wider */
 
     if (first < a->q_len && a->mask == NULL) {
         const int64_t last = first + rows < a->q_len ? first + rows : a->q_len;

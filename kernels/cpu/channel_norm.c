@@ -1,8 +1,9 @@
 /* Normalisation of channels by the statistics of sets of planes, and its gradient. With xhat =
  * (x - mean) rstd and g = w dy:
  *   y = xhat w + b;  dw = sum of dy xhat;  db = sum of dy
- *   dx = rstd (g - mean(g) - xhat mean(g xhat)), the means over the set; rstd g for given
- * statistics Sums of a plane are REAL, in lanes; those over planes f64, in the order of samples and
+ *   dx = rstd (g - mean(g) - xhat mean(g xhat)), the means over the set
+ *   dx = rstd g for given statistics
+ * Sums over a plane are REAL, in lanes; sums over planes are f64, in the order of samples and
  * channels. */
 #include "lanes.h"
 #include "table.h"

@@ -1,6 +1,6 @@
 /* Body of channel_norm.c for one dtype. */
 
-/* Sum of x - mean over a plane, or of its squares. */
+/* Sum over a plane of x - mean, or of its square. */
 LANES_INLINE REAL LOCAL(plane_sum)(const T *x, int64_t n, REAL mean, bool squares)
 {
     V sum[4] = {SPLAT(0), SPLAT(0), SPLAT(0), SPLAT(0)};
@@ -79,7 +79,7 @@ void MSI_NAME(LOCAL(channel_norm))(const void *args)
     }
 }
 
-/* Per plane: the sums of dy and of dy xhat. */
+/* For each plane the sums of dy and of dy xhat. */
 static void LOCAL(plane_gradients)(const msi_channel_norm_args *a)
 {
     for (int64_t i = 0; i < a->batch * a->channels; i++) {

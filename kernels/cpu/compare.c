@@ -1,11 +1,11 @@
-/* Comparisons of operands of `in_dtype`, with a bool result, and selection by a bool. NaN compares
- * as in C: it is unequal to everything and less than nothing. */
+/* Comparisons of operands of `in_dtype` with a bool result, and selection by a bool. NaN compares
+ * as in C: unequal to everything, and neither less nor greater. */
 #include "element.h"
 #include "ew.h"
 
 /* -- comparing --------------------------------------------------------------------------------- */
 
-/* |a - b| <= atol + rtol |b| in f64; equal infinities are close, NaN is close to nothing. */
+/* |a - b| <= atol + rtol |b| in f64. Equal infinities are close; NaN is never close. */
 static inline uint8_t is_close(double a, double b, double rtol, double atol)
 {
     const double distance = __builtin_fabs(a - b);
@@ -14,7 +14,7 @@ static inline uint8_t is_close(double a, double b, double rtol, double atol)
            ((distance <= atol + rtol * __builtin_fabs(b)) & (distance < __builtin_inf()));
 }
 
-/* One loop for each pattern of operands that repeat, so that the compiler sees constant steps. */
+/* One loop for each pattern of repeated operands, so that the compiler knows the steps. */
 #define COMPARE_LOOP(get, step_a, step_b, EXPR)                                                    \
     for (int64_t i = 0; i < n; i++) {                                                              \
         const __auto_type x = get(a[i * (step_a)]);                                                \
@@ -73,14 +73,14 @@ COMPARE(eq, x == y)
 COMPARE(ne, x != y)
 COMPARE(lt, x < y)
 COMPARE(le, x <= y)
-/* Of x beside itself: what is no infinity and no NaN less itself is 0. */
+/* x compared with itself: x - x is 0 unless x is infinite or NaN. */
 COMPARE(is_inf, (x == y) & !((double)x - (double)y == 0))
 COMPARE(is_finite, (double)x - (double)y == 0)
 COMPARE(close, is_close((double)x, (double)y, rtol, atol))
 
 /* -- choosing ---------------------------------------------------------------------------------- */
 
-/* Bits are moved: an unsigned type as wide as the dtype. */
+/* Bits are copied, in an unsigned type as wide as the dtype. */
 typedef uint32_t bits_f32;
 typedef uint64_t bits_f64;
 typedef uint16_t bits_bf16;
@@ -90,7 +90,7 @@ typedef uint32_t bits_i32;
 typedef uint8_t bits_u8;
 typedef uint8_t bits_bool;
 
-/* By masks, not by branches: what is chosen follows no pattern a processor could learn. */
+/* Masks instead of branches, because conditions are unpredictable. */
 #define CHOOSE(bits_t)                                                                             \
     const bits_t mask = (bits_t) - (bits_t)(c[i * step_c] != 0);                                   \
     const bits_t bits = (bits_t)((a[i * step_a] & mask) | (b[i * step_b] & ~mask));
@@ -102,7 +102,7 @@ typedef uint8_t bits_bool;
         const uint8_t *c = r->in[0];                                                               \
         const bits_##dtype *a = r->in[1], *b = r->in[2];                                           \
         bits_##dtype *out = r->out;                                                                \
-        const int64_t n = r->n; /* a store might change the row, for all the compiler knows */     \
+        const int64_t n = r->n; /* local: a store might change the row */                          \
         for (int64_t i = 0; i < n; i++) {                                                          \
             CHOOSE(bits_##dtype)                                                                   \
             out[i] = bits;                                                                         \

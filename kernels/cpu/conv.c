@@ -2,17 +2,17 @@
  * times taps of the filter:
  *   cols (K, positions) = the inputs that each position reads ("unfolded")
  *   y = w cols + bias;  dw += dy cols^T;  dcols = w^T dy, which is folded back into dx
- * Products are msi_gemm()'s. A channel of the region that a box reads is first copied into a slab,
- * with zeros where the input is padded, so that nothing later checks bounds.
+ * Products use msi_gemm(). A channel of the region that a box reads is first copied into a slab,
+ * with zeros for the padding, so that no later loop checks bounds.
  *
- * In a wide box (msi_conv_args) a row of columns also has what lies between two rows of the region,
- * so that a tap is copied in one run. Nothing reads these columns of y; in dy they are 0. */
+ * In a wide box (msi_conv_args) a row of columns also contains the elements between two rows of the
+ * region, so that a tap is copied in one run. These columns of y are not read; in dy they are 0. */
 #include "lanes.h"
 #include "table.h"
 
 #include "backend.h"
 
-/* Output positions of some images, and the region of the input that they read. */
+/* A box of output positions of some images, and the region of the input that it reads. */
 typedef struct conv_box {
     int64_t image, images;
     int64_t at[3], size[3];
@@ -63,7 +63,7 @@ static int64_t volume(const int64_t *size)
     return size[0] * size[1] * size[2];
 }
 
-/* The part of a row of the region that is input: [*begin, *end). */
+/* The part of a row of the region that is inside the input: [*begin, *end). */
 static void inside(const msi_conv_args *a, const conv_box *b, int64_t *begin, int64_t *end)
 {
     *begin = b->from[2] >= 0 ? 0 : least(-b->from[2], b->extent[2]);
@@ -71,7 +71,7 @@ static void inside(const msi_conv_args *a, const conv_box *b, int64_t *begin, in
     *end = *end > *begin ? *end : *begin;
 }
 
-/* Row (d, h) of the region as a row of the input's plane, -1 in the padding. */
+/* Row (d, h) of the region as a row of the input's plane; -1 in the padding. */
 static int64_t input_row(const msi_conv_args *a, const conv_box *b, int64_t d, int64_t h)
 {
     const int64_t z = b->from[0] + d, y = b->from[1] + h;
@@ -79,7 +79,7 @@ static int64_t input_row(const msi_conv_args *a, const conv_box *b, int64_t d, i
     return z < 0 || z >= a->in[0] || y < 0 || y >= a->in[1] ? -1 : z * a->in[1] + y;
 }
 
-/* Where a tap of position (d, h, 0) of the box is in the slab. */
+/* Offset in the slab of a tap of position (d, h, 0) of the box. */
 static int64_t tap_offset(const msi_conv_args *a, const conv_box *b, const int64_t *tap, int64_t d,
                           int64_t h)
 {
@@ -89,7 +89,7 @@ static int64_t tap_offset(const msi_conv_args *a, const conv_box *b, const int64
            tap[2] * a->dilation[2];
 }
 
-/* Elements of a run in a wide box: rows with what lies between them. */
+/* Elements of a run in a wide box: the rows and the elements between them. */
 static int64_t run_of(const conv_box *b)
 {
     return (b->size[1] - 1) * b->width + b->size[2];
@@ -110,7 +110,7 @@ static void copy_strided(char *to, const char *from, int64_t n, int64_t step, in
     }
 }
 
-/* The columns of one image for one tap, from the slab; elements of `size` bytes. */
+/* Copy the columns of one image for one tap from the slab; elements have `size` bytes. */
 static void unfold_tap(const msi_conv_args *a, const conv_box *b, const int64_t *tap,
                        const char *slab, char *to, int64_t size)
 {
@@ -131,7 +131,7 @@ static void unfold_tap(const msi_conv_args *a, const conv_box *b, const int64_t 
     }
 }
 
-/* A counter over the taps of a filter. */
+/* Advance a counter over the taps of a filter. */
 static void next_tap(const msi_conv_args *a, int64_t *tap)
 {
     for (int32_t d = 2; d >= 0 && ++tap[d] == a->kernel[d]; d--) {

@@ -1,5 +1,5 @@
 /* Body of conv.c for one dtype. Operands of products are T, or REAL if the library has no products
- * of T; results and sums are REAL. */
+ * of T. Results and sums are REAL. */
 
 #ifdef NARROW
 #define WIDENS(a) ((a)->tile_dtype != DTYPE)
@@ -12,7 +12,7 @@ static int64_t LOCAL(operand_size)(const msi_conv_args *a)
     return WIDENS(a) ? sizeof(REAL) : sizeof(T);
 }
 
-/* n elements as an operand of products. */
+/* Convert n elements to the dtype of operands. */
 static void LOCAL(to_operand)(const msi_conv_args *a, void *to, const T *from, int64_t n)
 {
     if (!WIDENS(a)) {
@@ -195,8 +195,8 @@ static void LOCAL(read_block)(const msi_conv_args *a, const conv_box *b, int64_t
 
 /* -- products ---------------------------------------------------------------------------------- */
 
-/* One output channel per group, as in depthwise convolutions: a product for each would cost more
- * than these loops. Operands are REAL. */
+/* One output channel per group (depthwise convolution): a product for each would be slower than
+ * these loops. Operands are REAL. */
 
 static void LOCAL(one_forward)(REAL *y, const REAL *w, const REAL *cols, int64_t n, int64_t taps)
 {
@@ -253,7 +253,7 @@ static const void *LOCAL(filter)(const msi_conv_args *a, int64_t group, int64_t 
                      : (const void *)((const T *)a->w + at);
 }
 
-/* cols of one group: the input itself where each position reads one place of one image, else
+/* cols of one group: the input itself if each position reads one element of one image, else
  * unfolded. *row: elements between its rows. */
 static const void *LOCAL(columns_of)(const msi_conv_args *a, const conv_box *b, int64_t group,
                                      int64_t *row)

@@ -52,7 +52,7 @@ static void move_bytes(char *to, const char *from, int64_t n, bool streams)
     memcpy(to + i, from + i, (size_t)(n - i));
 }
 
-/* Rows of one dtype: move when nothing is to be computed. */
+/* Rows of equal dtypes are copied as bytes unless elements are computed. */
 #define MOVE_ROW(dtype)                                                                            \
     static void move_##dtype(const ew_row *r)                                                      \
     {                                                                                              \
@@ -65,7 +65,7 @@ static void move_bytes(char *to, const char *from, int64_t n, bool streams)
 
 enum { WIDTH = LANES_REGISTER / 4 };
 
-/* f32 to and from narrow dtypes carry the mixed-precision traffic: whole registers. */
+/* f32 to and from f16 and bf16, the most frequent conversions, use whole registers. */
 #define LANE_ROW(to, from)                                                                         \
     static void lanes_##from##_to_##to(const ew_row *r)                                            \
     {                                                                                              \
@@ -155,7 +155,7 @@ COPY_ROW(bool, f16)
 COPY_ROW(bool, i64)
 COPY_ROW(bool, i32)
 COPY_ROW(bool, u8)
-COPY_ROW(bool, bool) /* writes 0 or 1 whatever byte stood for true */
+COPY_ROW(bool, bool) /* normalises any nonzero byte to 1 */
 
 MOVE_ROW(f32)
 MOVE_ROW(f64)

@@ -1,5 +1,5 @@
-/* Cross-entropy over rows of logits: the loss in one pass over memory, the gradient in another,
- * in place when asked. */
+/* Cross-entropy over rows of logits: one pass over memory for the loss, another for the gradient,
+ * which may be written in place. */
 #include "fault.h"
 #include "lanes.h"
 #include "table.h"

@@ -1,4 +1,4 @@
-/* Body of cross_entropy.c for one dtype; each_float.h says what the macros mean. */
+/* Body of cross_entropy.c for one dtype; the macros are documented in each_float.h. */
 
 #include "log_sum_exp_body.h"
 
@@ -11,7 +11,7 @@ void MSI_NAME(LOCAL(cross_entropy))(const void *args)
     for (int64_t i = 0; i < a->rows; i++) {
         const T *x = (const T *)a->logits + i * a->cols;
         const int64_t target = a->targets[i];
-        REAL m = 0, sum = 0; /* not read where the row does not count */
+        REAL m = 0, sum = 0; /* not read if the row is ignored */
 
         if (row_counts(a, i)) {
             m = LOCAL(row_sum_exp)(x, a->cols, &sum);
@@ -28,7 +28,7 @@ void MSI_NAME(LOCAL(cross_entropy))(const void *args)
     *a->n_counted = n_counted;
 }
 
-/* Factor of every row: the loss's own gradient, over the number of rows for a mean. */
+/* Factor of every row: the incoming gradient, divided by the number of rows for a mean. */
 static double LOCAL(row_scale)(const msi_cross_entropy_args *a)
 {
     const double dloss = (double)*(const REAL *)a->dloss;
@@ -43,7 +43,7 @@ static void LOCAL(spoil_row)(T *dx, int64_t n)
     }
 }
 
-/* dlogits = row_scale (exp(x - m) / sum - one_hot(target)), possibly over the logits themselves. */
+/* dlogits = row_scale (exp(x - m) / sum - one_hot(target)); may overwrite the logits. */
 static void LOCAL(row_loss_grad)(const msi_cross_entropy_args *a, int64_t i, double row_scale)
 {
     const T *x = (const T *)a->logits + i * a->cols;
@@ -70,12 +70,12 @@ static void LOCAL(row_loss_grad)(const msi_cross_entropy_args *a, int64_t i, dou
 void MSI_NAME(LOCAL(cross_entropy_grad))(const void *args)
 {
     const msi_cross_entropy_args *a = args;
-    const double scale = LOCAL(row_scale)(a); /* not read where no row counts */
+    const double scale = LOCAL(row_scale)(a); /* not read if all rows are ignored */
 
     for (int64_t i = 0; i < a->rows; i++) {
         if (row_counts(a, i)) {
             LOCAL(row_loss_grad)(a, i, scale);
-        } else if (a->targets[i] != a->ignore_index) { /* found by the forward: of no use */
+        } else if (a->targets[i] != a->ignore_index) { /* invalid, as the forward has reported */
             LOCAL(spoil_row)((T *)a->dlogits + i * a->cols, a->cols);
         } else if (!a->accumulate) {
             memset((T *)a->dlogits + i * a->cols, 0, (size_t)a->cols * sizeof(T));

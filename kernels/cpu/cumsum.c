@@ -1,12 +1,13 @@
-/* Running sums along one dimension: out[j] = [out[j] +] in[0] + ... + in[j]. Floating sums run in
- * f64 and are rounded once an element, sums of integers and bool in i64, which wraps. Lines along
- * the dimension are independent: a tile of neighbouring ones goes along it at a time. */
+/* Cumulative sums along one dimension: out[j] = [out[j] +] in[0] + ... + in[j]. Floating sums run
+ * in f64 and are rounded once for each element; sums of integers and bool run in i64, which wraps.
+ * Lines along the dimension are independent; a tile of neighbouring lines is processed at a time.
+ */
 #include "element.h"
 #include "table.h"
 
 enum { CUMSUM_TILE = 64 };
 
-/* Offsets of the destination and the source at the tile's first line; `line` counts lines. */
+/* Offsets of destination and source of a tile's first line; `line` counts lines. */
 static void cumsum_begin(const msi_loop *lines, int64_t line, int64_t *out, int64_t *in)
 {
     *out = *in = 0;
@@ -17,8 +18,8 @@ static void cumsum_begin(const msi_loop *lines, int64_t line, int64_t *out, int6
     }
 }
 
-/* TOTAL is what sums run in, unsigned where they wrap, and VALUE what they stand for. A narrow
- * dtype writes itself or f32. */
+/* TOTAL is the type of sums (unsigned if they wrap), VALUE the type of results. An f16 or bf16
+ * source writes its own dtype or f32. */
 #define CUMSUM(dtype, out_dtype, suffix, TOTAL, VALUE)                                             \
     static void cumsum_##dtype##_##suffix(const msi_sum_args *a)                                   \
     {                                                                                              \

@@ -1,5 +1,6 @@
-/* Dropout with counter-based random numbers: an element's fate depends on seed, site, call, global
- * sample and its index in the sample, never on how samples are dealt to ranks or batches.
+/* Dropout with counter-based random numbers. Whether an element is dropped depends only on seed,
+ * stream, call, global sample and its index in the sample, not on how samples are sharded over
+ * ranks and batches.
  *
  * The key is philox_key(seed, site, call). */
 #include "lanes.h"

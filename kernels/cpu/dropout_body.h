@@ -1,6 +1,6 @@
 /* Body of dropout.c for one dtype. */
 
-/* v where the word beside it is not below the threshold, else 0. */
+/* v where its word is at least the threshold, else 0. */
 LANES_INLINE V LOCAL(chosen)(V v, const uint32_t *words, uint32_t threshold)
 {
 #if IS_F64
@@ -25,7 +25,7 @@ LANES_INLINE void LOCAL(stretch)(T *out, const T *x, const uint32_t *words, uint
     STORE_N(out, accumulate ? LOAD_N(out, n) + v : v, n);
 }
 
-/* One block of random words, or what is left of a sample. */
+/* One block of random words, or the rest of a sample. */
 LANES_INLINE void LOCAL(block)(T *out, const T *x, const uint32_t *words, uint32_t threshold,
                                REAL scale, bool accumulate, int64_t n)
 {
@@ -43,7 +43,7 @@ void MSI_NAME(LOCAL(dropout))(const void *args)
 {
     static const T zeros[PHILOX_WORDS];
     const msi_dropout_args *a = args;
-    const double below = ceil(a->p * 0x1p32); /* word < p 2^32 is word < this */
+    const double below = ceil(a->p * 0x1p32); /* word < p 2^32 is equivalent to word < below */
     const bool all = below >= 0x1p32;
     const uint32_t threshold = all ? 0 : (uint32_t)below;
     const uint64_t key = philox_key(a->seed, a->site, (uint64_t)a->call);

@@ -1,6 +1,6 @@
 /* Includes BODY once for f32, bf16, f16 and f64. Inside a body:
  *
- *   T, REAL            what memory holds, what is computed in (bf16, f16: float)
+ *   T, REAL            type in memory, compute type (bf16, f16: float)
  *   DTYPE, REAL_DTYPE  their MS_DTYPE_*; NARROW is defined where they differ
  *   V                  16 lanes of REAL
  *   NAME, LOCAL(x)     the dtype's name, x_<dtype>; OF_REAL(x) for the compute type's

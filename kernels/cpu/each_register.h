@@ -1,14 +1,14 @@
-/* Includes BODY once for f32, bf16, f16 and f64, with one register at a time for a vector: for
- * kernels whose lanes never meet, so that their number cannot change a bit. Inside a body:
+/* Includes BODY once for f32, bf16, f16 and f64, with vectors of one register: for kernels
+ * whose lanes are independent, so that their number does not change bits. Inside a body:
  *
- *   T, REAL            what memory holds, what is computed in (bf16, f16: float)
+ *   T, REAL            type in memory, compute type (bf16, f16: float)
  *   DTYPE, REAL_DTYPE  their MS_DTYPE_*; NARROW is defined where they differ, IS_F64 is 0 or 1
  *   NAME, LOCAL(x)     the dtype's name, x_<dtype>
  *   V, WIDTH           a register of REAL, its lanes
  *   LOAD, STORE (_N)   WIDTH (the first n) lanes from and to T
  *   OF(x), SPLAT       a function of lanes.h for V; a scalar in every lane
  *
- * (each_float.h does the same with 16 lanes, for sums whose order counts.) */
+ * (each_float.h does the same with 16 lanes, for sums whose order matters.) */
 
 #ifndef LOCAL
 #define EACH_CAT2(a, b) a##_##b

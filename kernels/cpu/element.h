@@ -1,5 +1,6 @@
-/* One element of any dtype, for loops the compiler vectorises: GET widens to what is computed in,
- * PUT rounds back, ADD adds in the destination's arithmetic; c_<dtype> is what memory holds. */
+/* Single elements of any dtype, for loops that the compiler vectorises. c_<dtype> is the type in
+ * memory, GET widens to the compute type, PUT rounds back, ADD adds in the destination's
+ * arithmetic. */
 #ifndef MSI_ELEMENT_H
 #define MSI_ELEMENT_H
 
@@ -34,8 +35,8 @@ static inline uint16_t put_bf16(float x)
     return (uint16_t)(x != x ? upper | 0x40 : (bits + 0x7fff + (upper & 1)) >> 16);
 }
 
-/* f16 is IEEE 754's binary16. The three ranges of each way are computed and one is chosen, so that
- * loops become vectors. A NaN stays one (quiet, the upper bits of its payload kept), as in the
+/* f16 is IEEE 754's binary16. All three ranges are computed and one is selected, so that loops can
+ * be vectorised. A NaN stays a NaN (quiet, with the upper bits of its payload), as with the
  * processor's own instructions. */
 static inline float get_f16(uint16_t h)
 {
@@ -59,8 +60,8 @@ static inline uint16_t put_f16(float x)
                                                         : normal));
 }
 
-/* Any number as an i64: truncated, NaN is 0, beyond the range the nearest. (In C a conversion that
- * does not fit is undefined.) */
+/* Convert to i64: truncated, 0 for NaN, saturated outside the range. (A C conversion that overflows
+ * is undefined.) */
 static inline int64_t whole_f64(double x)
 {
     return x != x ? 0 : x >= 0x1p63 ? INT64_MAX : x < -0x1p63 ? INT64_MIN : (int64_t)x;

@@ -1,5 +1,5 @@
-/* Rows of a table, and their gradient: rows add in ascending token order, so the result does not
- * depend on how tokens are batched. */
+/* Rows of a table, and their gradient. Rows are added in ascending token order, so the result does
+ * not depend on how tokens are batched. */
 #include "fault.h"
 #include "lanes.h"
 #include "table.h"

@@ -31,8 +31,8 @@ static void LOCAL(add_row)(REAL *to, const T *dy, int64_t width)
 }
 
 #ifdef NARROW
-/* `blocks` registers of one row from column j, n lanes of each: those of all tokens from `token` on
- * that `next` leads to. Inlined with constants, so that the sums stay in registers. */
+/* Add `blocks` registers of rows, from column j with n lanes each, of all tokens that `next` links
+ * from `token` on. Inlined with constants, so that the sums stay in registers. */
 LANES_INLINE void LOCAL(add_tokens)(const msi_embedding_args *a, const int64_t *next, int64_t token,
                                     int64_t j, int blocks, int64_t n)
 {
@@ -57,7 +57,7 @@ LANES_INLINE void LOCAL(add_tokens)(const msi_embedding_args *a, const int64_t *
     }
 }
 
-/* Row by row, as only a whole sum is rounded: tokens of one id are strung together first. */
+/* Sum row by row, because only the complete sum is rounded: tokens of one id are linked first. */
 static void LOCAL(add_rows_once)(const msi_embedding_args *a)
 {
     int64_t *first = a->work, *next = a->work + a->vocab;

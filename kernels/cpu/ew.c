@@ -1,7 +1,7 @@
-/* The loops around elementwise rows. The innermost dimension is the one that is dense in the
- * destination where there is such a one; rows that are dense (or broadcast) in every operand go
- * to the op as they are, others pass through small dense buffers. A source that is dense in another
- * dimension (transposed) is read in tiles, so that cache lines are used whole. */
+/* Loops around elementwise rows. The innermost dimension is one that is dense in the destination,
+ * if there is one. Rows that are dense (or broadcast) in every operand are passed to the op
+ * directly, others are copied through small dense buffers. A source that is dense in another
+ * dimension (transposed) is read in tiles, so that whole cache lines are used. */
 #include "ew.h"
 
 #include "tile.h"
@@ -11,7 +11,7 @@ enum { CHUNK = 256, STREAMED = 1 << 20 };
 /* Position in the outer dimensions: all but `inner` and `cross`. */
 typedef struct walk {
     const msi_loop *loop;
-    int32_t inner, cross; /* cross: in which a source is dense that is not so in `inner`; or -1 */
+    int32_t inner, cross; /* cross: dimension in which a source is dense if not in `inner`; or -1 */
     int32_t n_operands;
     int64_t index[MSI_LOOP_DIMS];
     int64_t offset[4]; /* elements */
@@ -83,7 +83,7 @@ static void run_strided(ew_row *r, ew_row_fn row, int32_t n_in, char *out, int64
         r->n = n - i < CHUNK ? n - i : CHUNK;
         for (int32_t k = 0; k < n_in; k++) {
             if (r->step[k] == 0) {
-                continue; /* the caller's copies */
+                continue; /* the caller has copied it */
             }
             const char *from = in[k] + i * in_stride[k] * in_bytes[k];
 
@@ -130,7 +130,7 @@ typedef union row_space {
     uint64_t chunk[TILE_LENGTH];
 } row_space;
 
-/* All rows of `inner` and `cross`, from the operands' addresses `at`. */
+/* Process all rows of `inner` and `cross` from the operands' addresses `at`. */
 static void run_tiles(const walk *w, ew_row *r, ew_row_fn row, char *const *at,
                       const int64_t *bytes)
 {
@@ -185,7 +185,7 @@ void ew_run_mixed(const msi_ew_args *args, ew_row_fn row, int32_t n_in, int64_t 
     walk w = {.loop = loop, .inner = choose_inner(loop), .cross = -1, .n_operands = n_in + 1};
     const int64_t n = loop->ndim == 0 ? 1 : loop->shape[w.inner];
     ew_row r = {.n = n, .args = args};
-    uint64_t copies[3][LANES]; /* of an element that is broadcast along the row */
+    uint64_t copies[3][LANES]; /* copies of an element that is broadcast along the row */
     int64_t stride[4] = {1, 1, 1, 1};
     bool dense = true;
 

@@ -1,25 +1,26 @@
-/* Elementwise kernels: an op supplies the loop over one row whose operands are dense or repeat one
- * element; ew.c walks dimensions and strides around it. */
+/* Elementwise kernels. An op supplies the loop over one row, whose operands are dense or repeat one
+ * element; ew.c iterates over dimensions and strides. */
 #ifndef MSI_EW_H
 #define MSI_EW_H
 
 #include "lanes.h"
 #include "table.h"
 
-/* One row. Element i of source k is in[k][i * step[k]] with step 0 or 1; where it is 0, 16 copies
- * of the element lie there, so that lanes can be loaded at any multiple of 16 times the step. */
+/* One row. Element i of source k is in[k][i * step[k]] with step 0 or 1. If the step is 0, in[k]
+ * has 16 copies of the element, so that lanes can be loaded at any multiple of 16 times the step.
+ */
 typedef struct ew_row {
     int64_t n;
     void *out;
     const void *in[3];
     int64_t step[3];
     const msi_ew_args *args;
-    bool streams; /* the whole destination exceeds the caches: a copy may write past them */
+    bool streams; /* the destination exceeds the caches: a copy may bypass them */
 } ew_row;
 
 typedef void (*ew_row_fn)(const ew_row *row);
 
-/* Run `row` over the whole of `args`, which has n_in sources of in_bytes[k] per element. */
+/* Run `row` over all of `args`, which has n_in sources of in_bytes[k] per element. */
 #define ew_run_mixed MSI_NAME(ew_run_mixed)
 void ew_run_mixed(const msi_ew_args *args, ew_row_fn row, int32_t n_in, int64_t out_bytes,
                   const int64_t *in_bytes);
@@ -33,11 +34,11 @@ static inline void ew_run(const msi_ew_args *args, ew_row_fn row, int32_t n_in, 
     ew_run_mixed(args, row, n_in, out_bytes, each);
 }
 
-/* Inside a body of each_register.h: a kernel that stores (or adds) EXPR of the lanes a, b, c of its
- * n_in sources and the scalars s0, s1. */
+/* For bodies of each_register.h: defines a kernel that stores (or adds) EXPR of the lanes a, b, c
+ * of its n_in sources and the scalars s0, s1. */
 #define EW(op, n_in, EXPR) EW_SCALED(op, n_in, EXPR, r->args->scalar[0])
 
-/* The same where s0 is made of the row `r`. */
+/* The same with s0 computed from the row `r`. */
 #define EW_SCALED(op, n_in, EXPR, S0)                                                              \
     LANES_INLINE V LOCAL(op##_of)(V a, V b, V c, REAL s0, REAL s1)                                 \
     {                                                                                              \
@@ -70,7 +71,7 @@ static inline void ew_run(const msi_ew_args *args, ew_row_fn row, int32_t n_in, 
         ew_run(args, LOCAL(op##_row), n_in, sizeof(T), sizeof(T));                                 \
     }
 
-/* Scalars reach the lanes through this (i64 takes another way). */
+/* Converts scalars for the lanes (i64 is handled separately). */
 #define EW_SCALAR(x) ((REAL)(x))
 
 #endif

@@ -10,14 +10,14 @@
 
 enum { EXTREME_TILE = 64, EXTREME_CHUNK = 1024 };
 
-/* Are neighbouring kept elements neighbours in memory, and neighbouring reduced ones not? */
+/* Are neighbouring kept elements adjacent in memory, and neighbouring reduced ones not? */
 static bool extreme_by_columns(const msi_reduction_args *a)
 {
     return loop_width(&a->kept) > 1 && loop_step(&a->kept, 1) == 1 &&
            loop_step(&a->reduced, 1) != 1;
 }
 
-/* The first of the largest keys of `n` elements. `KEY` makes a key of an element. */
+/* The first of the largest keys of `n` elements. `KEY` converts an element to a key. */
 #define EXTREME_WALK(dtype, suffix, indexed, KEY)                                                  \
     static o_##dtype chunk_##suffix##_##dtype(const c_##dtype *x, int64_t n, int64_t step,         \
                                               o_##dtype flip)                                      \

@@ -1,11 +1,11 @@
-/* Elements at given positions along one dimension, and the way back. Both walk the positions in
- * row-major order, so positions that repeat are stored, or added, in ascending order. */
+/* Gather and scatter along one dimension. Both process indices in row-major order, so equal indices
+ * are stored, or added, in ascending order. */
 #include "element.h"
 #include "fault.h"
 #include "loop.h"
 #include "table.h"
 
-/* A row of the innermost dimension. `position` counts positions, for errors. */
+/* A row of the innermost dimension. `position` counts indices, for errors. */
 typedef struct gather_row {
     int64_t n, position;
     int64_t out, index, in; /* offsets */
@@ -32,7 +32,7 @@ static int64_t gather_rows(const msi_gather_args *a)
     return loop_count(&a->loop, a->loop.ndim > 0 ? a->loop.ndim - 1 : 0);
 }
 
-/* True for a valid position; another one is recorded. */
+/* True for a valid index; an invalid one is recorded. */
 static inline bool gather_is_inside(const msi_gather_args *a, int64_t index, int64_t position,
                                     int32_t kernel)
 {
@@ -52,7 +52,7 @@ static inline bool gather_is_inside(const msi_gather_args *a, int64_t index, int
 
 /* -- gather ------------------------------------------------------------------------------------ */
 
-/* An element, or a row behind one position, moves as bytes. */
+/* An element, or a row for each index, is copied as bytes. */
 #define GATHER(dtype, name)                                                                        \
     static void gather_row_##name(const msi_gather_args *a, const gather_row *r)                   \
     {                                                                                              \
@@ -99,7 +99,7 @@ GATHER(truth, bool)
 
 /* -- scatter ----------------------------------------------------------------------------------- */
 
-/* A position out of range writes nothing. */
+/* An index out of range writes nothing. */
 #define SCATTER_ROW(dtype, out_dtype, suffix, EXPR)                                                \
     static void scatter_##suffix##_##dtype(const msi_gather_args *a, const gather_row *r)          \
     {                                                                                              \

@@ -1,9 +1,10 @@
-/* Own matrix product: for f64, for shapes too small to pay for a call of the library, and where
- * there is no library. bf16 and f16 are widened block by block, computed in f32 and rounded once.
+/* The built-in matrix product: for f64, for shapes too small for a call of the library, and for
+ * builds without the library. bf16 and f16 are widened block by block, computed in f32 and rounded
+ * once.
  *
- * The lanes here are columns of C, so vectors may be as wide as each instruction set has them:
- * gemm_tile.h says why that cannot change bits. Without fused multiply-add (decision 8.10) the
- * roof is half of the library's. */
+ * Lanes are columns of C, so vectors may have each instruction set's width without changing bits:
+ * see gemm_tile.h. Because fused multiply-add is not used (decision 8.10), its peak rate is half of
+ * the library's. */
 #include "element.h"
 #include "lanes.h"
 #include "table.h"

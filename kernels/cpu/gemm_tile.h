@@ -1,14 +1,13 @@
-/* Body of gemm.c for one compute type: define REAL, T (what A and B hold), WIDEN (T to REAL) and
- * NAME, then include; for a T that is narrower than REAL WIDENED, DTYPE and NARROWED (REAL to T),
- * too. A product is cut into blocks of MC x NC of C and KC of the inner dimension:
+/* Body of gemm.c for one compute type: define REAL, T (type of A and B), WIDEN (T to REAL) and
+ * NAME, then include; if T is narrower than REAL also WIDENED, DTYPE and NARROWED (REAL to T). A
+ * product is cut into blocks of MC x NC of C and KC of the inner dimension:
  *
  *   C block <- sum over inner blocks of (sum over k in the block), both in ascending order
  *
- * so an element's value depends on its row of A, its column of B and nothing else: neither the
- * register tile, which differs per instruction set, nor its place in C changes a bit. Tiles of
- * ROWS x 2 vectors stay in registers; B is packed into panels of two vectors' width (zeros beyond
- * the edge); A is packed (and widened) too, unless one panel covers the columns and A has the
- * compute type: then it is read in place. */
+ * so an element's value depends only on its row of A and its column of B, not on its position in C
+ * or on the register tile, which differs between instruction sets. Tiles of ROWS x 2 vectors stay
+ * in registers. B is packed into panels of two vectors' width (zeros beyond the edge). A is packed
+ * and widened too, unless one panel covers all columns and A has the compute type. */
 
 #define CAT2(a, b) a##_##b
 #define CAT(a, b) CAT2(a, b)
@@ -18,8 +17,8 @@
 
 typedef REAL VECTOR __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL))));
 
-/* c (ROWS, PANEL) = [c +] a (ROWS, kc) panel (kc, PANEL). Rows at and beyond n_rows repeat the last
- * one: their results are never read. */
+/* c (ROWS, PANEL) = [c +] a (ROWS, kc) panel (kc, PANEL). Rows from n_rows on repeat the last one;
+ * their results are not read. */
 static void LOCAL(tile)(int64_t kc, const REAL *a, int64_t a_row, int64_t a_col, int64_t n_rows,
                         const REAL *panel, REAL *c, bool add)
 {

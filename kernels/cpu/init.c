@@ -1,13 +1,14 @@
-/* First values of parameters, any stretch of them: element i is a function of (seed, key, i).
+/* Initial values of parameters, for any range of elements: element i is a function of (seed, key,
+ * i).
  *
  * Elements 2q and 2q + 1 share Philox counter {q, 0} under philox_key(seed, key, 0). Words 0, 1 and
- * 2, 3 make two numbers u, v of 53 bits in [0, 1): one element's each for the uniform distribution;
- * for the normal one radius sqrt(-2 log(1 - u)) and angle 2 pi v of a Box-Muller pair (cosine, then
- * sine).
+ * 2, 3 form two numbers u, v of 53 bits in [0, 1). The uniform distribution uses one for each
+ * element; the normal distribution uses the radius sqrt(-2 log(1 - u)) and the angle 2 pi v of a
+ * Box-Muller pair (cosine, then sine).
  *
- * Uniform values, and normal ones in f64, are computed in f64 with the C library and rounded once.
- * Normal values in f32 and narrower are computed in f32 lanes, from all 53 bits, so that they reach
- * as far out and as near 0 as those of f64: (value - mean) is within 6 x 2^-24 of its size. */
+ * Uniform values, and normal values in f64, are computed in f64 with the C library and rounded
+ * once. Normal values in other dtypes are computed in f32 lanes from all 53 bits, so that their
+ * range of magnitudes is that of f64: (value - mean) has a relative error within 6 x 2^-24. */
 #include "lanes.h"
 #include "philox.h"
 #include "table.h"
@@ -52,8 +53,8 @@ static void normal_values_f64(double *out, const msi_init_args *a, int64_t block
 
 /* -- normal values in f32 lanes ---------------------------------------------------------------- */
 
-/* (2^21 high + low) 2^-53, low <= 2^21: the small parts first, each exact, so that leading zeros
- * cost no accuracy. */
+/* (2^21 high + low) 2^-53, low <= 2^21. The small parts are added first, each exact, so that
+ * leading zeros do not reduce accuracy. */
 LANES_INLINE f32_part fraction(u32_part high, u32_part low)
 {
     f32_part tail = to_f32w((i32_part)low) * 0x1p-53f + to_f32w((i32_part)(high & 0xff)) * 0x1p-32f;
@@ -61,8 +62,9 @@ LANES_INLINE f32_part fraction(u32_part high, u32_part low)
     return to_f32w((i32_part)(high >> 8)) * 0x1p-24f + tail;
 }
 
-/* sqrt(-2 log(1 - u)), u = (2^32 high + low) >> 11. Where 1 - u is near 1 the logarithm hangs on u
- * itself, elsewhere on 1 - u; neither may be rounded away by forming one from the other. */
+/* sqrt(-2 log(1 - u)), u = (2^32 high + low) >> 11. If 1 - u is near 1 the logarithm depends on u
+ * itself, otherwise on 1 - u; both are formed from the words, because one computed from the other
+ * would be rounded. */
 LANES_INLINE f32_part radius_of(u32_part high, u32_part low)
 {
     const u32_part u_low = low >> 11, rest_low = (~low >> 11) + 1;
@@ -74,8 +76,8 @@ LANES_INLINE f32_part radius_of(u32_part high, u32_part low)
     return sqrt_f32w(-2.0f * log_reduced_f32w(to_f32w(n), m));
 }
 
-/* cos and sin of 2 pi v, v = (2^32 high + low) >> 11: a quarter turn q, and from there an angle x
- * within an eighth either way. Polynomials: near-minimax, as in Cephes (Moshier), sinf.c. */
+/* cos and sin of 2 pi v, v = (2^32 high + low) >> 11: quarter turns q plus an angle x within an
+ * eighth turn. Near-minimax polynomials as in Cephes (Moshier), sinf.c. */
 LANES_INLINE f32_part cos_sin_of(u32_part high, u32_part low, f32_part *sine)
 {
     const u32_part q = (high + 0x20000000) >> 30;

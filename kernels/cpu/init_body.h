@@ -6,7 +6,7 @@
 #define NORMAL_VALUES normal_values_f32
 #endif
 
-/* The largest T below b: rounding must not carry a uniform value up to the open end. */
+/* The largest T below b: rounding must not return the excluded upper bound. */
 static double LOCAL(below)(double b)
 {
 #if IS_F64
@@ -15,7 +15,7 @@ static double LOCAL(below)(double b)
     T h;
 
     STORE_N(&h, SPLAT((float)b), 1);
-    if ((double)LOAD_N(&h, 1)[0] >= b) { /* the neighbour: sign and magnitude */
+    if ((double)LOAD_N(&h, 1)[0] >= b) { /* the next lower number: sign and magnitude */
         h = (T)((h & 0x7fff) == 0 ? 0x8001 : h & 0x8000 ? h + 1 : h - 1);
     }
     return (double)LOAD_N(&h, 1)[0];
@@ -24,7 +24,7 @@ static double LOCAL(below)(double b)
 #endif
 }
 
-/* Elements [32 block, 32 block + 32), none above `most`. */
+/* Elements [32 block, 32 block + 32), limited to `most`. */
 static void LOCAL(values)(REAL *out, const msi_init_args *a, int64_t block, double most)
 {
     double x[PER_BLOCK];
@@ -44,7 +44,7 @@ void MSI_NAME(LOCAL(init))(const void *args)
     const msi_init_args *a = args;
     const bool bounded = a->kind == MS_INIT_UNIFORM && a->b > a->a;
     const double most = bounded ? LOCAL(below)(a->b) : INFINITY;
-    REAL x[PER_BLOCK + WIDTH]; /* whole registers are read */
+    REAL x[PER_BLOCK + WIDTH]; /* whole registers are loaded */
     T *out = a->out;
 
     for (int i = 0; i < PER_BLOCK + WIDTH; i++) {

@@ -1,13 +1,13 @@
-/* Lanes: what every CPU kernel is written in.
+/* Lanes: the vector types and functions of all CPU kernels.
  *
- * Vectors are the compiler's, so + - * / & | << and a scalar operand work on them; the rest is
- * here. Results are equal in every bit on all three builds and at any address, for three reasons:
+ * Vectors are the compiler's, so + - * / & | << and scalar operands work on them; other functions
+ * are here. Results have equal bits on all three builds and at any address, for three reasons:
  *
- *   no fused multiply-add (-ffp-contract=off), and functions of our own instead of a library's
- *   lanes that never meet may be as many as a register holds: f32_part, functions end in _f32w
- *   lanes that do meet are always 16, in one order: f32x16, functions end in _f32
+ *   no fused multiply-add (-ffp-contract=off), and our own functions instead of a library's
+ *   independent lanes may be as many as a register holds: f32_part, functions end in _f32w
+ *   lanes that are combined are always 16, in one order: f32x16, functions end in _f32
  *
- * and a tail is a body whose missing lanes are 0.
+ * A tail is a body whose missing lanes are 0.
  *
  *   load_f32(p)      16 lanes from memory, any address;   load_n_f32(p, n)      the first n, rest 0
  *   store_f32(p, v)  and back;                            store_n_f32(p, v, n)  0 <= n <= 16
@@ -17,8 +17,7 @@
  *   select_(mask, yes, no), min_ max_ abs_ copysign_ sqrt_ splat_(scalar), hsum_ hmax_ (16 lanes)
  *   exp_ log_ tanh_   in lanes_math.h, included below (sin_ cos_ in lanes_trig.h)
  *
- * A register-wide vector is always the better one for speed: the compiler keeps wider ones in
- * memory. */
+ * A register-wide vector is always faster: the compiler keeps wider ones in memory. */
 #ifndef MSI_LANES_H
 #define MSI_LANES_H
 
@@ -42,8 +41,8 @@ enum { LANES = 16 };
 #define LANES_REGISTER 16
 #endif
 
-/* A scalar type's 16 lanes, and as many of them as fit a register (half a register where the lanes
- * are to pair up with those of a type twice as wide). */
+/* 16 lanes of a scalar type, and as many as fit a register (half a register if lanes are paired
+ * with a type twice as wide). */
 #define LANES_TYPE(scalar, name, part_bytes)                                                       \
     typedef scalar name##x16 __attribute__((vector_size(16 * sizeof(scalar))));                    \
     typedef scalar name##_part __attribute__((vector_size(part_bytes)))
@@ -57,8 +56,8 @@ LANES_TYPE(double, f64, LANES_REGISTER);
 LANES_TYPE(int64_t, i64, LANES_REGISTER);
 LANES_TYPE(uint64_t, u64, LANES_REGISTER);
 
-/* r = EXPR over lx (and ly), parts of a and b, one register at a time: comparisons and conversions
- * of vectors wider than a register would be taken apart lane by lane. */
+/* r = EXPR over lx (and ly), parts of a and b, one register at a time: the compiler splits
+ * comparisons and conversions of wider vectors into single lanes. */
 #define LANES_MAP1(r, r_part, a, a_part, EXPR)                                                     \
     _Pragma("GCC unroll 8") for (size_t i_ = 0; i_ < sizeof(r) / sizeof(r_part); i_++)             \
     {                                                                                              \
@@ -79,8 +78,8 @@ LANES_TYPE(uint64_t, u64, LANES_REGISTER);
         memcpy((char *)&(r) + i_ * sizeof(z_), &z_, sizeof(z_));                                   \
     }
 
-/* What is one instruction and cannot be said in C, or is not recognised. mul_low32 multiplies the
- * lower halves of 64-bit lanes. */
+/* Single instructions that C cannot express or the compiler does not recognise. mul_low32
+ * multiplies the lower halves of 64-bit lanes. */
 #if MSI_ISA == 4
 #define LANES_CALL(name) _mm512_##name
 #define LANES_INTEGER __m512i
@@ -115,7 +114,7 @@ LANES_INLINE u16_part narrow_u32(u32_part x)
 #endif
 }
 
-/* memcpy() of n < width elements, inline: n is taken apart into its powers of two. */
+/* Inline memcpy() of n < width elements: n is split into powers of two. */
 #define LANES_COPY_N(to, from, n, width, size)                                                     \
     do {                                                                                           \
         char *to_ = (char *)(to);                                                                  \
@@ -140,7 +139,7 @@ LANES_INLINE u16_part narrow_u32(u32_part x)
         }                                                                                          \
     } while (0)
 
-/* -- what all vectors of floats have ---------------------------------------------------------- */
+/* -- all vectors of floats -------------------------------------------------------------------- */
 
 #define SCALAR float
 #define MAX LANES_CALL(max_ps)
@@ -184,7 +183,7 @@ LANES_INLINE u16_part narrow_u32(u32_part x)
 #undef MIN
 #undef SQRT
 
-/* -- lanes meet: i and i + 8, then i and i + 4, ..., the one order there is -------------------- */
+/* -- folding lanes: i and i + 8, then i and i + 4, ..., always in this order ------------------- */
 
 #define LANES_FOLD(name, type, scalar, EXPR)                                                       \
     LANES_INLINE scalar name(type v)                                                               \
@@ -203,7 +202,7 @@ LANES_INLINE u16_part narrow_u32(u32_part x)
     }
 LANES_FOLD(hsum_f32, f32x16, float, a + b)
 LANES_FOLD(hsum_f64, f64x16, double, a + b)
-/* Which lane wins when there are NaN is not defined (but fixed). */
+/* If lanes are NaN, which one wins is unspecified but fixed. */
 LANES_FOLD(hmax_f32, f32x16, float, a > b ? a : b)
 LANES_FOLD(hmax_f64, f64x16, double, a > b ? a : b)
 #undef LANES_FOLD
@@ -242,7 +241,7 @@ LANES_WHOLE(u64w, u64_part, 8)
 LANES_WHOLE(u32w, u32_part, 4)
 #undef LANES_WHOLE
 
-/* As many i32, u8 or bool as i64 fit a register, widened. */
+/* Integers that are widened to a register of i64: i32, u8 or bool. */
 typedef int32_t i32_half __attribute__((vector_size(LANES_REGISTER / 2)));
 typedef uint8_t u8_eighth __attribute__((vector_size(LANES_REGISTER / 8)));
 
@@ -274,11 +273,11 @@ LANES_INLINE f32_part widen_bf16w(u16_part h)
     return (f32_part)(widen_u16(h) << 16);
 }
 
-/* Nearest even; a NaN stays one (quiet, the upper bits of its payload kept). */
+/* Round to nearest even. A NaN stays a NaN (quiet, with the upper bits of its payload). */
 LANES_INLINE u16_part narrow_bf16w(f32_part v)
 {
     u32_part bits = (u32_part)v, rounded = bits + 0x7fff + ((bits >> 16) & 1);
-#if MSI_ISA == 4 /* the compiler would make a vector of the mask */
+#if MSI_ISA == 4 /* the compiler would turn the mask into a vector */
     const __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
 
     rounded = (u32_part)_mm512_mask_or_epi32((__m512i)rounded, nan, (__m512i)bits,
@@ -293,7 +292,7 @@ LANES_INLINE u16_part narrow_bf16w(f32_part v)
 
 /* -- f16: binary16 ----------------------------------------------------------------------------- */
 
-/* What get_f16() and put_f16() of element.h say, lane by lane. */
+/* get_f16() and put_f16() of element.h for lanes. */
 LANES_INLINE f32_part widen_f16w(u16_part h)
 {
 #if MSI_ISA == 4

@@ -2,15 +2,15 @@
  *
  *   S, SCALAR    the suffix of the functions' names; the C type of a lane
  *   VEC, MVEC    the vector type; that of masks: integers of the same width
- *   PART, MPART  what of them fits a register (VEC and MVEC themselves where they are a register)
- *   MAX, MIN, SQRT  the machine's instructions on a PART */
+ *   PART, MPART  their parts that fit a register (VEC and MVEC themselves where they are a
+ * register) MAX, MIN, SQRT  the machine's instructions on a PART */
 
 #define FN(name) LANES_CAT(name, S)
 #define WIDTH ((int64_t)(sizeof(VEC) / sizeof(SCALAR)))
 
 LANES_INLINE VEC FN(splat)(SCALAR x)
 {
-    return x - (VEC){0}; /* x + 0 would turn -0 into 0 */
+    return x - (VEC){0}; /* x + 0 would change -0 to 0 */
 }
 
 LANES_INLINE VEC FN(load)(const SCALAR *p)
@@ -64,7 +64,7 @@ LANES_INLINE VEC FN(select)(MVEC mask, VEC yes, VEC no)
     return (VEC)(((MVEC)yes & mask) | ((MVEC)no & ~mask));
 }
 
-/* b when either is NaN. */
+/* b if either is NaN. */
 LANES_INLINE VEC FN(max)(VEC a, VEC b)
 {
     VEC r;

@@ -1,7 +1,8 @@
-/* exp, log, those near them, tanh, erf of all lanes: part of lanes.h.
+/* exp, log, related functions, tanh and erf for lanes: part of lanes.h.
  *
- * f32: reduced argument and a polynomial (near-minimax, from a Chebyshev fit), each within 2 units
- * in the last place; the same bits on every instruction set. f64: the C library, lane by lane. */
+ * f32: argument reduction and a polynomial (near-minimax, from a Chebyshev fit), each within 2
+ * units in the last place, with the same bits on every instruction set. f64: the C library, lane by
+ * lane. */
 
 /* p as a polynomial in x by Horner's rule: c[0] x^(n-1) + ... + c[n-1]. */
 #define LANES_POLY(p, x, ...)                                                                      \
@@ -14,18 +15,17 @@
         }                                                                                          \
     } while (0)
 
-/* exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2)/2. Denormal results are right. */
+/* exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2)/2. Correct for denormal results. */
 LANES_INLINE f32_part exp_f32w(f32_part x)
 {
-    const float round =
-        0x1.8p23f; /* adding it rounds to an integer, which the low bits then hold */
+    const float round = 0x1.8p23f; /* adding it rounds to an integer, stored in the low bits */
     f32_part p;
 
-    x = min_f32w(splat_f32w(89), max_f32w(splat_f32w(-104), x)); /* NaN passes: it is the second */
+    x = min_f32w(splat_f32w(89), max_f32w(splat_f32w(-104), x)); /* keeps NaN (second operand) */
     f32_part shifted = x * 0x1.715476p0f + round;
     f32_part n = shifted - round;
     f32_part r =
-        (x - n * 0x1.63p-1f) - n * -0x1.bd0106p-13f; /* ln 2 in two parts, n * the first exact */
+        (x - n * 0x1.63p-1f) - n * -0x1.bd0106p-13f; /* ln 2 in two parts; n * the first is exact */
 
     LANES_POLY(p, r, 0x1.6d1606p-10f, 0x1.12106cp-7f, 0x1.555516p-5f, 0x1.5554d8p-3f, 0.5f);
     p = (p * r * r + r) + 1.0f;
@@ -33,7 +33,7 @@ LANES_INLINE f32_part exp_f32w(f32_part x)
 #if MSI_ISA == 4 /* the same bits: p times 2^n, rounded once */
     return (f32_part)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
-    /* 2^n in two factors: one alone would leave the range of exponents. */
+    /* 2^n as two factors: a single one would exceed the range of exponents. */
     i32_part k = ((i32_part)shifted << 9) >> 9;
     i32_part half = k >> 1;
 
@@ -54,7 +54,7 @@ LANES_INLINE f32_part log_reduced_f32w(f32_part n, f32_part m)
     return ((y - 0.5f * square) + m) + n * 0x1.63p-1f;
 }
 
-/* n and m of x = 2^n (1 + m) as log_reduced_f32w() wants them, x positive and normal. */
+/* n and m of x = 2^n (1 + m) for log_reduced_f32w(); x is positive and normal. */
 LANES_INLINE f32_part log_reduce_f32w(f32_part x, i32_part *n)
 {
     i32_part bits = (i32_part)((u32_part)x - 0x3f3504f3); /* of sqrt(1/2) */
@@ -77,13 +77,13 @@ LANES_INLINE f32_part log_f32w(f32_part x)
     f32_part m = log_reduce_f32w(select_f32w(tiny, x * 0x1p25f, x), &n);
     f32_part y = log_reduced_f32w(to_f32w(n - (tiny & 25)), m);
 
-    y = select_f32w(lt_f32w(x, splat_f32w(INFINITY)), y, x); /* inf and NaN stay */
+    y = select_f32w(lt_f32w(x, splat_f32w(INFINITY)), y, x); /* keeps inf and NaN */
     y = select_f32w(eq_f32w(x, splat_f32w(0)), splat_f32w(-INFINITY), y);
     return select_f32w(lt_f32w(x, splat_f32w(0)), splat_f32w(NAN), y);
 }
 
-/* exp(x) - 1 = 2^n (1 + q) - 1 = (2^n - 1) + 2^n q, of which q keeps small results. Half of it,
- * doubled: 2^128 is none. */
+/* exp(x) - 1 = 2^n (1 + q) - 1 = (2^n - 1) + 2^n q, where q preserves small results. Half of it is
+ * computed and doubled, because 2^128 is not a float. */
 LANES_INLINE f32_part expm1_f32w(f32_part x)
 {
     const float round = 0x1.8p23f;
@@ -98,11 +98,11 @@ LANES_INLINE f32_part expm1_f32w(f32_part x)
     f32_part half = (f32_part)((k + 126) << 23);
     f32_part y = ((half - 0.5f) + half * q) * 2.0f;
 
-    return select_f32w(eq_f32w(x, splat_f32w(0)), x, y); /* -0 stays */
+    return select_f32w(eq_f32w(x, splat_f32w(0)), x, y); /* keeps -0 */
 }
 
-/* log(1 + x). Where 1 + x is near 1, x is what log_reduced_f32w() wants; elsewhere what the sum
- * lost to rounding is added as lost / (1 + x). */
+/* log(1 + x). If 1 + x is near 1, x is passed to log_reduced_f32w(); otherwise the rounding error
+ * of the sum is added as lost / (1 + x). */
 LANES_INLINE f32_part log1p_f32w(f32_part x)
 {
     i32_part n;
@@ -112,9 +112,9 @@ LANES_INLINE f32_part log1p_f32w(f32_part x)
     f32_part y = log_reduced_f32w(to_f32w(n), select_f32w(near, x, m));
 
     y = select_f32w(near, y, y + lost / u);
-    y = select_f32w(lt_f32w(x, splat_f32w(INFINITY)), y, x); /* inf and NaN stay */
+    y = select_f32w(lt_f32w(x, splat_f32w(INFINITY)), y, x); /* keeps inf and NaN */
     y = select_f32w(eq_f32w(x, splat_f32w(-1)), splat_f32w(-INFINITY), y);
-    y = select_f32w(eq_f32w(x, splat_f32w(0)), x, y); /* -0 stays */
+    y = select_f32w(eq_f32w(x, splat_f32w(0)), x, y); /* keeps -0 */
     return select_f32w(lt_f32w(x, splat_f32w(-1)), splat_f32w(NAN), y);
 }
 
@@ -129,11 +129,11 @@ LANES_INLINE f32_part tanh_f32w(f32_part x)
     f32_part large = 1.0f - 2.0f / (exp_f32w(a + a) + 1.0f);
 
     return copysign_f32w(select_f32w(lt_f32w(a, splat_f32w(0.625f)), small, large),
-                         x); /* -0 stays */
+                         x); /* keeps -0 */
 }
 
-/* x + x p(x^2) near 0, else 1 - exp(t q(t)), t = |x|: what is left to 1 is as good as 0 from 4 on.
- */
+/* x + x p(x^2) near 0, else 1 - exp(t q(t)), t = |x|; the difference from 1 is negligible from 4
+ * on. */
 LANES_INLINE f32_part erf_f32w(f32_part x)
 {
     f32_part a = abs_f32w(x), square = x * x, t = min_f32w(splat_f32w(4), a), p, q;
@@ -145,7 +145,7 @@ LANES_INLINE f32_part erf_f32w(f32_part x)
     f32_part small = p * x + x;
     f32_part large = 1.0f - exp_f32w(q * t);
 
-    return copysign_f32w(select_f32w(lt_f32w(a, splat_f32w(1)), small, large), x); /* -0 stays */
+    return copysign_f32w(select_f32w(lt_f32w(a, splat_f32w(1)), small, large), x); /* keeps -0 */
 }
 
 /* The C library's function on every lane. */

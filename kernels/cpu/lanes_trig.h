@@ -1,7 +1,7 @@
-/* sin and cos of f32 lanes, within one unit in the last place for every number, the same bits on
- * every instruction set: in f64, where x = k pi/2 + r with |r| <= pi/4 is exact enough by two
- * subtractions while |x| < 2^20. Beyond, r is found in integers (M. Payne and R. Hanek, Radian
- * Reduction for Trigonometric Functions, SIGNUM 1983). (Of f64: lanes_math.h.) */
+/* sin and cos of f32 lanes, within one unit in the last place for every number, with the same bits
+ * on every instruction set. Computed in f64: for |x| < 2^20, x = k pi/2 + r with |r| <= pi/4 is
+ * exact enough after two subtractions. Beyond, r is computed with integers (M. Payne and R. Hanek,
+ * Radian Reduction for Trigonometric Functions, SIGNUM 1983). (f64 is in lanes_math.h.) */
 #ifndef MSI_LANES_TRIG_H
 #define MSI_LANES_TRIG_H
 
@@ -9,10 +9,10 @@
 
 #define TRIG_NEAR 0x1p20
 
-/* r of a number from 2^20 on; *turns: k modulo 4. NaN for infinities and NaN. */
+/* r of a number of at least 2^20; *turns: k modulo 4. NaN for infinities and NaN. */
 static double trig_reduce_far(float x, int64_t *turns)
 {
-    /* 2 / pi, 32 bits a word behind those before the point */
+    /* 2 / pi, 32 bits a word, after the words before the binary point */
     static const uint32_t digits[] = {0,          0xa2f9836e, 0x4e441529, 0xfc2757d1,
                                       0xf534ddc0, 0xdb629599, 0x3c439041, 0xfe5163ab};
     uint32_t bits, part[3];
@@ -22,7 +22,7 @@ static double trig_reduce_far(float x, int64_t *turns)
         return NAN;
     }
     memcpy(&bits, &x, sizeof(bits));
-    /* |x| = mantissa 2^e. Digits of weight 2^(2 - e) and more make whole turns. */
+    /* |x| = mantissa 2^e. Digits of weight 2^(2 - e) and above contribute whole turns. */
     const uint64_t mantissa = (bits & 0x7fffff) | 0x800000;
     const int32_t skip = (int32_t)(bits >> 23 & 0xff) - 150 - 2 + 32;
 
@@ -60,7 +60,7 @@ LANES_INLINE f64_part trig_reduce(f64_part x, i64_part *turns)
     return r;
 }
 
-/* sin(x + ahead pi/2). Of r Taylor's series, to 1e-11. */
+/* sin(x + ahead pi/2): Taylor series of r, to 1e-11. */
 LANES_INLINE f64_part trig_wave(f64_part x, int64_t ahead)
 {
     i64_part turns;

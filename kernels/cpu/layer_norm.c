@@ -1,5 +1,5 @@
-/* Layer norm over rows and its gradient (arXiv:1607.06450). The gradient walks blocks of rows that
- * stay in the cache: first their part of dw and db column by column, then dx row by row. */
+/* Layer norm over rows and its gradient (arXiv:1607.06450). The gradient processes blocks of rows
+ * that fit the cache: first dw and db column by column, then dx row by row. */
 #include "lanes.h"
 #include "table.h"
 

@@ -1,9 +1,9 @@
-/* Body of layer_norm.c for one dtype; each_float.h says what the macros mean.
+/* Body of layer_norm.c for one dtype; the macros are documented in each_float.h.
  *
- * Rows add in four sets of lanes, so that an add need not wait for the one before it; which element
- * goes into which lane depends on the row's length only. */
+ * Rows are summed in four sets of lanes, so that additions do not wait for each other. The lane of
+ * an element depends only on the row's length. */
 
-enum { LOCAL(BLOCK) = 32 }; /* rows whose dw and db add in registers before they meet the rest */
+enum { LOCAL(BLOCK) = 32 }; /* rows whose dw and db are summed in registers first */
 
 static REAL LOCAL(mean_of)(const T *x, int64_t cols)
 {
@@ -40,11 +40,10 @@ static REAL LOCAL(variance_of)(const T *x, int64_t cols, REAL mean)
     return HSUM((sum[0] + sum[1]) + (sum[2] + sum[3])) / (REAL)cols;
 }
 
-/* The mean lies between the least and the greatest of its row, where rounding may not have left it.
- */
+/* The mean limited to the range of its row, which rounding may have exceeded. */
 static REAL LOCAL(mean_within)(const T *x, int64_t cols, REAL mean)
 {
-    V most = SPLAT(-INFINITY), least = SPLAT(-INFINITY); /* `least` of the negated */
+    V most = SPLAT(-INFINITY), least = SPLAT(-INFINITY); /* `least` is of the negated row */
 
     for (int64_t j = 0; j < cols; j += 16) {
         const int64_t n = cols - j < 16 ? cols - j : 16;
@@ -58,12 +57,12 @@ static REAL LOCAL(mean_within)(const T *x, int64_t cols, REAL mean)
     return mean < low ? low : mean > high ? high : mean;
 }
 
-/* A row whose elements differ by no more than the rounding of its mean would be normalised to what
- * that rounding left: 1 each, where all are equal. */
+/* Do the elements of a row differ by no more than the rounding error of its mean? Normalising such
+ * a row would amplify that error: to 1 each if all are equal. */
 static bool LOCAL(is_level)(int64_t cols, REAL mean, REAL variance)
 {
     const REAL epsilon = sizeof(REAL) == sizeof(float) ? (REAL)FLT_EPSILON : (REAL)DBL_EPSILON;
-    const REAL rounding = epsilon * ((REAL)cols / 64 + 8) * mean; /* of sums in 64 lanes */
+    const REAL rounding = epsilon * ((REAL)cols / 64 + 8) * mean; /* bound for sums in 64 lanes */
 
     return variance <= rounding * rounding;
 }
@@ -83,7 +82,7 @@ void MSI_NAME(LOCAL(layer_norm))(const void *args)
             const REAL within = LOCAL(mean_within)(x, cols, mean);
 
             variance = LOCAL(variance_of)(x, cols, within);
-            mean = isfinite(mean) || variance == 0 ? within : mean; /* too large to add: NaN */
+            mean = isfinite(mean) || variance == 0 ? within : mean; /* a sum that overflowed: NaN */
         }
         const REAL rstd = 1 / SQRT1(variance + (REAL)a->eps);
 
@@ -105,7 +104,7 @@ void MSI_NAME(LOCAL(layer_norm))(const void *args)
 
 /* -- gradient ---------------------------------------------------------------------------------- */
 
-/* What dx of one row is made of, 16 columns at j of which n count: g = dy w and xhat. */
+/* Terms of dx for 16 columns at j, of which n are valid: g = dy w and xhat. */
 LANES_INLINE V LOCAL(gradient_at)(const T *dy, const T *w, int64_t j, int64_t n)
 {
     V g = LOAD_N(dy + j, n);
@@ -148,10 +147,10 @@ static void LOCAL(row_dx)(const msi_layer_norm_grad_args *a, int64_t i)
     }
 }
 
-enum { LOCAL(WIDE) = 4 }; /* vectors of columns that add side by side */
+enum { LOCAL(WIDE) = 4 }; /* vectors of columns that are summed together */
 
 /* Sums of dy xhat and dy over rows [i, end) in `vectors` times n columns from j. Inlined with
- * constants: which columns stand beside each other changes no sum. */
+ * constants; the grouping of columns does not affect the sums. */
 LANES_INLINE void LOCAL(columns)(const msi_layer_norm_grad_args *a, int64_t i, int64_t end,
                                  int64_t j, int vectors, int64_t n, V *dw, V *db)
 {
@@ -184,7 +183,7 @@ LANES_INLINE void LOCAL(add_real)(REAL *to, V v, int64_t n, bool add)
     }
 }
 
-/* dw and db of rows [i, end), added to those before. */
+/* Add dw and db of rows [i, end) to the earlier rows'. */
 static void LOCAL(block_dw)(const msi_layer_norm_grad_args *a, int64_t i, int64_t end)
 {
     REAL *dw = a->dw, *db = a->db;
@@ -216,7 +215,7 @@ LANES_INLINE void LOCAL(add_narrow)(T *to, V v, int64_t n, bool add)
     }
 }
 
-/* dw and db in the narrow dtype: the sum over all blocks is formed first and rounded once. */
+/* dw and db in f16 or bf16: the sum over all blocks is computed first and rounded once. */
 static void LOCAL(narrow_dw)(const msi_layer_norm_grad_args *a)
 {
     T *dw = a->dw, *db = a->db;
@@ -265,7 +264,7 @@ void MSI_NAME(LOCAL(layer_norm_grad))(const void *args)
     for (int64_t i = 0; i < a->rows; i += LOCAL(BLOCK)) {
         const int64_t end = i + LOCAL(BLOCK) < a->rows ? i + LOCAL(BLOCK) : a->rows;
 
-        if (blocks) { /* before dx, which may lie on dy */
+        if (blocks) { /* before dx, which may overwrite dy */
             LOCAL(block_dw)(a, i, end);
         }
         for (int64_t r = i; a->dx != NULL && r < end; r++) {

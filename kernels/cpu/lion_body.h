@@ -14,7 +14,7 @@ LANES_INLINE void LOCAL(step)(const LOCAL(rule) * r, T *param, const T *grad, T 
     const V g = LOAD_N(grad, n) * r->sign, m = LOAD_N(first, n);
     const V mixed = m * r->beta1 + g * r->fresh1;
     const V unit = OF(select)(OF(ne)(mixed, SPLAT(0)), OF(copysign)(SPLAT(1), mixed), SPLAT(0));
-    /* NaN has no sign and stays */
+    /* NaN is kept */
     const V move = OF(select)(OF(ne)(mixed, mixed), mixed, unit);
 
     STORE_N(first, m * r->beta2 + g * r->fresh2, n);

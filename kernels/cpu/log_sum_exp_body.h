@@ -1,9 +1,9 @@
-/* What softmax.c and cross_entropy.c need of a row: one dtype's body.
+/* Code for one dtype that softmax.c and cross_entropy.c share: the maximum and sum of a row.
  *
- * The largest element and the logarithm of the sum stay apart: their sum is rounded to the size of
- * the largest, and x - (m + log(sum)) would lose what x - m keeps. */
+ * The maximum m and the logarithm of the sum are kept apart: their sum is rounded at the magnitude
+ * of m, so x - (m + log(sum)) would lose the precision of x - m. */
 
-enum { LOCAL(CHUNK) = 1024 }; /* elements that are still in the cache when read again */
+enum { LOCAL(CHUNK) = 1024 }; /* elements that stay in the cache until the second read */
 
 /* Largest of x[j .. end). */
 static inline REAL LOCAL(chunk_max)(const T *x, int64_t j, int64_t end)
@@ -45,8 +45,8 @@ static inline REAL LOCAL(chunk_sum)(const T *x, int64_t j, int64_t end, REAL m)
     return HSUM(sum[0] + sum[1]);
 }
 
-/* @return m, the largest element; *total: the sum of exp(x - m). One pass over memory: chunk by
- * chunk, the running sum kept relative to the running maximum. */
+/* @return m, the largest element; *total: the sum of exp(x - m). One pass over memory, chunk by
+ * chunk; the running sum is relative to the running maximum. */
 static REAL LOCAL(row_sum_exp)(const T *x, int64_t cols, REAL *total)
 {
     REAL m = -INFINITY, sum = 0;
@@ -55,7 +55,7 @@ static REAL LOCAL(row_sum_exp)(const T *x, int64_t cols, REAL *total)
         const int64_t end = j + LOCAL(CHUNK) < cols ? j + LOCAL(CHUNK) : cols;
         const REAL here = LOCAL(chunk_max)(x, j, end);
 
-        if (here == -INFINITY) { /* -inf - -inf is NaN: masked entries add 0, and a NaN itself */
+        if (here == -INFINITY) { /* -inf - -inf is NaN: masked entries add 0, a NaN itself */
             sum += LOCAL(chunk_sum)(x, j, end, 0);
             continue;
         }

@@ -1,4 +1,4 @@
-/* Places in nested loops, for kernels that walk one dimension themselves. */
+/* Offsets in nested loops, for kernels that iterate over one dimension themselves. */
 #ifndef MSI_KERNEL_LOOP_H
 #define MSI_KERNEL_LOOP_H
 

@@ -1,4 +1,4 @@
-/* The element of each row that a target names, negated, and its gradient. */
+/* The negated element of each row at its target, and the gradient. */
 #include "fault.h"
 #include "lanes.h"
 #include "table.h"

@@ -1,15 +1,14 @@
-/* Sum of powers (in f64) or largest magnitude per block of elements: norms that do not depend on
- * the sharding are folded from them. NaN propagates, except with order 0. */
+/* Sum of powers (in f64) or largest magnitude for each block of elements. Norms are combined from
+ * these, so they do not depend on the sharding. NaN propagates, except with order 0. */
 #include "lanes.h"
 #include "norm_fold.h"
 #include "table.h"
 
-/* 32 running sums, as registers. */
+/* 32 running sums in registers. */
 enum { SUM_PARTS = 2 * LANES * 8 / LANES_REGISTER };
 
-/* a^order, a >= 0. Small whole orders by multiplications, which have the same bits on every
- * machine.
- */
+/* a^order, a >= 0. Small integer orders use multiplications, which have the same bits on every
+ * machine. */
 static double norm_power(double a, double order)
 {
     if (order == 0) {

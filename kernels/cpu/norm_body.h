@@ -1,6 +1,6 @@
 /* Body of norm.c for one dtype. */
 
-/* sums += squares of 32 elements, element i in place i. */
+/* sums += squares of 32 elements, element i in sum i. */
 LANES_INLINE void LOCAL(add_squares)(f64_part sums[SUM_PARTS], const T *x)
 {
 #pragma GCC unroll 16
@@ -49,7 +49,7 @@ static double LOCAL(magnitude)(const T *x, int64_t n)
     for (int64_t i = 0; i < n; i += WIDTH) {
         V v = OF(abs)(n - i >= WIDTH ? LOAD(x + i) : LOAD_N(x + i, n - i));
 
-        best = OF(max)(v, best); /* passes over NaN */
+        best = OF(max)(v, best); /* ignores NaN */
         bad = OF(select)(OF(ne)(v, v), v, bad);
     }
     for (int64_t k = 0; k < WIDTH; k++) {

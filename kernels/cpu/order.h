@@ -1,5 +1,5 @@
-/* Elements as signed integers of the same order, so that comparisons are exact, the same on every
- * instruction set, and vectors. -0 is below 0. NaN is the largest key in both directions. */
+/* Maps elements to signed integers of the same order, so that comparisons are exact, vectorised,
+ * and equal on every instruction set. -0 is below 0. NaN is the largest key in both directions. */
 #ifndef MSI_KERNEL_ORDER_H
 #define MSI_KERNEL_ORDER_H
 
@@ -10,8 +10,8 @@
 typedef int32_t o_f32, o_bf16, o_f16, o_i32, o_u8, o_bool;
 typedef int64_t o_f64, o_i64;
 
-/* `flip` is 0, or -1 to reverse the order of all but NaN. Without branches, so that loops become
- * vectors. */
+/* `flip` is 0, or -1 to reverse the order of everything except NaN. Without branches, so that loops
+ * can be vectorised. */
 static inline int32_t order_f32(float x, int32_t flip)
 {
     const int32_t bits = (int32_t)bits_of_float(x);
@@ -34,7 +34,7 @@ static inline int64_t order_f64(double x, int64_t flip)
     return key ^ ((key ^ INT64_MAX) & nan);
 }
 
-/* The number of a key; INT32_MAX, also reversed, is a NaN. */
+/* The number of a key; INT32_MAX is NaN, also with `flip`. */
 static inline float number_f32(int32_t key, int32_t flip)
 {
     const int32_t bits = key == INT32_MAX ? key : key ^ flip;
@@ -52,7 +52,7 @@ static inline double number_f64(int64_t key, int64_t flip)
     return x;
 }
 
-/* Of an element. ORDER_SAME: 0 and -0 are one key. */
+/* The key of an element. ORDER_SAME: 0 and -0 have the same key. */
 #define ORDER_f32(x, flip) order_f32(x, flip)
 #define ORDER_f64(x, flip) order_f64(x, flip)
 #define ORDER_bf16(x, flip) order_f32(get_bf16(x), flip)

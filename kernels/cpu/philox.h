@@ -1,6 +1,6 @@
-/* Philox4x32-10, a counter-based generator (Salmon et al., "Parallel random numbers: as easy as
- * 1, 2, 3", SC 2011): word j of counter c under a key is a pure function of the three, so any part
- * of a random tensor can be made anywhere. */
+/* Philox4x32-10, a counter-based generator (Salmon et al., "Parallel random numbers: as easy as 1,
+ * 2, 3", SC 2011): word j of counter c under a key is a pure function of the three, so any part of
+ * a random tensor can be computed on its own. */
 #ifndef MSI_PHILOX_H
 #define MSI_PHILOX_H
 
@@ -10,7 +10,7 @@
 
 enum { PHILOX_WORDS = 4 * LANES };
 
-/* The 64-bit key of a stream: three numbers folded by a bijection that spreads every bit. */
+/* The 64-bit key of a stream: three numbers combined by a bijection that mixes all bits. */
 LANES_INLINE uint64_t philox_key(uint64_t a, uint64_t b, uint64_t c)
 {
     return msi_mix64(msi_mix64(msi_mix64(a) ^ b) ^ c);
@@ -19,7 +19,7 @@ LANES_INLINE uint64_t philox_key(uint64_t a, uint64_t b, uint64_t c)
 enum { PHILOX_LANES = LANES_REGISTER / 8 };
 
 /* Word j of PHILOX_LANES counters (64-bit low parts first, first + 1, ..., one high part) in c[j].
- * A state word is the lower half of a 64-bit lane; what gathers in the upper half means nothing. */
+ * A state word is the lower half of a 64-bit lane; the upper half is garbage. */
 LANES_INLINE void philox_rounds(u64_part c[4], uint64_t first, uint64_t high, uint64_t key)
 {
     const u64_part m0 = (u64_part){0} + 0xd2511f53, m1 = (u64_part){0} + 0xcd9e8d57;
@@ -49,7 +49,7 @@ LANES_INLINE void philox_rounds(u64_part c[4], uint64_t first, uint64_t high, ui
     c[3] = c3;
 }
 
-/* The four words of 16 counters from `first` on, counter after counter. */
+/* The four words of 16 counters from `first` on, ordered by counter. */
 static inline void philox(uint32_t words[PHILOX_WORDS], uint64_t first, uint64_t high, uint64_t key)
 {
     for (int part = 0; part < LANES; part += PHILOX_LANES) {
@@ -66,7 +66,7 @@ static inline void philox(uint32_t words[PHILOX_WORDS], uint64_t first, uint64_t
     }
 }
 
-/* The same, word j of all in words[j]. */
+/* The same, ordered by word: word j of all counters in words[j]. */
 static inline void philox_columns(uint32_t words[4][LANES], uint64_t first, uint64_t high,
                                   uint64_t key)
 {

@@ -12,7 +12,7 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* With padding, which averages may count; a window ends at the end of the padding. */
+/* The span with padding, which averages may count; windows end at the end of the padding. */
 static pool_span padded_span(const msi_pool_args *a, int32_t d, int64_t o)
 {
     if (a->adaptive) {
@@ -31,7 +31,7 @@ static pool_span span(const msi_pool_args *a, int32_t d, int64_t o)
     return (pool_span){s.begin < 0 ? 0 : s.begin, least(s.end, a->in[d])};
 }
 
-/* What a window's sum is divided by. */
+/* The divisor of a window's sum. */
 static double divisor(const msi_pool_args *a, const int64_t *o)
 {
     double n = 1;
@@ -44,7 +44,7 @@ static double divisor(const msi_pool_args *a, const int64_t *o)
     return a->divisor != 0 ? a->divisor : n;
 }
 
-/* Outputs [*begin, *end) along dimension d whose windows have `tap` inside of the input. */
+/* Outputs [*begin, *end) along dimension d whose windows have `tap` inside the input. */
 static void reached(const msi_pool_args *a, int32_t d, int64_t tap, int64_t *begin, int64_t *end)
 {
     const int64_t at = tap * a->dilation[d] - a->pad[d], stride = a->stride[d];
@@ -58,7 +58,7 @@ static int64_t volume(const int64_t *size)
     return size[0] * size[1] * size[2];
 }
 
-enum { CHUNK = 256 }; /* results whose largest values are found side by side */
+enum { CHUNK = 256 }; /* results that are computed together */
 
 #define BODY "pool_body.h"
 #include "each_float.h"

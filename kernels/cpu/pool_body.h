@@ -1,6 +1,6 @@
 /* Body of pool.c for one dtype. */
 
-/* One element; wide ones as the compiler's vectors need it. */
+/* One element, in the form that the compiler vectorises. */
 LANES_INLINE REAL LOCAL(read)(const T *x)
 {
 #ifdef NARROW
@@ -114,7 +114,7 @@ void MSI_NAME(LOCAL(max_pool_grad))(const void *args)
     }
 }
 
-/* Sum of a window's part of one row, in lanes where it is long. */
+/* Sum of a window's part of one row; long ones in lanes. */
 static REAL LOCAL(row_sum)(const T *x, int64_t n)
 {
     if (n < 16) {
@@ -166,7 +166,7 @@ static void LOCAL(avg_chunk)(const msi_pool_args *a, const T *x, const int64_t *
     }
 }
 
-/* Windows of several widths: one at a time. */
+/* Averages over windows of different widths, one at a time. */
 static void LOCAL(adaptive_row)(const msi_pool_args *a, const T *x, const int64_t *row, T *y)
 {
     const pool_span d = span(a, 0, row[0]), h = span(a, 1, row[1]);

@@ -1,9 +1,9 @@
 /* x^p for one number p, or for an exponent of each element, and their gradients.
  *
- * Integers of at most 32 in magnitude: repeated squaring of x (of 1/x for negative p), always in
- * the same order, so 2 |p| roundings at most and none for p = 0 and 1. A half: a square root.
- * Everything else: f32 as 2^(p log2 |x|) in f64, which leaves one rounding; f64 by the C library. A
- * negative x has a power when p is an integer, else NaN. */
+ * Integers p of at most 32 in magnitude: repeated squaring of x (of 1/x for negative p) in a fixed
+ * order, with at most 2 |p| roundings and none for p = 0 and 1. |p| = 1/2: a square root. Others:
+ * f32 as 2^(p log2 |x|) in f64, which leaves one rounding; f64 by the C library. A negative x gives
+ * NaN unless p is an integer. */
 #include "ew.h"
 
 enum { MOST_MULTIPLIED = 32 };
@@ -12,7 +12,7 @@ typedef struct power {
     enum { POWER_WHOLE, POWER_ROOT, POWER_GENERAL } way;
     int32_t n;    /* POWER_WHOLE: |p| */
     bool inverse; /* POWER_WHOLE, POWER_ROOT: p < 0 */
-    bool integer; /* POWER_GENERAL: negative x have a power */
+    bool integer; /* POWER_GENERAL: negative x are allowed */
     bool odd;     /* ... and it is negative */
     double p;
 } power;
@@ -46,25 +46,25 @@ LANES_INLINE f64_part series(const double *c, int n, f64_part x)
     return y;
 }
 
-/* log2 of what a float holds, not negative, within 2^-39 relative; 0 for 1. With x = 2^n m, m from
- * sqrt(1/2) to sqrt(2), and s = (m - 1) / (m + 1): n + 2 / ln(2) (s + s^3 / 3 + s^5 / 5 + ...). */
+/* log2 of a nonnegative float, within 2^-39 relative; 0 for 1. With x = 2^n m, m from sqrt(1/2) to
+ * sqrt(2), and s = (m - 1) / (m + 1): n + 2 / ln(2) (s + s^3 / 3 + s^5 / 5 + ...). */
 LANES_INLINE f64_part log2_narrow(f64_part x)
 {
     static const double c[] = {0x1.71547652b82fep+1, 0x1.ec709dc3a03fdp-1, 0x1.2776c50ef9bfep-1,
                                0x1.a61762a7aded9p-2, 0x1.484b13d7c02a9p-2, 0x1.0c9a84994022dp-2,
                                0x1.c68f568d31760p-3};
     const u64_part bits = (u64_part)x - 0x3fe6a09e667f3bcd; /* of sqrt(1/2) */
-    const u64_part n = (bits + (1024ULL << 52)) >> 52;      /* 1024 more */
+    const u64_part n = (bits + (1024ULL << 52)) >> 52;      /* biased by 1024 */
     const f64_part m = (f64_part)((bits & 0xfffffffffffff) + 0x3fe6a09e667f3bcd);
     const f64_part s = (m - 1.0) / (m + 1.0);
     const f64_part whole = (f64_part)(n | 0x4330000000000000) - (0x1p52 + 1024);
     const f64_part y = whole + s * series(c, sizeof(c) / sizeof(c[0]), s * s);
 
     return select_f64w(eq_f64w(x, splat_f64w(0)), splat_f64w(-INFINITY),
-                       select_f64w(lt_f64w(x, splat_f64w(INFINITY)), y, x)); /* inf and NaN stay */
+                       select_f64w(lt_f64w(x, splat_f64w(INFINITY)), y, x)); /* keeps inf and NaN */
 }
 
-/* 2^y within 2^-37 relative, cut where a float has overflowed or is 0. NaN passes. */
+/* 2^y within 2^-37 relative, limited to where a float overflows or is 0. NaN is unchanged. */
 LANES_INLINE f64_part exp2_narrow(f64_part y)
 {
     static const double c[] = {1,

@@ -33,7 +33,7 @@ LANES_INLINE V LOCAL(power_general)(V x, const power *w)
     if (w->integer) {
         return w->odd ? OF(copysign)(y, x) : y;
     }
-    /* As in C, -infinity has the powers of infinity. */
+    /* As in C, powers of -infinity are those of infinity. */
     return OF(select)(OF(lt)(x, SPLAT(0)) & OF(lt)(SPLAT(-INFINITY), x), SPLAT(NAN), y);
 #endif
 }

@@ -1,6 +1,6 @@
 /* Products over dimensions: floating ones in f64, rounded once; those of integers and bool in i64,
- * which wraps. From PROD_MANY factors on factor i goes to lane i % 16, and lanes are folded in
- * halves; fewer are multiplied in loop order. So bits depend on shapes alone. */
+ * which wraps. From PROD_MANY factors on, factor i is in lane i % 16, and lanes are folded in
+ * halves; fewer factors are multiplied in loop order. So bits depend on shapes only. */
 #include "element.h"
 #include "lanes.h"
 #include "loop.h"
@@ -13,7 +13,7 @@ static inline int64_t prod_lanes(int64_t n)
     return n < PROD_MANY ? 1 : PROD_LANES;
 }
 
-/* Multiply the lanes by n elements, factors `first`, first + 1, ... */
+/* Multiply the lanes by n elements, which are factors `first`, first + 1, ... */
 #define PROD_ROW(dtype, TOTAL)                                                                     \
     LANES_INLINE void prod_row_##dtype(TOTAL *lane, int64_t lanes, const c_##dtype *x,             \
                                        int64_t step, int64_t first, int64_t n)                     \
@@ -33,8 +33,8 @@ static inline int64_t prod_lanes(int64_t n)
         }                                                                                          \
     }
 
-/* A kept element at a time, or a tile of them where they, and not the reduced ones, are neighbours
- * in memory: total[lane][kept]. */
+/* Processes one kept element at a time, or a tile of them (total[lane][kept]) if kept elements and
+ * not reduced ones are adjacent in memory. */
 #define PROD(dtype, name, out_dtype, TOTAL, VALUE)                                                 \
     PROD_ROW(dtype, TOTAL)                                                                         \
                                                                                                    \
@@ -100,8 +100,8 @@ PROD(i32, i32, i64, uint64_t, int64_t)
 PROD(u8, u8, i64, uint64_t, int64_t)
 PROD(truth, bool, i64, uint64_t, int64_t)
 
-/* The product of the others: P / x without a zero; with one zero only that element has a slope.
- * `in` has the steps of operand 1 of a row, `dx` those of operand 0. */
+/* The product of the other elements: P / x without a zero; with one zero only that element has a
+ * gradient other than 0. `in` has the steps of operand 1 of a row, `dx` those of operand 0. */
 #define PROD_GRAD(dtype)                                                                           \
     LANES_INLINE void prod_slopes_##dtype(c_##dtype *dx, int64_t to, const c_##dtype *x,           \
                                           int64_t from, int64_t n, double product, int64_t zeros,  \
@@ -116,7 +116,7 @@ PROD(truth, bool, i64, uint64_t, int64_t)
         }                                                                                          \
     }                                                                                              \
                                                                                                    \
-    /* The product of the elements that are not 0, with the lanes of prod, and how many are. */    \
+    /* The product of the elements other than 0, with the lanes of prod, and their number. */      \
     LANES_INLINE int64_t prod_others_##dtype(double *lane, int64_t lanes, const c_##dtype *x,      \
                                              int64_t step, int64_t first, int64_t n)               \
     {                                                                                              \

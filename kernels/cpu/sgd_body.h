@@ -1,7 +1,7 @@
 /* Body of sgd.c for one dtype.
  *
- *   d = g + weight_decay p            (g negated to maximize; without a decay p is left out, for an
- *                                      infinite one times 0 is none)
+ *   d = g + weight_decay p            (g negated to maximize; weight_decay 0: p is not read, since
+ *                                      infinity times 0 is NaN)
  *   buf = d at the first step, else momentum buf + (1 - dampening) d
  *   d = d + momentum buf (nesterov), else buf
  *   p = p - lr d */

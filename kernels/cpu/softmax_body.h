@@ -1,8 +1,8 @@
-/* Body of softmax.c for one dtype; each_float.h says what the macros mean. */
+/* Body of softmax.c for one dtype; the macros are documented in each_float.h. */
 
 #include "log_sum_exp_body.h"
 
-/* Lanes of a row of the result from element j. */
+/* Store lanes of a row of the result from element j. */
 LANES_INLINE void LOCAL(give)(const msi_softmax_args *a, T *y, int64_t j, V v)
 {
     LOCAL(put)(y, j, a->cols, a->accumulate ? LOCAL(at)(y, j, a->cols) + v : v);

@@ -1,20 +1,20 @@
 /* Sums over dimensions.
  *
  * The reduced elements of one kept element, in loop order, are cut into chunks of 512. Within a
- * chunk, element k adds to lane k % 16; the lanes meet in hsum's order; chunks add up in f64. So
- * rounding stays below about 40 half-units of the sum of magnitudes however long the sum, and the
- * order does not depend on memory layout, for which there are two ways to walk:
+ * chunk, element k is added to lane k % 16; the lanes are added in the order of hsum; chunks are
+ * added in f64. So the rounding error stays below about 40 half-units of the sum of magnitudes,
+ * however long the sum, and the order does not depend on memory layout. There are two loops:
  *
  *   rows     a kept element at a time; strided elements are gathered first
- *   columns  neighbouring kept elements are neighbours in memory: a tile of columns at a time, with
- * 16 running sums per column */
+ *   columns  if neighbouring kept elements are adjacent in memory: a tile of columns at a time,
+ *            with 16 running sums per column */
 #include "element.h"
 #include "lanes.h"
 #include "table.h"
 
 enum { SUM_CHUNK = 512, SUM_TILE = 256 };
 
-/* The element offset of source 1 at the flattened index that was last moved to. */
+/* The element offset of operand 1 at the current flattened index. */
 typedef struct position {
     const msi_loop *loop;
     int64_t index[MSI_LOOP_DIMS];
@@ -45,7 +45,7 @@ static int64_t count(const msi_loop *loop)
     return n;
 }
 
-/* Are neighbouring kept elements neighbours in memory, and neighbouring reduced ones not? */
+/* Are neighbouring kept elements adjacent in memory, and neighbouring reduced ones not? */
 static bool by_columns(const msi_sum_args *a)
 {
     const msi_loop *kept = &a->kept, *reduced = &a->reduced;
@@ -71,8 +71,8 @@ static inline double hsum_of_f64(const double *lane)
 #define BODY "sum_body.h"
 #include "each_register.h"
 
-/* Integers and bool: sums are i64, in two's complement, wrapping. The lanes are unsigned, where
- * that is defined. */
+/* Sums of integers and bool are i64 and wrap in two's complement. The lanes are unsigned, because
+ * signed overflow is undefined. */
 static inline uint64_t hsum_of_u64(const uint64_t *lane)
 {
     uint64_t sum = 0;

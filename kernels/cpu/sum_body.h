@@ -67,7 +67,7 @@ static REAL LOCAL(chunk)(const T *x, int64_t n)
     return HSUM(lane);
 }
 
-/* One kept element, whose n reduced ones begin at `in`. */
+/* One kept element, whose n reduced elements begin at `in`. */
 static LOCAL(total) LOCAL(row)(const T *in, const msi_loop *reduced, int64_t n)
 {
     const bool dense = n == 1 || (reduced->ndim == 1 && reduced->stride[1][0] == 1);
@@ -91,7 +91,7 @@ static LOCAL(total) LOCAL(row)(const T *in, const msi_loop *reduced, int64_t n)
     return total;
 }
 
-/* A tile of `width` neighbouring columns; rows are where the reduced loop says. */
+/* A tile of `width` neighbouring columns; the reduced loop gives the rows. */
 static void LOCAL(tile)(const msi_sum_args *a, const T *in, int64_t out, int64_t out_stride,
                         int64_t width, int64_t n)
 {
@@ -108,10 +108,10 @@ static void LOCAL(tile)(const msi_sum_args *a, const T *in, int64_t out, int64_t
             offset[i] = p.offset[1];
             advance(&p);
         }
-        for (int64_t lane = m; lane < LANES; lane++) { /* without rows; as far as is read */
+        for (int64_t lane = m; lane < LANES; lane++) { /* lanes without rows are read too */
             memset(lanes[lane], 0, (size_t)(width + WIDTH - 1) / WIDTH * WIDTH * sizeof(REAL));
         }
-        /* four rows of a lane at a time, to touch its sums less often */
+        /* four rows of a lane at a time, to access its sums less often */
         for (int64_t first = 0; first < m; first += 4 * LANES) {
             for (int64_t lane = 0; lane < LANES && first + lane < m; lane++) {
                 const T *row[4];
@@ -138,7 +138,7 @@ static void LOCAL(tile)(const msi_sum_args *a, const T *in, int64_t out, int64_t
                 }
             }
         }
-        for (int64_t half = LANES / 2; half > 0; half /= 2) { /* hsum's order */
+        for (int64_t half = LANES / 2; half > 0; half /= 2) { /* the order of hsum */
             for (int64_t lane = 0; lane < half; lane++) {
                 for (int64_t c = 0; c < width; c += WIDTH) {
                     STORE_LANES(lanes[lane] + c,

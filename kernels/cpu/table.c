@@ -1,7 +1,7 @@
-/* The one symbol of this build that the runtime sees: its kernels by (kernel, dtype). */
+/* The only symbol of this build for the runtime: its kernels by (kernel, dtype). */
 #include "table.h"
 
-/* Weak: a kernel that no file defines for a dtype is NULL in the table. */
+/* Weak: a kernel that is not defined for a dtype is NULL in the table. */
 #define DECLARE(kernel, dtype, DTYPE)                                                              \
     void MSI_NAME(kernel##_##dtype)(const void *) __attribute__((weak, visibility("hidden")));
 #define DECLARE_ALL(kernel, args) MSI_ALL(DECLARE, kernel)

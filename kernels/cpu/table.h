@@ -1,8 +1,8 @@
-/* The kernels of this build, named: kernels/cpu is compiled once per instruction set, with
- * MSI_ISA 2, 3 or 4, and every external name ends in it.
+/* Names of the kernels of this build. kernels/cpu is compiled once for each instruction set, with
+ * MSI_ISA 2, 3 or 4, which is the suffix of every external name.
  *
- * A kernel file defines `void MSI_NAME(<kernel>_<dtype>)(const void *args)` for each dtype it has.
- * table.c enters whatever is defined of the names in MSI_KERNELS. */
+ * A kernel file defines `void MSI_NAME(<kernel>_<dtype>)(const void *args)` for each dtype that it
+ * supports. table.c enters the defined ones of MSI_KERNELS. */
 #ifndef MSI_TABLE_H
 #define MSI_TABLE_H
 

@@ -1,5 +1,5 @@
-/* A square of N x N elements, N in 16 bytes, is transposed in registers: log2 N times, row i and
- * row i + N / 2 interleave into rows 2i and 2i + 1. */
+/* Transposes a square of N x N elements (N elements are 16 bytes) in registers: log2 N times, row i
+ * and row i + N / 2 are interleaved into rows 2i and 2i + 1. */
 #include "tile.h"
 
 #define SQUARE(type, N, bits)                                                                      \
@@ -19,7 +19,7 @@
             }                                                                                      \
             _Pragma("GCC unroll 16") for (int32_t i = 0; i < (N); i++)                             \
             {                                                                                      \
-                row[i] = next[i]; /* memcpy would keep them in memory */                           \
+                row[i] = next[i]; /* memcpy would store them in memory */                          \
             }                                                                                      \
         }                                                                                          \
         _Pragma("GCC unroll 16") for (int32_t i = 0; i < (N); i++)                                 \

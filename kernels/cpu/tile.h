@@ -1,5 +1,5 @@
-/* Tiles of a matrix, transposed: what a source dense across the rows of its destination is read
- * by. */
+/* Transposed tiles of a matrix, for reading a source that is dense across the rows of its
+ * destination. */
 #ifndef MSI_TILE_H
 #define MSI_TILE_H
 
@@ -9,7 +9,7 @@
 enum {
     TILE_LENGTH = 128,            /* elements of a row */
     TILE_LINE = 64,               /* bytes read at once: a cache line */
-    TILE_PITCH = TILE_LENGTH + 16 /* elements from row to row, so that they use different sets */
+    TILE_PITCH = TILE_LENGTH + 16 /* distance between rows, so that they use different cache sets */
 };
 
 /* Rows in a tile of elements of `bytes` each. */

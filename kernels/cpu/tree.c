@@ -1,13 +1,13 @@
-/* The fixed tree over sources: reductions of collectives and of gradient accumulation.
+/* The fixed tree over sources, for reductions of collectives and of gradient accumulation.
  *
- * One pass over memory. The binary counter that merges leaves (as many merges after leaf k as k has
- * trailing ones) runs once per register of lanes. For the counts and dtypes that training meets (1,
- * 2, 4 sources of one dtype) it is unrolled, its nodes being registers; else they are a small
- * array. */
+ * One pass over memory. The binary counter that merges leaves (after leaf k as many merges as k has
+ * trailing ones) runs once for each register of lanes. For the counts and dtypes that occur in
+ * training (1, 2, 4 sources of one dtype) it is unrolled, with its nodes in registers; otherwise
+ * the nodes are a small array. */
 #include "lanes.h"
 #include "table.h"
 
-enum { LEVELS = 32 }; /* nodes alive at once: a level for every bit of n_src, and the next leaf */
+enum { LEVELS = 32 }; /* most nodes at once: one for each bit of n_src, and the next leaf */
 
 /* One element of a source. */
 static double get(const void *src, int32_t dtype, int64_t i)
@@ -24,7 +24,7 @@ static double get(const void *src, int32_t dtype, int64_t i)
     }
 }
 
-/* What `dtype` holds of it: all, unless it is narrow. */
+/* x rounded to `dtype`; unchanged unless it is f16 or bf16. */
 LANES_INLINE f32_part rounded_lanes(f32_part x, int32_t dtype)
 {
     return dtype == MS_DTYPE_F32    ? x
@@ -39,7 +39,7 @@ static double rounded(double x, int32_t dtype)
 }
 
 /* One element of a mixed tree. A sum or product of two f32 that is computed in f64 and rounded to
- * f32 is the one computed in f32. */
+ * f32 equals the one computed in f32. */
 static double mixed_element(const msi_tree_args *a, int64_t i, bool single)
 {
     double nodes[LEVELS];
@@ -67,7 +67,7 @@ static double mixed_element(const msi_tree_args *a, int64_t i, bool single)
 #define BODY "tree_body.h"
 #include "each_register.h"
 
-/* Integers are not rounded, and wrap: sums and products are those of unsigned numbers. */
+/* Integers wrap: sums and products are computed on unsigned numbers, without rounding. */
 #define REDUCE(type, FACTOR, EXPR)                                                                 \
     for (int64_t i = 0; i < a->n; i++) {                                                           \
         type x = ((const type *)a->src[0].data)[i];                                                \

@@ -1,6 +1,6 @@
 /* Body of tree.c for one dtype of the result. */
 
-/* A register of elements (n < WIDTH: the first n) of a source, in the compute type. */
+/* A register of elements of a source (if n < WIDTH the first n), in the compute type. */
 LANES_INLINE V LOCAL(leaf)(const void *src, int32_t dtype, int64_t i, int64_t n)
 {
     if (dtype == DTYPE) {
@@ -17,7 +17,7 @@ LANES_INLINE V LOCAL(leaf)(const void *src, int32_t dtype, int64_t i, int64_t n)
         return load_n_f16w((const uint16_t *)src + i, n);
     }
 #endif
-    REAL x[WIDTH]; /* f64 mixed with others: rare, lane by lane */
+    REAL x[WIDTH]; /* f64 mixed with other dtypes is rare: lane by lane */
 
     for (int64_t k = 0; k < WIDTH; k++) {
         x[k] = k < n ? (REAL)get(src, dtype, i + k) : 0;
@@ -25,7 +25,7 @@ LANES_INLINE V LOCAL(leaf)(const void *src, int32_t dtype, int64_t i, int64_t n)
     return OF(load)(x);
 }
 
-/* One inner node. A NaN on either side is the result, in max and min too. */
+/* One inner node. If either side is NaN, so is the result, also for max and min. */
 LANES_INLINE V LOCAL(node)(V left, V right, int32_t reduce)
 {
     if (reduce == MSI_TREE_MAX) {
@@ -37,7 +37,7 @@ LANES_INLINE V LOCAL(node)(V left, V right, int32_t reduce)
     return left + right;
 }
 
-/* The tree over one stretch of n <= WIDTH elements. */
+/* The tree over n <= WIDTH elements. */
 LANES_INLINE V LOCAL(merge)(const msi_tree_args *a, int32_t n_src, int32_t dtype, int32_t reduce,
                             int64_t i, int64_t n)
 {
@@ -77,7 +77,7 @@ LANES_INLINE V LOCAL(round_once)(V x, int32_t dtype)
 #endif
 }
 
-/* One stretch of n <= WIDTH elements, from the leaves to memory. */
+/* Process n <= WIDTH elements, from the leaves to memory. */
 LANES_INLINE void LOCAL(stretch)(const msi_tree_args *a, int32_t n_src, int32_t dtype,
                                  int32_t reduce, REAL factor, int32_t round, bool accumulate,
                                  int64_t i, int64_t n)
@@ -106,8 +106,8 @@ static __attribute__((noinline)) void LOCAL(run_any)(const msi_tree_args *a, int
     }
 }
 
-/* A sum over n_src sources of one dtype, both constants. What else it is told stands in registers:
- * stores do not make the compiler look again. */
+/* A sum over n_src sources of one dtype, both constants. Other arguments are local copies, so that
+ * the compiler need not reload them after stores. */
 LANES_INLINE void LOCAL(run)(const msi_tree_args *a, int32_t n_src, int32_t dtype)
 {
     const REAL factor = (REAL)a->factor;

@@ -1,10 +1,10 @@
---- Exponential moving averages of a model's parameters: each rank averages the elements it holds.
+--- Exponential moving averages of a model's parameters. Each rank averages its own elements.
 ---
 ---   local ema = ms.ema(model, 0.999)
 ---   ... opt:step(); ema:update()
 ---   ema:apply(function() return evaluate(model) end)
 ---
---- Nothing is gathered, and the bits are the same for every strategy and number of ranks.
+--- Nothing is gathered, and the bits do not depend on the sharding strategy and number of ranks.
 
 local ShardedTensor = require 'moonshard.dist.sharded_tensor'
 local arguments = require 'moonshard_ffi.arguments'
@@ -30,11 +30,11 @@ local HALF = { f16 = true, bf16 = true }
 ---@class ms.ema.Entry
 ---@field name string
 ---@field extent ms.Extent  of this rank's elements
----@field average ms.Tensor?  (elements of this rank); nil where it has none
+---@field average ms.Tensor?  (elements of this rank); nil if empty
 ---@field group ms.dist.Group|false  whose ranks have the other elements
----@field replica integer?  number of that group, as that of a ShardedTensor
+---@field replica integer?  as in ShardedTensor
 
--- Averages of low precision would not change by small steps.
+-- f16 and bf16 averages would not change by small steps.
 local function average_of(part)
   return scope.keep(HALF[part:dtype()] and part:to('f32') or part:clone())
 end
@@ -59,9 +59,9 @@ local function start(self, model)
   end
 end
 
---- Averages of all parameters of a model, frozen ones too, and copies of its persistent buffers.
---- They begin as the present values, f32 for f16 and bf16 parameters. Wrap the model first; the
---- first use of a wrapped model is collective.
+--- Averages of all parameters of a model, including frozen ones, and copies of its persistent
+--- buffers. They start from the current values, in f32 for f16 and bf16 parameters. Wrap the model
+--- first; the first use of a wrapped model is collective.
 ---@param model ms.nn.Module
 ---@param decay? number  0 to 1 (default 0.999)
 function EMA:init(model, decay)
@@ -77,7 +77,7 @@ function EMA:init(model, decay)
   autograd.no_grad(scope.run, 'ms.ema', start, self, model)
 end
 
--- `fn(entry, part, tensor)` for each parameter of which this rank has elements.
+-- Call `fn(entry, part, tensor)` for each parameter of which this rank has elements.
 local function each_part(self, what, fn)
   local params = tree.prepared_params(self._model)
   if #params ~= #self._entries then
@@ -98,7 +98,7 @@ local function each_part(self, what, fn)
   end
 end
 
--- As torch.lerp(average, value, 1 - decay) rounds.
+-- Rounds as torch.lerp(average, value, 1 - decay).
 local function blend(average, value, decay)
   local difference = value - average
   if 1 - decay < 0.5 then
@@ -133,8 +133,8 @@ local function check_not_applied(self, what)
   end
 end
 
---- Take in the present values: average = decay * average + (1 - decay) * parameter. The first
---- update copies, as that of torch.optim.swa_utils.AveragedModel does; buffers are always copied.
+--- Update the averages: average = decay * average + (1 - decay) * parameter. The first update
+--- copies, as in torch.optim.swa_utils.AveragedModel; buffers are always copied.
 ---@return self
 function EMA:update()
   check_not_applied(self, 'ema:update')
@@ -142,7 +142,7 @@ function EMA:update()
   return self
 end
 
--- -- in the place of the parameters --------------------------------------------------------------
+-- -- applied to the model ------------------------------------------------------------------------
 
 local function write_buffers(self, values)
   for i, b in ipairs(state_dict.buffers(self._model)) do
@@ -186,8 +186,8 @@ local function applied(backup, fn, ...)
   return fn(...)
 end
 
---- Run `fn(...)` with the averages in the model, for an evaluation or an export. Parameters and
---- buffers get their values back afterwards, also after an error: what fn writes to them is lost.
+--- Run `fn(...)` with the averages in the model, for evaluation or export. Afterwards, also after
+--- an error, parameters and buffers get their values back, so values that fn writes are lost.
 ---@param fn fun(...): ...
 ---@return ...
 function EMA:apply(fn, ...)
@@ -215,8 +215,8 @@ end
 ---@field params table<string, ms.Tensor|ms.fsdp.ShardedTensor>  by name; they share memory
 ---@field buffers table<string, ms.Tensor>
 
---- The averages, of sharded parameters this rank's elements: ms.checkpoint.save { ema = ema }
---- keeps them, to be loaded on any number of ranks.
+--- The averages; for sharded parameters this rank's elements. ms.checkpoint.save { ema = ema }
+--- saves them for any number of ranks.
 ---@return ms.ema.State
 function EMA:state_dict()
   local sd = { n_averaged = self.n_averaged, params = {}, buffers = {} }
@@ -229,7 +229,7 @@ function EMA:state_dict()
   return sd
 end
 
---- The parameters of the model: a checkpoint is of the group over which they are sharded.
+--- The model's parameters, which determine the group of a checkpoint.
 ---@return ms.Tensor[]
 function EMA:_params()
   local params = {}
@@ -239,7 +239,7 @@ function EMA:_params()
   return params
 end
 
--- This rank's elements of a value, which are to have this extent.
+-- This rank's elements of a value, which must have this extent.
 local function elements_of(what, name, value, entry)
   local extent = entry.extent
   local is_sharded = util.is(value, ShardedTensor)
@@ -260,7 +260,7 @@ local function elements_of(what, name, value, entry)
     or value:detach():reshape(-1):narrow(1, extent.start + 1, extent.numel)
 end
 
--- The entries of `given` and of the list have the same names.
+-- Check that `given` and the list have the same names.
 local function check_names(what, noun, given, list)
   local known = {}
   for _, entry in ipairs(list) do
@@ -297,7 +297,7 @@ local function load(self, sd)
   self.n_averaged = sd.n_averaged
 end
 
---- Take in a state, all of it or, with an error, nothing. Of full tensors each rank takes its
+--- Load a state, all of it or, on an error, nothing. From full tensors each rank takes its
 --- elements.
 ---@param sd ms.ema.State
 function EMA:load_state_dict(sd)

@@ -1,4 +1,4 @@
---- The names of `ms` itself, which `require 'moonshard'` returns.
+--- The table `ms` that `require 'moonshard'` returns.
 
 local MODULE = ...
 local B = require 'moonshard_ffi'
@@ -21,7 +21,7 @@ local C = B.C
 
 ---@class ms
 ---@field version string
----@field bf16 ms.DType  the name of a dtype, as all of these
+---@field bf16 ms.DType  a dtype's name, as the fields below
 ---@field f16 ms.DType
 ---@field f32 ms.DType
 ---@field f64 ms.DType
@@ -72,7 +72,7 @@ ms.capture_warnings = errors.capture_warnings
 ---@type fun(value: any): boolean
 ms.is_tensor = B.is_ref
 
---- Is `object` an instance of `class` or of one of its children?
+--- Is `object` an instance of `class` or of a subclass?
 ---@param object any
 ---@param class ms.Class
 ---@return boolean
@@ -83,9 +83,9 @@ function ms.is(object, class)
   return util.is(object, class)
 end
 
---- Print the reference of a name ('nn.Linear', 'Tensor:cumsum'), a tensor, a public function, a
---- class or an object of one; of a namespace ('ops') its names; of nothing an overview. KeyError
---- gives the nearest names.
+--- Print the reference of a name ('nn.Linear', 'Tensor:cumsum'), tensor, public function, class or
+--- instance; for a namespace ('ops') its names; without an argument an overview. KeyError suggests
+--- the nearest names.
 ---@param what? any
 function ms.help(what)
   local reference = require 'moonshard.reference'
@@ -101,14 +101,15 @@ local stats = B.new('ms_memory_stats')
 ---@field peak table<string, integer>  highest `live` of each kind since reset_peak_memory()
 ---@field live_total integer
 ---@field peak_total integer
----@field reserved integer       bytes held from the system, caches included
----@field cached integer         of them in free blocks, kept for requests to come
+---@field reserved integer  bytes allocated from the system, caches included
+---@field cached integer  part of `reserved` in free blocks, kept for later requests
 ---@field allocs integer
----@field system_allocs integer  allocations that had to ask the system
----@field live_handles integer   tensors alive
----@field pinned integer         of the host, for a device to reach, beside the others; CPU: 0
+---@field system_allocs integer  allocations passed on to the system
+---@field live_handles integer  number of tensors
+---@field pinned integer  host memory for transfers to a device, not part of the others; 0 on the
+---  CPU
 
---- Exact memory figures, in bytes.
+--- Exact memory use, in bytes.
 ---@return ms.Memory
 function ms.memory()
   C.ms_memory_stats_get(stats)
@@ -130,22 +131,22 @@ function ms.memory()
   }
 end
 
---- Set all peaks to what is live now.
+--- Reset all peaks to the current values.
 function ms.reset_peak_memory()
   C.ms_memory_reset_peak()
 end
 
---- Release tensors nobody refers to any more, at once.
+--- Release unreferenced tensors immediately.
 ms.collect = B.collect
 
---- Free everything the runtime holds. Tensors become stale. Raises what was wrong with what a
---- device was given last, when nobody was told; it is closed all the same.
+--- Free everything that the runtime has allocated. Tensors become stale. Raises a device error that
+--- was not reported yet. The runtime is closed in any case.
 function ms.close()
   if B.state.depth > 0 then
     errors.raise('RuntimeError', 'close: a scope is open')
   end
   B.collect()
-  local status = C.ms_close() -- a hook, in which that closes nothing, runs in a scope
+  local status = C.ms_close() -- a hook, in which this closes nothing, runs in a scope
   parameter.forget_managers()
   errors.check(status)
 end

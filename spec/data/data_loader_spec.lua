@@ -1,4 +1,4 @@
--- lua/moonshard/data: datasets, batches of them, dealing to ranks, resuming
+-- lua/moonshard/data: datasets, batches of them, sharding over ranks, resuming
 local ms = require 'moonshard'
 local data = ms.data
 local checks = require 'support.checks'

@@ -256,7 +256,7 @@ describe('data', function()
     local one, three = loader(1, 4), loader(3, 4)
     checks.raises('ValueError', 'seed 0 and 8 samples a step, this one has seed 0 and 4; with '
       .. '1 rank x 1 micro-batch, give batch = 8', one.load_state, one, state)
-    checks.raises('ValueError', '8 samples cannot be dealt to 3 ranks x 1 micro-batch evenly',
+    checks.raises('ValueError', '8 samples cannot be divided over 3 ranks x 1 micro-batch evenly',
       three.load_state, three, state)
     loader(1, 8):load_state(state)
   end)

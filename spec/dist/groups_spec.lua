@@ -34,7 +34,7 @@ describe('a group of ranks', function()
     assert.same({ 1 }, f.reduce_scatter(ms.ones(3), group):shape())
     assert.equal(7, f.broadcast(ms.full({ 1 }, 7), group):item())
     checks.raises('RuntimeError', 'make the smaller group a fake one, too', dist.split, 0, group)
-    checks.raises('TypeError', 'all_reduce: the group stands in front of a string, expected last',
+    checks.raises('TypeError', 'all_reduce: the group comes before a string, expected last',
       dist.all_reduce, ms.ones(1), group, 'avg')
     checks.raises('TypeError', 'in a group write group:rank()', dist.rank, group)
   end)

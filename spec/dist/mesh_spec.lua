@@ -46,7 +46,7 @@ describe('a mesh', function()
       assert.equal(text(mesh:get_group 'tp'), text(part:get_group(2)))
       assert.equal(text(mesh:get_group 'pp'), text(part['pp']:get_group()))
       assert.equal(tostring(rank), text(mesh['dp']:get_group()))
-      checks.raises('KeyError', "'pp' stands behind a later dimension", function()
+      checks.raises('KeyError', "'pp' comes after a later dimension", function()
         return mesh[{ 'tp', 'pp' }]
       end)
     end)

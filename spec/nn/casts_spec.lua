@@ -75,7 +75,7 @@ describe('casting a module', function()
       m.to, m, 'i64')
     checks.raises('TypeError', "'dtype' is nil, expected a dtype such as ms.f16", m.to, m)
     checks.raises('TypeError', "got two dtypes, expected a dtype and 'cpu'", m.to, m, 'f16', 'f32')
-    checks.raises('TypeError', 'got two places', m.to, m, 'cpu', 'cpu')
+    checks.raises('TypeError', 'got two devices', m.to, m, 'cpu', 'cpu')
     checks.raises('RuntimeError', "to: device = 'cuda', but the device of this process is 'cpu'",
       m.to, m, 'cuda')
     assert.equal('bf16', weight:dtype())

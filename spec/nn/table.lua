@@ -942,7 +942,7 @@ return {
       { 'proj.bias', 4 } },
     reference = function(sd, x) return attention(sd, x, 2, '') end,
     class = nn.CausalSelfAttention,
-    refuses = { { 'ValueError', 'width 6 is no multiple of 4 heads', 6, 4 } },
+    refuses = { { 'ValueError', 'width 6 is not a multiple of 4 heads', 6, 4 } },
   },
   {
     name = 'CausalSelfAttention with all options',

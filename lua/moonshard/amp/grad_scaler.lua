@@ -1,6 +1,7 @@
---- A loss scale (torch.amp.GradScaler): the loss is multiplied, so that small gradients do not
---- vanish in f16, and gradients are divided before the step. Where one is not finite the step is
---- left out and the scale falls; after `growth_interval` steps without one it grows.
+--- Loss scaling (torch.amp.GradScaler). The loss is multiplied by a scale, so that small gradients
+--- do not underflow in f16, and gradients are divided by it before the step. If a gradient is not
+--- finite, the step is skipped and the scale decreases; after `growth_interval` steps without one
+--- it increases.
 ---
 ---     scaler:scale(loss):backward()
 ---     scaler:step(opt)
@@ -24,18 +25,18 @@ local GradScaler = class 'amp.GradScaler'
 
 ---@class ms.amp.GradScaler.Options
 ---@field init_scale? number  default 65536
----@field growth_factor? number  above 1, default 2
----@field backoff_factor? number  below 1, default 0.5
+---@field growth_factor? number  above 1 (default 2)
+---@field backoff_factor? number  below 1 (default 0.5)
 ---@field growth_interval? integer  steps, default 2000
----@field enabled? boolean  false: everything passes through; default true
+---@field enabled? boolean  false: all methods pass values through unchanged (default true)
 
 GradScaler._options = {
   init_scale = 'number', growth_factor = 'number', backoff_factor = 'number',
   growth_interval = 'number', enabled = 'flag',
 }
 
-local SMALLEST = 2 ^ -126 -- f32: of a scale below, the inverse is infinite
-local LARGEST = 3.4028234663852886e38 -- f32: a scale beyond does not grow
+local SMALLEST = 2 ^ -126 -- the inverse of a smaller f32 scale is infinite
+local LARGEST = 3.4028234663852886e38 -- the largest finite f32
 
 local function check_scale(what, name, scale)
   if not (scale >= SMALLEST and scale <= LARGEST) then
@@ -65,15 +66,15 @@ function GradScaler:init(opts)
   check_scale(self._name, 'init_scale', self._scale)
   check_factors(self._growth_factor, self._backoff_factor)
   self._states = setmetatable({}, { __mode = 'k' }) -- by optimizer, since the last update()
-  self._found = {} -- one tensor an optimizer
+  self._found = {} -- one tensor for each optimizer
 end
 
--- The group that agrees on the gradients of these parameters; nil: this rank decides alone.
+-- The group over which these parameters are sharded; nil: this rank decides on its own.
 function GradScaler:_group_of(params)
   return (members.of(params))
 end
 
-local DEEPEST = 16 -- list in a list
+local DEEPEST = 16 -- nesting of lists
 
 local function scaled(self, outputs, depth)
   if parameter.is_tensor(outputs) then
@@ -91,7 +92,7 @@ local function scaled(self, outputs, depth)
   return out
 end
 
---- A loss, or a nested list of losses, times the scale, in its dtype.
+--- Multiply a loss, or a nested list of losses, by the scale, in its dtype.
 ---@param outputs ms.Tensor|table
 ---@return ms.Tensor|table
 function GradScaler:scale(outputs)
@@ -107,7 +108,7 @@ local function check_optimizer(what, optimizer)
   end
 end
 
--- What an inner no_sync has left is no gradient yet, though one can look at it.
+-- The accumulated gradient of no_sync that grad() shows is not ready to be unscaled.
 local function gradient_of(param)
   local grad = param:grad()
   if grad and not parameter.has_grad(param) then
@@ -117,14 +118,15 @@ local function gradient_of(param)
   return grad
 end
 
--- Multiply in place; NaN where an element is not finite, else 0: (), in the gradient's dtype.
+-- Multiply in place. Returns a tensor () of the gradient's dtype: NaN if an element is not finite,
+-- else 0.
 local function unscale(grad, inverse)
   local values = grad * inverse
   grad:copy_(values)
   return (values - values):sum()
 end
 
--- Is any gradient not finite, 1 or 0: f64, on the device, agreed over the ranks.
+-- Whether any gradient on any rank is not finite: 1 or 0, f64, on the device.
 local function unscale_all(self, optimizer)
   local params, inverse = optimizer:_params(), 1 / self._scale
   local group, found, n = self:_group_of(params), create.zeros({ 1 }, { dtype = 'f64' }), 0
@@ -139,7 +141,7 @@ local function unscale_all(self, optimizer)
       found:add_(odd:ne(odd):to('f64'))
     end
   end
-  if group then -- which have been multiplied by one scale, and go on alike
+  if group then -- all ranks of the group have used one scale and decide alike
     notes.text(group, 'state of ' .. self._name, ('scale %.17g, factors %.17g and %.17g, %d of %d '
       .. 'steps to growth'):format(self._scale, self._growth_factor, self._backoff_factor,
       self._growth_tracker, self._growth_interval))
@@ -154,15 +156,16 @@ local FAILED = '%s: dividing the gradients has failed halfway; drop them (zero_g
   .. 'scaler forget (update(get_scale()))'
 
 local function look(self, optimizer)
-  self._states[optimizer] = { stage = 'failed' } -- some gradients may be divided when it does
+  self._states[optimizer] = { stage = 'failed' } -- if it fails, some may be divided
   local found = autograd.no_grad(unscale_all, self, optimizer)
   self._found[#self._found + 1] = found
   self._states[optimizer] = { stage = 'unscaled', found = found }
 end
 
---- Divide the gradients of an optimizer's parameters by the scale, in place: once, before a step
---- that clips them, say; step() does it otherwise. Collective where parameters are sharded: a rank
---- without gradients takes part. One that fails may have divided some: drop them.
+--- Divide the gradients of an optimizer's parameters by the scale, in place. Call it before
+--- changing gradients, e.g. clipping; otherwise step() does it. Collective if parameters are
+--- sharded, also on ranks without gradients. If it fails, some gradients may have been divided:
+--- discard all.
 ---@param optimizer ms.optim.Optimizer
 function GradScaler:unscale_(optimizer)
   check_optimizer('unscale_', optimizer)
@@ -181,9 +184,9 @@ function GradScaler:unscale_(optimizer)
   look(self, optimizer)
 end
 
---- Step unless a gradient on any rank is not finite. Waits for the device, to know.
+--- Call optimizer:step() unless a gradient on any rank is not finite. Waits for the device.
 ---@param optimizer ms.optim.Optimizer
----@return boolean?  true: stepped
+---@return boolean?  true if the optimizer has stepped
 function GradScaler:step(optimizer)
   check_optimizer('step', optimizer)
   if not self._enabled then
@@ -225,7 +228,8 @@ local function follow(self, overflowed)
   end
 end
 
---- After the steps of an iteration: let the scale follow what was found, or be `new_scale`.
+--- Call after the steps of an iteration: update the scale from what they found, or set it to
+--- `new_scale`.
 ---@param new_scale? number
 function GradScaler:update(new_scale)
   if new_scale ~= nil then
@@ -247,7 +251,7 @@ function GradScaler:update(new_scale)
   self._found, self._states = {}, setmetatable({}, { __mode = 'k' })
 end
 
----@return number  1 when it is not enabled
+---@return number  1 if not enabled
 function GradScaler:get_scale()
   return self._enabled and self._scale or 1
 end
@@ -262,7 +266,7 @@ local STATE = {
   growth_interval = '_growth_interval', _growth_tracker = '_growth_tracker',
 }
 
---- After update(): empty when it is not enabled.
+--- Call it after update(). Empty if not enabled.
 ---@return table  scale, growth_factor, backoff_factor, growth_interval, _growth_tracker
 function GradScaler:state_dict()
   local sd = {}

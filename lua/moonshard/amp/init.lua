@@ -1,4 +1,4 @@
---- Training in f16: a loss scale that keeps gradients in the range of the dtype.
+--- Mixed-precision training in f16: loss scaling.
 
 local namespace = require 'moonshard.base.namespace'
 

@@ -1,4 +1,4 @@
---- Functions with a backward written in Lua.
+--- Autograd functions with a backward written in Lua.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -11,12 +11,12 @@ local scope = require 'moonshard.base.scope'
 
 local core = B.core
 
----@class ms.autograd.Context  what forward leaves for backward; scripts may add fields
----@field needs_input_grad boolean[]  by argument of apply()
+---@class ms.autograd.Context  passed from forward to backward; scripts may add fields
+---@field needs_input_grad boolean[]  for each argument of apply()
 local Context = class('autograd.Context')
 
---- Keep tensors for backward: arguments, results, or others. They must not be written until then.
----@param ... ms.Tensor?  nil keeps its place
+--- Save tensors for backward: arguments, results, or others. They must not be written until then.
+---@param ... ms.Tensor?  a nil is saved as nil
 function Context:save_for_backward(...)
   self._saved, self._versions = { n = select('#', ...) }, {}
   for i = 1, self._saved.n do
@@ -29,7 +29,7 @@ function Context:save_for_backward(...)
   end
 end
 
---- Those tensors. RuntimeError for one that was written since.
+--- The saved tensors. RuntimeError if one was written since.
 ---@return ms.Tensor? ...
 function Context:saved_tensors()
   local saved = self._saved or { n = 0 }
@@ -44,22 +44,22 @@ function Context:saved_tensors()
   return unpack(saved, 1, saved.n)
 end
 
---- Give backward nil in place of zeros for results whose gradient nothing asked for.
+--- Whether backward gets zeros for results without a gradient; with false it gets nil.
 ---@param on boolean  default true
 function Context:set_materialize_grads(on)
   self._materialize = arguments.flag('set_materialize_grads', 'on', on)
 end
 
---- The base of functions with a backward of their own, as PyTorch's:
+--- The base of functions with their own backward, as in PyTorch:
 ---
 ---   local Cube = ms.autograd.Function.extend 'Cube'
 ---   function Cube.forward(ctx, x) ctx:save_for_backward(x); return x * x * x end
 ---   function Cube.backward(ctx, grad) return ctx:saved_tensors() ^ 2 * 3 * grad end
 ---   local y = Cube.apply(x)
 ---
---- forward runs without recording and gives tensors. backward gets a gradient for each result and
---- returns one for each argument of forward, nil for those that are no tensors or need none; a
---- RuntimeError for another number of them.
+--- forward runs without recording and returns tensors. backward gets a gradient for each result and
+--- returns one for each argument of forward, nil for arguments that are not tensors or need no
+--- gradient; RuntimeError if it returns another number of values.
 ---@class ms.autograd.Function
 ---@field forward fun(ctx: ms.autograd.Context, ...): ms.Tensor ...
 ---@field backward fun(ctx: ms.autograd.Context, ...: ms.Tensor?): ms.Tensor? ...
@@ -85,8 +85,8 @@ local function run_backward(fn, ctx, address, results)
   return fn.backward(ctx, unpack(grads, 1, #results))
 end
 
--- Backward gives a gradient for each of the n arguments. It may leave out the last ones that are no
--- tensors, and more values must be nil.
+-- Check the number of gradients: one for each of the n arguments. The last ones may be omitted if
+-- those arguments are not tensors. Further values must be nil.
 local function check_count(fn, given, n, places)
   local n_given = given.n
   while n_given > n and given[n_given] == nil do
@@ -108,8 +108,8 @@ local function check_gradient(what, place, grad, argument)
   return grad
 end
 
--- The function that the runtime calls with the refs of the results' gradients. It appends those of
--- the tensors among the arguments.
+-- The function that the runtime calls with refs of the results' gradients. It appends the gradients
+-- of the tensors among the arguments.
 local function backward_of(fn, ctx, results, inputs)
   return function(address)
     local what = 'backward of ' .. fn._name
@@ -122,7 +122,7 @@ local function backward_of(fn, ctx, results, inputs)
         refs[#results + k - 1] = check_gradient(what, place, grad, inputs[k])
       end
     end
-    ctx._given = given -- alive until C has taken them
+    ctx._given = given -- keep them alive until C owns them
   end
 end
 
@@ -163,7 +163,7 @@ local function apply(fn, ...)
   return unpack(out, 1, n_out)
 end
 
---- A new function. Set its fields `forward` and `backward`, then call its `apply`.
+--- Make a new function class. Set its `forward` and `backward`, then call its `apply`.
 ---@param name string  for errors
 ---@return ms.autograd.Function
 function Function.extend(name)

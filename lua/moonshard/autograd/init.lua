@@ -1,4 +1,4 @@
---- Recording of operators and gradients: switching it off, gradients of chosen inputs, hooks.
+--- Autograd: modes of recording, gradients of chosen inputs, hooks.
 
 local B = require 'moonshard_ffi'
 local Hook = require 'moonshard.base.hook'
@@ -28,30 +28,30 @@ local function run(name, on, fn, ...)
   return finally.run(switch, C.ms_grad_enabled(), switched, on, fn, ...)
 end
 
---- Run `fn(...)` without recording, and return what it returns.
+--- Run `fn(...)` without recording and return its results.
 ---@param fn fun(...): ...
 ---@return ...
 function autograd.no_grad(fn, ...)
   return run('no_grad', false, fn, ...)
 end
 
---- Run `fn(...)` recording again inside a no_grad.
+--- Run `fn(...)` with recording enabled inside no_grad, and return its results.
 ---@param fn fun(...): ...
 ---@return ...
 function autograd.enable_grad(fn, ...)
   return run('enable_grad', true, fn, ...)
 end
 
---- Are operators recorded now?
+--- Are operators being recorded?
 ---@return boolean
 function autograd.is_grad_enabled()
   return C.ms_grad_enabled()
 end
 
 ---@class ms.Grad.Options: ms.Backward.Options
----@field allow_unused? boolean  an input that no output came from has no gradient; else an error
+---@field allow_unused? boolean  return false for inputs that no output depends on (default: raise)
 
--- A tensor, or a list of them.
+-- A tensor or a list of tensors, as a list.
 local function listed(name, value)
   if B.is_ref(value) then
     return { value }
@@ -71,7 +71,7 @@ local function put(refs, at, name, list)
   end
 end
 
--- The given gradients: one for each output, false where none is.
+-- Append the given gradients: one for each output, false if omitted.
 local function put_given(refs, outputs, given)
   given = B.is_ref(given) and { given } or arguments.list('grad', 'grad_outputs', given)
   if #given ~= #outputs then
@@ -81,7 +81,7 @@ local function put_given(refs, outputs, given)
   for i = 1, #given do
     if given[i] then
       local ref = arguments.tensor('grad', ('grad_outputs[%d]'):format(i), given[i])
-      if ref.ptr == nil then -- which C would take for none
+      if ref.ptr == nil then -- C would take a released tensor as an omitted one
         errors.raise('RuntimeError', "grad: 'grad_outputs[%d]' was released", i)
       end
       refs[#outputs + i - 1] = ref
@@ -89,16 +89,16 @@ local function put_given(refs, outputs, given)
   end
 end
 
---- Gradients of the sum of `outputs` with respect to `inputs`, leaves or results: returned, while
---- no leaf's own changes. What was differentiated is used up, as by backward().
---- RuntimeError for an input that no output came from, or that does not require grad;
---- NotImplementedError for a parameter of a wrapped model, whose gradient the ranks sum.
+--- Gradients of the sum of `outputs` with respect to `inputs` (leaves or results). They are
+--- returned; gradients of leaves do not change. The graph is freed, as by backward(). RuntimeError
+--- for an input that does not require grad or on which no output depends; NotImplementedError for a
+--- parameter of a wrapped model, whose gradient is reduced over ranks.
 ---@param outputs ms.Tensor|ms.Tensor[]
 ---@param inputs ms.Tensor|ms.Tensor[]
----@param grad_outputs? ms.Tensor|(ms.Tensor|false)[]  of their shapes; not needed for one element,
----                      and may be left out in front of options
+---@param grad_outputs? ms.Tensor|(ms.Tensor|false)[]  of the outputs' shapes; optional for one
+---  element, and may be omitted before options
 ---@param options? ms.Grad.Options
----@return ms.Tensor[]  one for each input; false, with allow_unused, for an unused one
+---@return ms.Tensor[]  one for each input; with allow_unused, false for an unused input
 function autograd.grad(outputs, inputs, grad_outputs, options)
   if options == nil and type(grad_outputs) == 'table' and type(next(grad_outputs)) == 'string' then
     grad_outputs, options = nil, grad_outputs
@@ -121,7 +121,7 @@ function autograd.grad(outputs, inputs, grad_outputs, options)
   return results
 end
 
---- A ref of one's own on the handle whose ref stands at `address`.
+--- A new ref to the handle of the ref at `address`.
 local function ref_at(address)
   return B.Ref(B.cast('ms_ref *', address)[0])
 end
@@ -137,7 +137,7 @@ local function see_gradient(address, fn)
   B.check(core.replace_gradient(result))
 end
 
--- What goes to the classic C module is checked here: it sees no types of the FFI.
+-- Arguments of the C module are checked here, because it cannot see FFI types.
 local function check_hook(what, t, fn)
   arguments.tensor(what, 'self', t)
   arguments.fn(what, 'fn', fn)
@@ -147,14 +147,15 @@ local function check_hook(what, t, fn)
   end
 end
 
--- Which tensor a hook hangs on, by what hook() gave; copies of refs, which own nothing.
+-- The tensor of each hook, by the object that hook() returned; the refs are copies that own
+-- nothing.
 local tensors = setmetatable({}, { __mode = 'k' })
 local WEAK = { __mode = 'v' }
 
 local function nothing() end
 
--- C holds the function that `add` is given, and so `hook`; a handle holds neither that nor the
--- tensor. What hangs on a graph whose tensor was released cannot be taken out, and does nothing.
+-- Register a hook. C owns the function passed to `add`, and so `fn`; the returned object owns
+-- neither fn nor the tensor. After the tensor of a graph was released, remove() has no effect.
 local function register(add, tensor, fn, call)
   local hook, t = { fn = fn }, B.Ref(tensor)
   local status, id = add(tensor, function(address)
@@ -167,7 +168,7 @@ local function register(add, tensor, fn, call)
       held[1].fn = nil
     end
     if C.ms_ref_alive(t) then
-      C.ms_hook_remove(t.ptr, id) -- fails when backward was first
+      C.ms_hook_remove(t.ptr, id) -- fails if a backward was first
     end
   end)
   tensors[handle] = t
@@ -182,35 +183,35 @@ local function run_on_leaf(address, fn)
   scope.run('a hook', fn, B.own(ref_at(address)))
 end
 
---- Call `fn(grad)` when this tensor's gradient is complete; what it returns replaces the gradient.
---- NotImplementedError for a flat parameter: hook the parameters in the fields of the module.
---- An error in it ends the backward and reaches its caller as the same object.
---- The function lives as long as the hook, and with it every tensor it mentions: on a leaf until
---- the hook is removed or the leaf is nobody's, on a result until backward has used its graph up or
---- the graph is nobody's. A function that mentions the tensor it hangs on, or the model that holds
---- it, makes it somebody's: on a leaf, or where no backward follows, such a hook is to be removed.
+--- Call `fn(grad)` when this tensor's gradient is complete. A result replaces the gradient. An
+--- error in fn ends the backward, and its caller gets the same error object. NotImplementedError
+--- for a flat parameter: hook the module's parameters.
+---
+--- fn is kept alive by the hook, and with it every tensor that it refers to: on a leaf until the
+--- hook is removed or the leaf is freed, on a result until backward has freed the graph or the
+--- graph is no longer referenced. A hook that refers to its own tensor or model keeps it alive:
+--- call remove() if it is on a leaf or no backward follows.
 ---@param fn fun(grad: ms.Tensor): ms.Tensor?
----@return ms.Hook  takes the hook away, and lets go of `fn`; again is harmless
+---@return ms.Hook  removes the hook and releases `fn`
 function Tensor:hook(fn)
   check_hook('hook', self, fn)
   return register(core.hook, self, fn, run_on_gradient)
 end
 
---- Call `fn(leaf)` after each backward has added to this leaf's gradient. For a parameter of a
---- wrapped model that is the end of the backward that has reduced its gradient (inside no_sync none
---- does): on all ranks, unit by unit, for what the backward of any rank has reached.
---- Steps and zero_grad() are legal there; in other hooks they are an AssertionError.
---- NotImplementedError for a flat parameter, as of hook().
---- The function lives as the one of hook() on a leaf does.
+--- Call `fn(leaf)` after each backward that has added to this leaf's gradient. For a parameter of a
+--- wrapped model it is called at the end of the backward that reduced its gradient (not inside
+--- no_sync): on all ranks, unit by unit, for parameters that the backward of any rank reached.
+--- Optimizer steps and zero_grad() are allowed in it; in other hooks they raise AssertionError.
+--- NotImplementedError for a flat parameter. fn is kept alive as by hook() on a leaf.
 ---@param fn fun(leaf: ms.Tensor)
----@return ms.Hook  as hook() gives
+---@return ms.Hook  as for hook()
 function Tensor:accumulate_hook(fn)
   check_hook('accumulate_hook', self, fn)
   return register(core.accumulate_hook, self, fn, run_on_leaf)
 end
 
---- `hook.remove()`, for a hook of this tensor; KeyError for another's.
----@param hook ms.Hook  what hook() or accumulate_hook() gave
+--- Same as `hook.remove()`. KeyError if the hook is not one of this tensor.
+---@param hook ms.Hook  returned by hook() or accumulate_hook()
 function Tensor:remove_hook(hook)
   local t = tensors[hook]
   if not t then

@@ -1,5 +1,5 @@
---- Arguments of a checkpointed segment in host memory: what the graph keeps of each is one element
---- in its shape.
+--- Offloads arguments of a checkpointed segment to host memory. The graph keeps a tensor with the
+--- argument's shape and the memory of one element.
 
 local Function = require 'moonshard.autograd.custom_function'
 local create = require 'moonshard.base.create'
@@ -7,7 +7,7 @@ local device = require 'moonshard.base.device'
 local parameter = require 'moonshard_ffi.parameter'
 local scope = require 'moonshard.base.scope'
 
--- x -> one element in its shape. The gradient of this is that of x.
+-- x -> a tensor of its shape with the memory of one element. Passes the gradient unchanged.
 local Stored = Function.extend 'internal.Stored'
 
 function Stored.forward(_, x)
@@ -18,7 +18,7 @@ function Stored.backward(_, grad)
   return grad
 end
 
--- That element, and the values -> the values.
+-- That tensor and the values -> the values.
 local Restored = Function.extend 'internal.Restored'
 
 function Restored.forward(_, _, values)
@@ -31,19 +31,19 @@ end
 
 local offloaded = {}
 
---- Is there a device whose memory this saves?
+--- Does the process have a device whose memory this saves?
 ---@return boolean
 function offloaded.is_useful()
   return device.kind() ~= 'cpu'
 end
 
---- The function and arguments with the same results that hold no memory of the device, except for
+--- A function and arguments with the same results that hold no device memory, except for
 --- parameters.
 ---@param fn fun(...): ...
 ---@param args table  with `n`
 ---@return fun(...): ...
 ---@return table args
----@return table<integer, ms.Tensor> hosted  values of arguments, for the caller to release
+---@return table<integer, ms.Tensor> hosted  values of arguments, which the caller releases
 function offloaded.of(fn, args)
   local hosted, out = {}, { n = args.n }
   for i = 1, args.n do
@@ -55,7 +55,7 @@ function offloaded.of(fn, args)
   end
   return function(...)
     local given, place = { ... }, device.name()
-    for i, values in next, hosted do -- in any order: they are independent
+    for i, values in next, hosted do -- the order does not matter
       given[i] = Restored.apply(given[i], values:to(place))
     end
     return fn(unpack(given, 1, args.n))

@@ -1,9 +1,9 @@
---- Activation checkpointing (arXiv:1604.06174): what a function saves for its backward is dropped,
---- and computed again when its backward begins. The gradients have the same bits.
+--- Activation checkpointing (arXiv:1604.06174): what a function saves for its backward is freed,
+--- and computed again at the start of its backward. Gradients have the same bits.
 ---
---- Arguments and results are tensors, or other values that pass through; a table of tensors among
---- the arguments is not looked into. Random masks are those of the forward. Statistics that a
---- module keeps of its batches, as BatchNorm does, see the batch twice.
+--- Arguments and results may be tensors or other values; tables among the arguments are not
+--- searched for tensors. The second run uses the random masks of the forward. Running statistics of
+--- a module, as in BatchNorm, are updated twice for each batch.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -20,15 +20,16 @@ local function pack(...)
   return { n = select('#', ...), ... }
 end
 
----@class ms.nn.Segment  what it takes to compute a segment again
+---@class ms.nn.Segment  everything needed to run a segment again
 ---@field fn fun(...): ...
----@field args table  with handles of its own
+---@field args table  with their own handles
 ---@field versions table<integer, integer>
 ---@field rng ms.Random.State
----@field places integer[]  results that have gradients
+---@field places integer[]  indices of the results that have gradients
 ---@field hosted table<integer, ms.Tensor>  values of arguments in host memory
 
--- Arguments whose handles last as long as the segment. A leaf is itself: gradients are its own.
+-- Arguments with handles that live as long as the segment. A leaf stays itself, because it collects
+-- its own gradient.
 local function kept(args)
   local out, versions = { n = args.n }, {}
   for i = 1, args.n do
@@ -74,7 +75,7 @@ local function recompute(segment, grads)
   finally.run(restore, before, run_again, segment, grads)
 end
 
--- What the function makes in backward lives no longer, unless it keeps it.
+-- Name of the scope that releases tensors made by the second run, except those it keeps.
 local AGAIN = "a checkpoint's forward, run again by backward"
 
 local function recompute_of(segment)
@@ -94,7 +95,7 @@ local function recompute_of(segment)
   end
 end
 
--- Put results that the segment computed behind a node of their own; others are as they are.
+-- Attach a node for the segment to the results that it computed; other results are unchanged.
 local function record(segment, since, results)
   local places = {}
   for i = 1, results.n do
@@ -114,8 +115,8 @@ local function record(segment, since, results)
   B.check(core.checkpoint(refs, n, since, recompute_of(segment)))
   for k, place in ipairs(places) do
     local held, new = results[place], refs[n + k - 1]
-    held:release() -- and with it the graph
-    held.ptr, held.generation = new.ptr, new.generation -- also where the function keeps it
+    held:release() -- also releases the graph
+    held.ptr, held.generation = new.ptr, new.generation -- also the function's own references
     if B.state.depth == 0 then
       B.own(held)
     end
@@ -125,9 +126,9 @@ end
 
 local segments = {}
 
---- Run `fn(...)` so that it is computed again in backward.
+--- Run `fn(...)`; backward will run it again.
 ---@param fn fun(...): ...
----@param offloads boolean  arguments are in host memory between forward and backward
+---@param offloads boolean  keep arguments in host memory between forward and backward
 ---@return ...
 function segments.run(fn, offloads, ...)
   if not autograd.is_grad_enabled() then

@@ -1,9 +1,9 @@
---- zero_grad() of modules and optimizers.
+--- Implements zero_grad() of modules and optimizers.
 
 local create = require 'moonshard.base.create'
 local errors = require 'moonshard.base.errors'
 
---- Drop the gradients of parameters, or with set_to_none = false fill those there are with zeros.
+--- Release the gradients of parameters; with set_to_none = false fill existing ones with zeros.
 ---@param params ms.Tensor[]
 ---@param opts? { set_to_none?: boolean }  default true
 return function(params, opts)
@@ -12,7 +12,7 @@ return function(params, opts)
     local grad = not none and param:grad()
     if none then
       param:set_grad(nil)
-    elseif grad then -- a rank without elements of the parameter has no gradient to fill
+    elseif grad then -- nil on a rank without elements of the parameter
       param:set_grad(create.zeros(grad:shape(), { dtype = grad:dtype() }))
     end
   end

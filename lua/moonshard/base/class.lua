@@ -1,18 +1,18 @@
---- Classes: single inheritance by metatables, and nothing hidden.
+--- Classes: single inheritance by metatables.
 ---
 ---   local Linear = class('nn.Linear', Module)
 ---   function Linear:init(width) Module.init(self) ... end
 ---   local layer = Linear(3)
 ---
 --- `Class(...)` makes an object and calls `init`. Metamethods (`__call`, `__tostring`, ...) are
---- copied from the parent, so a parent's `__call` works on the objects of its children. A parent's
---- `_init_subclass(class)` is called with each class that inherits from it.
+--- copied from the parent, so they work on objects of subclasses. A parent's
+--- `_init_subclass(class)` is called with each new subclass.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard_ffi.errors'
 
 ---@class ms.Class
----@field _name string  for errors, printing and checkpoints
+---@field _name string  used in errors, printing and checkpoints
 ---@field _parent ms.Class?
 ---@overload fun(...): any
 
@@ -26,7 +26,7 @@ local function construct(cls, ...)
   return object
 end
 
--- The class as it is called: "class nn.Linear(in_features, out_features, opts)".
+-- The class as a call: "class nn.Linear(in_features, out_features, opts)".
 local function describe(cls)
   local names, info = {}, debug.getinfo(cls.init, 'u')
   for i = 2, info.nparams do
@@ -40,7 +40,7 @@ local function describe_object(object)
   return 'a ' .. getmetatable(object)._name
 end
 
--- What objects have whose class has no parent.
+-- The default methods of classes without a parent.
 local BASE = { init = function() end, __tostring = describe_object }
 
 --- Make a class.

@@ -1,4 +1,4 @@
---- Making tensors: from tables, filled, counted, random.
+--- Creation of tensors: from tables, constant, ranges, random.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -12,10 +12,10 @@ local util = require 'moonshard.base.util'
 local C, calls = B.C, B.calls
 
 ---@class ms.TensorOptions
----@field device? string            default the device of this process; 'cpu' beside one: pinned
----                                 host memory, which operators do not take
----@field dtype? ms.DType           default 'f32'
----@field requires_grad? boolean    default false
+---@field device? string  default: the device of this process; 'cpu' beside a device: pinned host
+---  memory, which operators do not accept
+---@field dtype? ms.DType  default 'f32'
+---@field requires_grad? boolean  default false
 
 local plain_options = { 'device', 'dtype', 'requires_grad' }
 
@@ -24,7 +24,7 @@ local create = {}
 local MAX = C.MS_MAX_DIMS
 local LARGEST = 2 ^ 53
 
--- Options with their values checked: what is wrong is told before memory is taken.
+-- Check names and values of options, before memory is allocated.
 local function options(what, given, known, default)
   local opts = errors.options(what, given, known)
   if opts.device ~= nil then
@@ -51,7 +51,7 @@ end
 
 -- -- from tables ---------------------------------------------------------------------------------
 
---- Sizes of a nested table, by its first entries.
+--- Sizes of a nested table, taken from its first entries.
 local function shape_of(value)
   local sizes = {}
   while type(value) == 'table' do
@@ -64,7 +64,7 @@ local function shape_of(value)
   return sizes, value
 end
 
--- The length of a list with nil in it is any of the places before one.
+-- Check that a list has no nil in it. (# may return any border of a list with holes.)
 local function check_list(value, path)
   local n = 0
   for key in next, value do
@@ -76,7 +76,7 @@ local function check_list(value, path)
   end
 end
 
---- Copy a nested table's numbers in row-major order; refuses ragged ones.
+--- Copy the numbers of a nested table in row-major order; raises if it is ragged.
 local function flatten(value, sizes, depth, values, at, path)
   if depth > #sizes then
     if type(value) == 'boolean' then
@@ -101,7 +101,7 @@ local function flatten(value, sizes, depth, values, at, path)
   return at
 end
 
--- The first of n values that the dtype does not hold is told by its place in the table.
+-- Raise for the first of n values that the dtype cannot hold; the message has its index.
 local function check_values(values, n, sizes, code)
   local misfit = tonumber(C.ms_dtype_misfit(code, values, n))
   if misfit == n then
@@ -119,8 +119,8 @@ end
 
 --- A tensor from a number or a nested table: `ms.tensor{{1, 2}, {3, 4}}`.
 ---@param value number|boolean|table
----@param opts? ms.TensorOptions  in the table too; dtype defaults to 'f32', to 'bool' for booleans
----@return ms.Tensor  integers hold whole numbers of their range (ValueError names entry and number)
+---@param opts? ms.TensorOptions  may be in the table; dtype defaults to 'f32', for booleans 'bool'
+---@return ms.Tensor  ValueError if a number is not an integer in the range of an integer dtype
 function create.tensor(value, opts)
   if type(value) == 'table' then
     opts = dims.list_options('tensor', value, opts)
@@ -145,7 +145,7 @@ local function filled(what, value, default, ...)
   return finish(calls.tensor_full(code, n, shape, value), opts)
 end
 
---- Sizes one by one or as a list, options last: `ms.zeros(2, 3, {dtype = 'f64'})`.
+--- Sizes as arguments or as a list, then options: `ms.zeros(2, 3, {dtype = 'f64'})`.
 ---@param ... integer|integer[]|ms.TensorOptions
 ---@return ms.Tensor
 function create.zeros(...)
@@ -160,7 +160,7 @@ end
 
 ---@param sizes integer[]
 ---@param value number|boolean
----@param opts? ms.TensorOptions  dtype defaults to 'f32', to 'bool' for a boolean
+---@param opts? ms.TensorOptions  dtype defaults to 'f32', for a boolean 'bool'
 ---@return ms.Tensor
 function create.full(sizes, value, opts)
   if type(value) == 'boolean' then
@@ -169,7 +169,7 @@ function create.full(sizes, value, opts)
   return filled('full', arguments.number('full', 'value', value), 'f32', sizes, opts)
 end
 
---- Contents are unset.
+--- A tensor with uninitialized contents.
 ---@param ... integer|integer[]|ms.TensorOptions
 ---@return ms.Tensor
 function create.empty(...)
@@ -179,9 +179,8 @@ function create.empty(...)
   return finish(calls.tensor_empty(code, n, shape), opts)
 end
 
---- 0 .. stop - 1, or start, start + step, ... below stop. ValueError when the step leads away from
---- it.
----@param start number  the stop when it is the only number
+--- 0 .. stop - 1, or start, start + step, ... below stop. ValueError if `step` has the wrong sign.
+---@param start number  the stop if it is the only number
 ---@param stop? number
 ---@param step? number
 ---@param opts? ms.TensorOptions  dtype defaults to 'i64' when all numbers are integers
@@ -218,11 +217,11 @@ function create.arange(start, stop, step, opts)
   return finish(calls.tensor_arange(code, start, step, n), opts)
 end
 
---- `steps` numbers from start to stop, both included, at equal distances.
+--- `steps` evenly spaced numbers from start to stop, both included.
 ---@param start number
 ---@param stop number
 ---@param steps integer
----@param opts? ms.TensorOptions  integers take the numbers cut towards zero
+---@param opts? ms.TensorOptions  integer dtypes truncate the numbers
 ---@return ms.Tensor  (steps)
 function create.linspace(start, stop, steps, opts)
   arguments.number('linspace', 'start', start)
@@ -231,7 +230,7 @@ function create.linspace(start, stop, steps, opts)
   local given, code = options('linspace', opts, plain_options, 'f32')
   local values = B.new('double[?]', math.max(steps, 1))
   local step = steps > 1 and (stop - start) / (steps - 1) or 0
-  for i = 0, steps - 1 do -- both halves from their end, as PyTorch
+  for i = 0, steps - 1 do -- each half is computed from its own end, as in PyTorch
     values[i] = i < steps / 2 and start + step * i or stop - step * (steps - 1 - i)
   end
   local rank, shape = dims.shape({ steps }, 'linspace', 0)
@@ -261,7 +260,7 @@ end
 
 local info = B.new('ms_tensor_info')
 
--- Sizes and dtype of a tensor; options may give another dtype.
+-- Sizes and dtype of a tensor; the options may override the dtype.
 local function alike(what, x, opts, known)
   arguments.tensor(what, 'x', x)
   calls.tensor_describe(x, info)
@@ -269,7 +268,7 @@ local function alike(what, x, opts, known)
   return given, code, info.ndim, info.shape
 end
 
---- Zeros in the shape and dtype of another tensor.
+--- Zeros with the shape and dtype of another tensor.
 ---@param x ms.Tensor
 ---@param opts? ms.TensorOptions
 ---@return ms.Tensor
@@ -299,7 +298,7 @@ function create.full_like(x, value, opts)
   return finish(calls.tensor_full(code, n, shape, value), given)
 end
 
---- Contents are unset.
+--- Uninitialized, with the shape and dtype of another tensor.
 ---@param x ms.Tensor
 ---@param opts? ms.TensorOptions
 ---@return ms.Tensor
@@ -311,12 +310,12 @@ end
 -- -- random --------------------------------------------------------------------------------------
 
 ---@class ms.RandomOptions: ms.TensorOptions
----@field seed? integer|string  names the stream; equal names give equal values
+---@field seed? integer|string  names the random stream; equal seeds give equal values
 
 local random_options = { 'device', 'dtype', 'requires_grad', 'seed' }
 
--- Values depend on (seed of the context, stream, element) only. Without a name of its own each
--- tensor takes the next stream.
+-- Values depend only on the seed of the process, the stream and the element. A tensor without a
+-- stream of its own takes the next number.
 local function filled_from(what, stream, kind, a, b, code, n, shape)
   if type(stream) ~= 'string' and stream ~= nil then
     arguments.whole(what, 'seed', stream)
@@ -335,14 +334,14 @@ local function drawn(what, kind, a, b, ...)
   return finish(filled_from(what, opts.seed, kind, a, b, code, dims.shape(sizes, what, 0)), opts)
 end
 
---- Normal numbers of mean 0 and deviation 1.
+--- Random numbers of a normal distribution with mean 0 and deviation 1.
 ---@param ... integer|integer[]|ms.RandomOptions
 ---@return ms.Tensor
 function create.randn(...)
   return drawn('randn', C.MS_INIT_NORMAL, 0, 1, ...)
 end
 
---- Uniform numbers in [0, 1).
+--- Random numbers, uniform in [0, 1).
 ---@param ... integer|integer[]|ms.RandomOptions
 ---@return ms.Tensor
 function create.rand(...)
@@ -356,21 +355,21 @@ local function drawn_like(what, kind)
   end
 end
 
---- Uniform numbers in [0, 1), in the shape and dtype of another tensor.
+--- Random numbers, uniform in [0, 1), with the shape and dtype of another tensor.
 ---@type fun(x: ms.Tensor, opts?: ms.RandomOptions): ms.Tensor
 create.rand_like = drawn_like('rand_like', C.MS_INIT_UNIFORM)
---- Normal numbers of mean 0 and deviation 1, likewise.
+--- Normal random numbers (mean 0, deviation 1), with the shape and dtype of another tensor.
 ---@type fun(x: ms.Tensor, opts?: ms.RandomOptions): ms.Tensor
 create.randn_like = drawn_like('randn_like', C.MS_INIT_NORMAL)
 
--- f64 (sizes), uniform in [0, b).
+-- An f64 tensor of these sizes, uniform in [0, b).
 local function uniform(what, stream, b, sizes)
   return filled_from(what, stream, C.MS_INIT_UNIFORM, 0, b, C.MS_DTYPE_F64,
     dims.shape(sizes, what, 0))
 end
 
---- Whole numbers in [low, high): randint(low, high, sizes, opts), or randint(high, sizes, opts)
---- from 0.
+--- Random integers in [low, high): randint(low, high, sizes, opts), or from 0: randint(high, sizes,
+--- opts).
 ---@param low integer
 ---@param high integer|integer[]
 ---@param sizes? integer[]|ms.RandomOptions
@@ -395,7 +394,7 @@ function create.randint(low, high, sizes, opts)
   return finish(code == C.MS_DTYPE_I64 and t or calls.cast(t, code), given)
 end
 
---- A random permutation of 1 .. n, for index_select.
+--- A random permutation of 1 .. n, e.g. for index_select.
 ---@param n integer
 ---@param opts? ms.RandomOptions  dtype defaults to 'i64'
 ---@return ms.Tensor  (n)
@@ -406,7 +405,7 @@ function create.randperm(n, opts)
   return finish(code == C.MS_DTYPE_I64 and t or calls.cast(t, code), given)
 end
 
--- f64 weights, each finite and not negative, a positive sum and `least` positive ones in each row.
+-- f64 weights. Raises unless they are finite, not negative, and each row has `least` positive ones.
 local function check_weights(probs, least)
   local bad = calls.compare_number(probs, 0, C.MS_COMPARE_LT):any()
     or not calls.isfinite(probs):all()
@@ -421,12 +420,11 @@ end
 
 local multinomial_options = { 'replacement', 'seed' }
 
---- Positions (i64, from 1) drawn with these probabilities, which need not sum to 1. Waits for the
---- device.
+--- Indices (i64, from 1) drawn with these weights, which need not sum to 1. Waits for the device.
 ---@param probs ms.Tensor  floating (C) or (rows, C)
 ---@param num_samples integer
----@param opts? { replacement?: boolean, seed?: integer|string }  replacement: a position may come
----  again (default false)
+---@param opts? { replacement?: boolean, seed?: integer|string }  replacement: draw with
+---  replacement (default false)
 ---@return ms.Tensor  (num_samples) or (rows, num_samples)
 function create.multinomial(probs, num_samples, opts)
   opts = errors.options('multinomial', opts, multinomial_options)
@@ -440,7 +438,7 @@ function create.multinomial(probs, num_samples, opts)
   end
   local weights = calls.cast(calls.tensor_detach(probs), C.MS_DTYPE_F64)
   check_weights(weights, replacement and 1 or num_samples)
-  if not replacement then -- the first of exponential clocks to ring
+  if not replacement then -- exponential clocks: the index of the smallest time is drawn first
     local clocks = calls.log1p(calls.neg(uniform('multinomial', opts.seed, 1, sizes)))
     local rates = calls.div(weights, calls.neg(clocks))
     return calls.argsort(rates, #sizes - 1, true, num_samples)

@@ -1,4 +1,4 @@
---- The device of this process: choosing it, and names of places such as 'cuda:0'.
+--- Selection of the process's device, and device names such as 'cuda:0'.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -11,13 +11,13 @@ local device = {}
 local info = B.new('ms_device_info')
 local count_out = B.new('int32_t[1]')
 
---- The kind of the process's device: 'cpu', 'cuda'. Opens nothing.
+--- The kind of the process's device: 'cpu' or 'cuda'. Does not open the device.
 ---@return string
 function device.kind()
   return B.string(C.ms_device_kind())
 end
 
--- 'cuda:1' is 'cuda', 1; nil for what is no place.
+-- 'cuda:1' gives 'cuda', 1; nil if the value is not a device name.
 local function parse(value)
   local kind, index = tostring(value):match '^(%a+):?(%d*)$'
   if kind ~= 'cpu' and kind ~= 'cuda' and kind ~= 'fake' then
@@ -26,14 +26,14 @@ local function parse(value)
   return kind, tonumber(index)
 end
 
---- Is this the name of a place, of this process or not?
+--- Is this a valid device name, of this process or another?
 ---@param value any
 ---@return boolean
 function device.is_name(value)
   return type(value) == 'string' and parse(value) ~= nil
 end
 
---- Does a tensor's place hold what operators compute with?
+--- Can operators compute with a tensor on this device?
 ---@param what string
 ---@param value any  'cpu', or the device of this process
 ---@return boolean  false: 'cpu' beside a device
@@ -57,7 +57,7 @@ function device.is_own(what, value)
   return true
 end
 
---- Refuse to make parameters anywhere but on the device of this process, which has them all.
+--- Raise unless parameters are to be made on the device of this process.
 ---@param what string
 ---@param value any
 function device.check(what, value)
@@ -71,9 +71,9 @@ function arguments.device(what, _, value) -- a check of errors.options()
   device.check(what, value)
 end
 
-local own_name -- of an open device, which does not change
+local own_name -- set when the device is open; constant from then on
 
---- The process's device as tensors name it: 'cpu', 'cuda:0'. Opens it.
+--- The name of the process's device for tensors: 'cpu', 'cuda:0'. Opens the device.
 ---@return string
 function device.name()
   if own_name == nil or not own_name:find(device.kind(), 1, true) then
@@ -83,9 +83,9 @@ function device.name()
   return own_name
 end
 
---- A tensor in another place. Without a device, or where it is, the same tensor.
+--- Move a tensor to another device. Returns the same tensor if it is there already.
 ---@param t ms.Tensor
----@param on_host boolean  it is in host memory beside a device
+---@param on_host boolean  the tensor is in host memory beside a device
 ---@param place string
 ---@return ms.Tensor
 function device.move(t, on_host, place)
@@ -97,9 +97,8 @@ function device.move(t, on_host, place)
 end
 
 --- Choose the device of this process, before any tensor exists (RuntimeError afterwards). The
---- default is MS_DEVICE's, and without it the CPU. In a job every rank chooses, before or after
---- dist.init().
----@param kind string    'cpu', 'cuda', or with its index 'cuda:1'
+--- default is MS_DEVICE, or else the CPU. In a job every rank chooses, before or after dist.init().
+---@param kind string  'cpu', 'cuda', or with an index 'cuda:1'
 ---@param index? integer  from 0; default: the rank on this host, modulo the number of devices
 ---@return string  a name for `device = ` and t:to(): 'cuda', 'cuda:1'
 function device.use(kind, index)
@@ -114,8 +113,8 @@ function device.use(kind, index)
   return number and word ~= 'cpu' and ('%s:%d'):format(word, number) or word
 end
 
---- Is there a usable device of this kind? Opens none: the driver is asked in a child process, so
---- that this one may still fork ranks.
+--- Is a device of this kind usable? It is not opened: a child process asks the driver, so that this
+--- process can still fork ranks.
 ---@param kind string  'cpu', 'cuda'
 ---@return boolean
 function device.available(kind)
@@ -125,15 +124,15 @@ function device.available(kind)
 end
 
 ---@class ms.DeviceInfo
----@field kind string          'cpu', 'cuda'
----@field name string          'NVIDIA H200'; of the CPU the instruction set of its kernels
----@field index integer        from 0
----@field total_bytes integer  of device memory; 0 if unknown
+---@field kind string  'cpu' or 'cuda'
+---@field name string  'NVIDIA H200'; for the CPU the instruction set of its kernels
+---@field index integer  from 0
+---@field total_bytes integer  device memory; 0 if unknown
 ---@field free_bytes integer
----@field capability? string   compute capability, '9.0'
----@field waits integer        times that the host waited for the device so far
+---@field capability? string  compute capability, '9.0'
+---@field waits integer  how often the host has waited for the device
 
---- Describe the device of this process; opens it.
+--- Information about the device of this process. Opens the device.
 ---@return ms.DeviceInfo
 function device.info()
   errors.check(C.ms_device_describe(info))

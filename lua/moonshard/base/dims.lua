@@ -1,4 +1,4 @@
---- Dimensions and shapes as scripts write them: counted from 1, negative ones from the end.
+--- Dimensions and shapes in scripts' form: dimensions count from 1, negative ones from the end.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -10,7 +10,7 @@ local MAX = B.C.MS_MAX_DIMS
 local LARGEST = 2 ^ 53
 local shape_buffer = B.new('int64_t[?]', MAX)
 
--- Position i of n, counted from 0; nil when there is none. `noun` names it in the other error.
+-- Index i of n, counted from 0; nil if out of range. `noun` names it in the TypeError.
 local function position(i, n, what, noun)
   if type(i) ~= 'number' then
     errors.raise('TypeError', '%s: %s %s is not an integer', what, noun,
@@ -28,7 +28,7 @@ local function hint(i)
   return i == 0 and ' (they count from 1)' or ''
 end
 
---- Dimension `d` of a tensor with `n` dimensions, counted from 0 for C.
+--- Dimension `d` of a tensor with `n` dimensions, converted to C's count from 0.
 ---@param d integer  1 .. n, or -n .. -1
 ---@param n integer
 ---@param what string
@@ -38,7 +38,7 @@ function dims.index(d, n, what)
     '%s: dimension %d is out of range for %d dimensions%s', what, d, n, hint(d))
 end
 
---- Entry `i` of a dimension with `size` entries, counted from 0 for C.
+--- Entry `i` of a dimension with `size` entries, converted to C's count from 0.
 ---@param i integer  1 .. size, or -size .. -1
 ---@param size integer
 ---@param d integer  the dimension, counted from 1
@@ -49,7 +49,7 @@ function dims.entry(i, size, d, what)
     '%s: entry %d is out of range for dimension %d of size %d%s', what, i, d, size, hint(i))
 end
 
---- Row `i` of n, both counted from 0, or `i` from -1 at the end. ValueError outside.
+--- Row `i` of n, counted from 0; negative values count from the end. ValueError if out of range.
 ---@param what string
 ---@param name string  the argument
 ---@param i integer
@@ -62,7 +62,7 @@ function dims.row(what, name, i, n)
   return i < 0 and n + i or i
 end
 
---- Bits of a number or a list of dimensions; 0 (all) for nil.
+--- A bit mask of a dimension or a list of dimensions; 0 (all) for nil.
 ---@param list integer|integer[]|nil
 ---@param n integer
 ---@param what string
@@ -88,7 +88,7 @@ end
 
 local keepdim_option = { keepdim = 'flag' }
 
---- The option `keepdim` of a reduction, alone or in a table; false by default.
+--- The option `keepdim` of a reduction, as a boolean or in a table; false by default.
 ---@param what string
 ---@param keepdim? boolean|{ keepdim: boolean }
 ---@return boolean
@@ -106,10 +106,10 @@ local function bad_size(what, size, i)
     type(size) == 'number' and tostring(size) or size == nil and 'nil' or arguments.noun(size), i)
 end
 
---- Put a list of sizes where C reads them. The buffer is reused: use it at once.
+--- Write a list of sizes to a buffer for C. The buffer is reused by the next call.
 ---@param list integer[]
 ---@param what string
----@param least integer  lowest size: 0, or -1 where one size may be left open
+---@param least integer  lowest size: 0, or -1 if one size may be inferred
 ---@return integer n, ffi.cdata* sizes
 function dims.shape(list, what, least)
   local n = #list
@@ -129,7 +129,7 @@ function dims.shape(list, what, least)
   return n, shape_buffer
 end
 
---- Numbers given one by one, (2, 3), or as one list, ({2, 3}).
+--- Numbers as arguments, (2, 3), or as one list, ({2, 3}).
 ---@param what string
 ---@return integer[]
 function dims.list(what, ...)
@@ -142,7 +142,7 @@ function dims.list(what, ...)
   return arguments.array(what, 'list', first)
 end
 
--- What is named in a list: { 2, 3, dtype = 'f64' }.
+-- The named entries of a list: { 2, 3, dtype = 'f64' }.
 local function named_in(list)
   local named
   for key, value in next, list do
@@ -154,8 +154,8 @@ local function named_in(list)
   return named
 end
 
---- A list and its options, which stand in it or after it: ({2, 3, dtype = 'f64'}),
---- ({2, 3}, {dtype = 'f64'}).
+--- A list and its options, in the list or after it: ({2, 3, dtype = 'f64'}), ({2, 3}, {dtype =
+--- 'f64'}).
 ---@param what string
 ---@param list table
 ---@param options? table
@@ -163,14 +163,14 @@ end
 function dims.list_options(what, list, options)
   local named = named_in(list)
   if named and options ~= nil then
-    errors.raise('ValueError', '%s: options stand in the list and after it, expected one place',
+    errors.raise('ValueError', '%s: options are in the list and after it, expected only one',
       what)
   end
   return named or options
 end
 
---- Sizes given one by one or as one list, with options in it or after it:
---- (2, 3), ({2, 3}), (2, 3, {dtype = 'f64'}), ({2, 3}, {dtype = 'f64'}), {2, 3, dtype = 'f64'}.
+--- Sizes as arguments or as one list, with options in or after it: (2, 3), ({2, 3}), (2, 3, {dtype
+--- = 'f64'}), ({2, 3}, {dtype = 'f64'}), {2, 3, dtype = 'f64'}.
 ---@param what string
 ---@return integer[] sizes, table? options
 function dims.arguments(what, ...)
@@ -196,7 +196,7 @@ function dims.arguments(what, ...)
   return sizes, options
 end
 
---- "(2, 3)"
+--- A shape as text: "(2, 3)".
 ---@param list integer[]
 ---@return string
 function dims.text(list)

@@ -1,5 +1,5 @@
---- Places that draw dropout masks: those of modules, and others by their names, as ms.ops.dropout()
---- is told.
+--- Random streams of dropout masks: one for each module that draws masks, and streams named by the
+--- caller of ms.ops.dropout().
 
 local B = require 'moonshard_ffi'
 local parameter = require 'moonshard_ffi.parameter'
@@ -7,17 +7,17 @@ local samples = require 'moonshard.base.samples'
 
 local dropout_streams = {}
 
----@class ms.Site  a place of moonshard.samples
----@field key ffi.cdata*  of its random stream
+---@class ms.Site  a dropout stream; moonshard.base.samples counts its draws
+---@field key ffi.cdata*  of the random stream
 ---@field name string
 local Site = {}
 
 local all = {} ---@type table<string, ms.Site>  by name; of no modules
 
---- The place of a module; of several modules at equal paths each has its own.
+--- The stream of a module. Modules with equal paths have different streams.
 ---@param path string
 ---@param stream integer  of the module's tree
----@param site? ms.Site  the one it has: it goes on counting under its new path
+---@param site? ms.Site  the module's existing stream: it keeps its counter under the new path
 ---@return ms.Site
 function dropout_streams.of_module(path, stream, site)
   site = site or setmetatable({}, Site)
@@ -25,7 +25,7 @@ function dropout_streams.of_module(path, stream, site)
   return site
 end
 
---- The place of that name; it draws the masks of a module at that path.
+--- The stream of this name. It draws the masks of a module with that path.
 ---@param name string
 ---@return ms.Site
 function dropout_streams.of(name)
@@ -42,8 +42,8 @@ function dropout_streams.is(value)
   return getmetatable(value) == Site
 end
 
---- How often each that is no module's ran on the samples that are present.
----@return table<string, integer> counts  by name, of those that did
+--- Numbers of draws from the named streams on the current samples.
+---@return table<string, integer> counts  by name; streams that were not drawn from are left out
 function dropout_streams.counts()
   local counts = {}
   for name, site in next, all do
@@ -53,7 +53,7 @@ function dropout_streams.counts()
   return counts
 end
 
---- Go on as if they had run so often.
+--- Restore the counters of the named streams.
 ---@param counts table<string, integer>
 function dropout_streams.continue(counts)
   for _, site in next, all do

@@ -1,4 +1,4 @@
---- Element types are plain strings: 'f32', 'f64', 'bf16', 'f16', 'i64', 'i32', 'u8', 'bool'.
+--- Element types are strings: 'f32', 'f64', 'bf16', 'f16', 'i64', 'i32', 'u8', 'bool'.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -19,7 +19,7 @@ for code = 0, B.C.MS_DTYPE_COUNT - 1 do
   code_of[name] = code
 end
 
---- The runtime's code of a dtype.
+--- The runtime's code of a dtype name.
 ---@param name ms.DType
 ---@return integer
 function dtype.code(name)
@@ -37,7 +37,7 @@ function dtype.is_name(value)
   return code_of[value] ~= nil
 end
 
---- The name of a runtime's code.
+--- The dtype name of a runtime's code.
 ---@param code integer
 ---@return ms.DType
 function dtype.name(code)

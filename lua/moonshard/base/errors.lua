@@ -1,7 +1,8 @@
---- Errors, warnings and the checking of option tables.
+--- Errors, warnings and checks of option tables.
 ---
---- What the library raises is a table `{ kind, message }` that prints as "kind: message"; the kinds
---- are those of Python where they mean the same. Warnings pass one queue, so tests can catch them.
+--- An error of the library is a table `{ kind, message }` that prints as "kind: message". Kinds
+--- have Python's names where they mean the same. Warnings go through one queue, so tests can
+--- capture them.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -13,7 +14,7 @@ local errors = {}
 ---@type fun(kind: string, format: string, ...): any
 errors.raise = B.errors.raise
 
---- Raise what the runtime's last error says unless `status` is 0.
+--- Raise the runtime's last error unless `status` is 0.
 ---@type fun(status: integer)
 errors.check = B.check
 
@@ -21,22 +22,23 @@ errors.check = B.check
 ---@type fun(value: any): boolean
 errors.is = B.errors.is
 
---- The status code of an error's kind; RuntimeError for anything else that was raised.
+--- The status code of an error's kind; that of RuntimeError for other values.
 ---@type fun(value: any): integer
 errors.status = B.errors.status
 
---- One line about anything that was raised, with its position.
+--- One line that describes any raised value, with its source position.
 ---@type fun(value: any): string
 errors.describe = B.errors.describe
 
 local capturing = false
-local said = {} -- what was printed: it is not printed again
+local said = {} -- messages already printed
 local dist_info = B.new('ms_dist_info')
 
---- Issue a warning: printed to stderr, once and by rank 0, or kept by capture_warnings.
+--- Issue a warning. Each message is printed to stderr once, by rank 0; capture_warnings keeps it
+--- instead.
 ---@param kind 'UserWarning'|'FutureWarning'
 ---@param message string  one line
----@param group? ffi.cdata*  whose ranks all come to this: its rank 0 says it
+---@param group? ffi.cdata*  a group whose ranks all call this: its rank 0 prints
 function errors.warn(kind, message, group)
   if kind ~= 'UserWarning' and kind ~= 'FutureWarning' then
     errors.choice('warn', 'kind', kind, { 'UserWarning', 'FutureWarning' })
@@ -64,7 +66,7 @@ local function take_warnings()
   return list
 end
 
---- Run a function and give back the warnings it issued instead of printing them.
+--- Run a function and return the warnings it issued instead of printing them.
 ---@param fn fun(...)
 ---@return { kind: string, message: string }[]
 function errors.capture_warnings(fn, ...)
@@ -76,7 +78,7 @@ function errors.capture_warnings(fn, ...)
   local list = take_warnings()
   capturing = outer
   B.C.ms_warnings_capture(outer)
-  for _, warning in ipairs(earlier) do -- those of a capture around this one
+  for _, warning in ipairs(earlier) do -- restore the warnings of an outer capture
     B.C.ms_warn(warning.kind, warning.message)
   end
   if not ok then
@@ -85,7 +87,7 @@ function errors.capture_warnings(fn, ...)
   return list
 end
 
---- Number of single-character edits between two words.
+--- Edit distance of two words.
 local function distance(a, b)
   local row = {}
   for j = 0, #b do
@@ -102,8 +104,8 @@ local function distance(a, b)
   return row[#b]
 end
 
---- The word of a list that is nearest to a mistyped one, or nil when none is near. Of equally near
---- ones that which begins as it does.
+--- The known word nearest to a mistyped one, or nil if none is close. Among equally close words,
+--- one with the same first letter is preferred.
 ---@param word string
 ---@param known string[]
 ---@return string?
@@ -150,7 +152,7 @@ local function unknown_option(what, key, names)
       or ', expected one of ' .. table.concat(names, ', '))
 end
 
---- One of a few words: ValueError names them all.
+--- Check that a value is one of a few words; the ValueError lists them.
 ---@param what string
 ---@param name string
 ---@param value any
@@ -169,7 +171,7 @@ function errors.choice(what, name, value, allowed)
     table.concat(allowed, ', '), near and ("; did you mean '%s'?"):format(near) or '')
 end
 
--- In order of names, as above.
+-- Check values in sorted order of their names, so that all ranks raise the same error.
 local function check_values(what, given, known)
   for _, name in ipairs(util.sorted_keys(given)) do
     local check, value = known[name], given[name]
@@ -181,14 +183,13 @@ local function check_values(what, given, known)
   end
 end
 
---- Check an options table: an unknown key raises and gives the nearest known one; a wrong value
---- raises where `known` gives a check.
----@param what string      names the function in the error
----@param given table?     nil means no options
----@param known string[]|table<string, string|string[]>  names; or by name a check of
----                        moonshard_ffi.arguments ('flag', 'number', ...) or 'device', or the
----                        words allowed
----@return table given     an empty table when nil was given
+--- Check an options table. An unknown key raises an error that suggests the nearest known one; a
+--- value that fails its check raises too.
+---@param what string  the function's name in errors
+---@param given table?  nil: no options
+---@param known string[]|table<string, string|string[]>  names; or checks by name: a check of
+---  moonshard_ffi.arguments ('flag', 'number', ...), 'device', or a list of allowed words
+---@return table given  an empty table for nil
 function errors.options(what, given, known)
   if given == nil then
     return {}
@@ -196,7 +197,7 @@ function errors.options(what, given, known)
     errors.raise('TypeError', '%s: options are %s, expected a table', what, arguments.noun(given))
   end
   local is_list = arguments.list(what, 'known', known)[1] ~= nil
-  local unknown -- the first in order of names: all ranks say the same
+  local unknown -- the first in sorted order, so that all ranks raise the same error
   for key in next, given do
     if not knows(known, is_list, key)
       and (unknown == nil or tostring(key) < tostring(unknown)) then

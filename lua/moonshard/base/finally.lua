@@ -1,4 +1,4 @@
---- Undo a temporary change when a call ends, whether it returns or raises.
+--- Undoes a temporary change when a call ends, whether it returns or raises.
 
 local trace = require 'moonshard.base.trace'
 
@@ -12,8 +12,7 @@ local function after(restore, state, ok, ...)
   return ...
 end
 
---- Run `fn(...)`, then `restore(state, ok, err)`, and return what fn returned or raise what it
---- raised.
+--- Run `fn(...)`, then `restore(state, ok, err)`. Return fn's results or raise its error again.
 ---@param restore fun(state: any, ok: boolean, err: any)
 ---@param state any
 ---@param fn fun(...): ...

@@ -1,23 +1,23 @@
---- What a backward is told of its graph.
+--- Callbacks before backward, and the flags of a backward.
 
 local C = require('moonshard_ffi').C
 local errors = require 'moonshard.base.errors'
 
 local graph = {}
 
----@type table<table, fun(key: table)>?  nil until there is one: a loop over none is not compiled
+--- nil while unused: traces with a loop over an empty table are not compiled
 local before
 
---- Call `fn(key)` before each backward, as long as `key` lives.
+--- Call `fn(key)` before each backward, as long as `key` is alive.
 function graph.before_backward(key, fn)
   before = before or setmetatable({}, { __mode = 'k' })
   before[key] = fn
 end
 
---- A backward begins.
+--- Called at the start of a backward.
 function graph.begin_backward()
   if before then
-    for key, fn in next, before do -- in any order: each looks at fields of its own
+    for key, fn in next, before do -- in any order: each reads only its key
       fn(key)
     end
   end
@@ -29,11 +29,11 @@ local KNOWN = {
 }
 
 ---@class ms.Backward.Options
----@field retain_graph? boolean  the graph stays, with its hooks, for another backward
----@field create_graph? boolean  true is a NotImplementedError
+---@field retain_graph? boolean  keep the graph and its hooks for another backward
+---@field create_graph? boolean  NotImplementedError if true
 
---- The flags of C.
----@param what 'backward'|'grad'  the function that was given options
+--- The options as flags of the C API.
+---@param what 'backward'|'grad'  the function that received the options
 ---@param options? ms.Backward.Options
 ---@return integer
 function graph.flags(what, options)

@@ -1,5 +1,5 @@
---- What hook() and register_forward_hook() give: `hook:remove()`, or `hook.remove()`, takes the
---- function away; again is harmless.
+--- Handle of a registered hook. `hook:remove()` or `hook.remove()` removes the hook; calling it
+--- again has no effect.
 
 local class = require 'moonshard.base.class'
 

@@ -1,4 +1,4 @@
---- What this machine is.
+--- Properties of this machine: instruction set and numerics.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -20,15 +20,15 @@ function machine.cpu_isa()
   return B.string(C.ms_cpu_isa())
 end
 
---- What multiplies large matrices of this dtype.
+--- The implementation that multiplies large matrices of this dtype.
 ---@param name ms.DType
 ---@return string
 function machine.matmul_name(name)
   return B.string(C.ms_matmul_name(dtype.code(name)))
 end
 
---- Bytes of work space that a large product (m, k) x (k, n) takes at most: those of operands and
---- result in f32 where there are no products of a narrow dtype, else none.
+--- Work space in bytes that a large product (m, k) x (k, n) needs at most: f32 copies of operands
+--- and result where the dtype has no native product, else 0.
 ---@param name ms.DType
 ---@param m integer
 ---@param n integer
@@ -41,19 +41,20 @@ function machine.matmul_scratch(name, m, n, k)
   return tonumber(C.ms_matmul_scratch(dtype.code(name), m, n, k))
 end
 
---- All that decides the bits of results besides the inputs: ranks with equal lines compute alike.
+--- Everything except the inputs that determines the bits of results. Ranks with equal lines compute
+--- equal bits.
 ---@return string
 function machine.numerics()
   return B.string(C.ms_numerics())
 end
 
---- Matrix primitives made so far: constant after a model's second step.
+--- Number of matrix primitives created so far; constant after a model's second step.
 ---@return integer
 function machine.matmul_created()
   return tonumber(C.ms_matmul_created())
 end
 
---- Matrix primitives kept: at most 256, of which the least recently used makes way for a new one.
+--- Number of cached matrix primitives: at most 256; the least recently used is evicted.
 ---@return integer
 function machine.matmul_kept()
   return tonumber(C.ms_matmul_kept())

@@ -1,4 +1,4 @@
---- Namespaces: tables of public names that load files at first use and raise for unknown names.
+--- Namespaces: tables of public names that load files on first use and raise for unknown names.
 
 local errors = require 'moonshard.base.errors'
 local util = require 'moonshard.base.util'
@@ -6,10 +6,10 @@ local without_jit = require 'moonshard.base.without_jit'
 
 local namespace = {}
 
---- Raise a KeyError with the nearest known name.
----@param owner string  what lacks the name: 'ms.nn', 'a tensor'
+--- Raise a KeyError that suggests the nearest known name.
+---@param owner string  the table or object: 'ms.nn', 'a tensor'
 ---@param name any
----@param known string[]  the names it has
+---@param known string[]  its names
 function namespace.missing(owner, name, known)
   name = tostring(name)
   local near = errors.nearest(name, known)
@@ -17,12 +17,12 @@ function namespace.missing(owner, name, known)
     near and (", did you mean '%s'?"):format(near) or '')
 end
 
---- Make a table raise for names that it does not have: a nil would be taken for an omitted option.
+--- Make a table raise for unknown names, because a nil would be taken for an omitted option.
 ---@generic T: table
----@param name string  what scripts call it
+---@param name string  the table's name in scripts
 ---@param members T
----@param lazy? table<string, string>  modules to require when a name is first used; one that
----  returns a plain table has several values by their names
+---@param lazy? table<string, string>  modules to require when a name is first used; a module that
+---  returns a plain table defines several names
 ---@return T members
 function namespace.space(name, members, lazy)
   lazy = lazy or {}

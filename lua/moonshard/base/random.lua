@@ -1,4 +1,4 @@
---- The seed, and how far everything is that draws since it was set.
+--- The seed, and the counters of everything that draws random numbers.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
@@ -8,8 +8,8 @@ local dropout_streams = require 'moonshard.base.dropout_streams'
 
 local random = {}
 
--- Drawn since the seed was set: tensors of ms.rand() and ms.randn() without a stream of their own,
--- tokens of generate() without a seed of its own.
+-- Counters since the seed was set: tensors of ms.rand() and ms.randn() without a stream of their
+-- own, and tokens of generate() without a seed of its own.
 local tensors, tokens = 0, 0
 
 ---@return integer  from 1
@@ -24,9 +24,9 @@ function random.next_token()
   return tokens
 end
 
---- Seed of everything random from now on: tensors, first values of parameters, dropout, tokens that
---- generate() draws. All of it begins anew: after the same seed come the same tensors, the same
---- model and the same masks, in the same order.
+--- Set the seed of all random numbers: tensors, initial values of parameters, dropout masks, tokens
+--- of generate(). All counters restart, so the same seed gives the same tensors, models and masks
+--- in the same order.
 ---@param seed integer
 function random.manual_seed(seed)
   parameter.set_seed(arguments.whole('manual_seed', 'seed', seed))
@@ -34,10 +34,10 @@ function random.manual_seed(seed)
   samples.restart()
 end
 
----@class ms.Random.Position  what a checkpoint keeps beside the seed
----@field tensors integer  that ms.rand() and ms.randn() made
----@field tokens integer  that generate() drew
----@field sites table<string, integer>  how often ms.ops.dropout() ran, by site
+---@class ms.Random.Position  counters that a checkpoint stores beside the seed
+---@field tensors integer  number of tensors drawn by ms.rand() and ms.randn()
+---@field tokens integer  number of tokens drawn by generate()
+---@field sites table<string, integer>  number of calls of ms.ops.dropout(), by stream
 
 ---@return ms.Random.Position
 function random.position()
@@ -56,7 +56,7 @@ local function check_counts(what, name, counts)
   end
 end
 
---- Raises what is wrong with a position.
+--- Raise an error if a position is not valid.
 function random.check(what, position)
   arguments.list(what, 'position', position)
   arguments.whole(what, 'tensors', position.tensors, nil, 0)
@@ -64,22 +64,22 @@ function random.check(what, position)
   check_counts(what, 'sites', position.sites)
 end
 
---- Go on from there, whatever the seed is.
+--- Restore the counters; the seed is not changed.
 ---@param position ms.Random.Position
 function random.continue(position)
   tensors, tokens = position.tensors, position.tokens
   dropout_streams.continue(position.sites)
 end
 
----@class ms.Random.State  numbers and texts: it can stand in the config of a checkpoint
----@field seed string  its digits
----@field tensors integer  that ms.rand() and ms.randn() made
----@field tokens integer  that generate() drew
----@field modules integer  that were made with parameters or masks
----@field sample? integer  the first of the batch that was dealt or run last, if one was
----@field runs table<string, integer>  how often each place that draws masks ran on it
+---@class ms.Random.State  numbers and strings, so it can be part of a checkpoint's config
+---@field seed string  its decimal digits
+---@field tensors integer  number of tensors drawn by ms.rand() and ms.randn()
+---@field tokens integer  number of tokens drawn by generate()
+---@field modules integer  number of modules made that have parameters or masks
+---@field sample? integer  first sample of the batch that was loaded or used last, if any
+---@field runs table<string, integer>  draws from each dropout stream on that batch
 
---- The seed and how far everything is that draws, for set_rng_state(). Each rank has its own.
+--- The seed and all counters, for set_rng_state(). Each rank has its own.
 ---@return ms.Random.State
 function random.get_rng_state()
   local sample, runs = samples.state()
@@ -91,9 +91,9 @@ end
 
 local FIELDS = { 'seed', 'tensors', 'tokens', 'modules', 'sample', 'runs' }
 
---- Go on from where get_rng_state() was called, in this process or another one: what was drawn
---- after it is drawn again. Loaders are where they are. A TypeError or ValueError names what is no
---- state; then nothing is changed.
+--- Restore the state returned by get_rng_state(), in this process or another one: the same random
+--- numbers are drawn again. Loaders are not affected. TypeError or ValueError for an invalid state,
+--- and then nothing is changed.
 ---@param state ms.Random.State
 function random.set_rng_state(state)
   local what = 'set_rng_state'

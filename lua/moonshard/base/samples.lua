@@ -1,16 +1,15 @@
---- Which samples a batch holds, and how often each place that draws for them ran on these.
+--- The global sample indices of batches, and for each batch the number of draws from each dropout
+--- stream (moonshard.base.dropout_streams).
 ---
---- A loader says which, and its batch keeps it: a module called with the batch is at those samples
---- again, whatever was dealt, run or seeded since.
----
---- A place is one of moonshard.sites.
+--- A batch keeps both: a module called with the batch continues with its samples and counters,
+--- whatever was loaded, called or seeded since.
 
 local parameter = require 'moonshard_ffi.parameter'
 local util = require 'moonshard.base.util'
 
 local samples = {}
 
----@class ms.Samples.Runs  of one place on the samples of one batch
+---@class ms.Samples.Runs  draws from one stream on one batch
 ---@field n integer
 
 local WEAK_KEYS = { __mode = 'k' }
@@ -20,48 +19,48 @@ local function no_runs()
 end
 
 ---@class ms.Samples
----@field first integer?  global number of the first one; nil: nobody has said it
----@field seeding table  the value of `seeding` when its runs began
+---@field first integer?  global index of the first sample; nil if no loader set it
+---@field seeding table  the value of `seeding` when its counters started
 ---@field runs table<ms.Site, ms.Samples.Runs>
----@field earlier table<string, integer>  of places that have none there, by name
----@field group ms.dist.Group|false|nil  among whose ranks they were dealt out
+---@field earlier table<string, integer>  restored counts by name, of streams not in `runs`
+---@field group ms.dist.Group|false|nil  the group whose ranks share the batch
 
----@type table<ms.Tensor, ms.Samples>  of each batch that was dealt, by its tensors
-local dealt = setmetatable({}, WEAK_KEYS)
+---@type table<ms.Tensor, ms.Samples>  by each tensor of a batch
+local batches = setmetatable({}, WEAK_KEYS)
 
 local NONE = {}
-local seeding = NONE -- another one after each seed
-local seeded, present ---@type ms.Samples, ms.Samples  the first since then, and those that are run
+local seeding = NONE -- identifies the seed: a new table after each one
+local seeded, present ---@type ms.Samples, ms.Samples  the first since the seed, and the current
 
 local function begin(first, earlier)
   return { first = first, seeding = seeding, runs = no_runs(), earlier = earlier or NONE }
 end
 
---- The values of a batch hold samples `first`, `first` + 1, ..., and so does what comes next. The
---- caller begins the samples in the runtime.
+--- Record that the values of a batch contain samples `first`, `first` + 1, ..., and make them
+--- current. The caller also sets `first` in the runtime.
 ---@param values (ms.Tensor|table)[]
 ---@param first integer
----@param group? ms.dist.Group|false  whose ranks have the other samples
-function samples.deal(values, first, group)
+---@param group? ms.dist.Group|false  whose ranks have the other samples of the batch
+function samples.assign(values, first, group)
   present = begin(first)
   present.group = group
   for _, value in ipairs(values) do
-    dealt[value] = present
+    batches[value] = present
   end
 end
 
---- What comes next are the samples of the batch that `x` is part of, if it is part of one.
+--- Make the samples of the batch that contains `x` current; no effect if no batch contains it.
 ---@param x any
 function samples.resume(x)
-  local batch = dealt[x]
+  local batch = batches[x]
   if not batch or batch == present then
     return
   end
   if batch.seeding ~= seeding then
-    if batch.first == seeded.first then -- a state was set that was taken while it ran
+    if batch.first == seeded.first then -- a state of set_rng_state() was taken during this batch
       batch = seeded
-      dealt[x] = batch
-    else -- masks begin anew with a seed
+      batches[x] = batch
+    else -- a seed restarts the masks
       batch.seeding, batch.runs, batch.earlier = seeding, no_runs(), NONE
     end
   end
@@ -69,16 +68,16 @@ function samples.resume(x)
   present = batch
 end
 
---- Among whose ranks the batch that `x` is part of was dealt out; nil or false: nobody's.
+--- The group whose ranks share the batch that contains `x`; nil or false if there is none.
 ---@param x any
 ---@return ms.dist.Group|false|nil
 function samples.group_of(x)
-  local batch = dealt[x]
+  local batch = batches[x]
   return batch and batch.group
 end
 
---- A seed was set: nobody has said which samples come next, and nothing has run; unless a state()
---- says so.
+--- Called after a seed was set. The current samples are unknown and all counters are 0, unless they
+--- come from a state().
 ---@param first? integer
 ---@param earlier? table<string, integer>
 function samples.restart(first, earlier)
@@ -92,45 +91,45 @@ end
 
 samples.restart()
 
---- How often a place ran on the samples that are present.
----@param place ms.Site
+--- Number of draws from a stream on the current samples.
+---@param stream ms.Site
 ---@return integer
-function samples.ran(place)
-  local runs = present.runs[place]
-  return runs and runs.n or present.earlier[place.name] or 0
+function samples.ran(stream)
+  local runs = present.runs[stream]
+  return runs and runs.n or present.earlier[stream.name] or 0
 end
 
--- Those of a place that has run `n` times.
-local function runs_of(place, n)
-  local runs = present.runs[place]
+-- The counter of a stream, made with the value `n`.
+local function runs_of(stream, n)
+  local runs = present.runs[stream]
   if not runs then
     runs = { n = n }
-    present.runs[place] = runs
+    present.runs[stream] = runs
   end
   return runs
 end
 
---- Go on as if it had run `n` times on them.
----@param place ms.Site
+--- Set the counter of a stream to `n`.
+---@param stream ms.Site
 ---@param n integer
-function samples.continue(place, n)
-  runs_of(place, n).n = n
+function samples.continue(stream, n)
+  runs_of(stream, n).n = n
 end
 
---- It ran once more.
----@param place ms.Site
----@param n integer  how often it ran before
-function samples.count(place, n)
-  runs_of(place, n).n = n + 1
+--- Increase the counter of a stream.
+---@param stream ms.Site
+---@param n integer  the counter before
+function samples.count(stream, n)
+  runs_of(stream, n).n = n + 1
 end
 
---- Which samples are present, and how often each place ran on them, by its name. Of two places of
---- one name, as modules made alike after the same seed are, it is the one that ran more often.
+--- The current samples and the counters of all streams by name. Modules made alike after the same
+--- seed can have equal names; the larger counter is returned then.
 ---@return integer? first, table<string, integer> runs
 function samples.state()
   local own = {}
-  for place, runs in next, present.runs do
-    own[place.name] = math.max(own[place.name] or 0, runs.n)
+  for stream, runs in next, present.runs do
+    own[stream.name] = math.max(own[stream.name] or 0, runs.n)
   end
   return present.first, util.merged(present.earlier, own)
 end

@@ -1,8 +1,8 @@
---- Scopes: what a function made is released when it returns, except what it returns.
+--- Scopes: tensors made by a function are released when it returns, except its results.
 ---
---- A module call is a scope, so activation memory is exact and does not wait for the collector.
---- Results (tensors, also inside tables) move to the scope around, or to the collector when there
---- is none. `keep` takes a tensor out for good.
+--- A module call is a scope, so activation memory is exact and does not depend on the garbage
+--- collector. Results (tensors, also inside tables) move to the enclosing scope, or to the
+--- collector if there is none. `keep` takes a tensor out of all scopes.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -23,7 +23,7 @@ local function note(ref)
   found[n_found] = ref
 end
 
---- Find the tensors in a table. Order does not matter: all of them are kept.
+--- Find the tensors in a table. The order does not matter, because all of them are kept.
 local function search(value, seen)
   if seen[value] then
     return
@@ -59,7 +59,7 @@ local function close()
     list[i - 1] = found[i]
   end
   local depth = state.depth - 1
-  if depth == 0 then -- before the scope gives them up, so that they are always somebody's
+  if depth == 0 then -- before the scope releases them, so that they always have an owner
     for i = 1, n do
       own(found[i])
     end
@@ -75,7 +75,7 @@ local function close()
   end
 end
 
-local names = {} -- C borrows the text of a scope's name; this keeps it
+local names = {} -- C borrows the name of a scope; this table keeps it alive
 
 local function keep_text(name)
   if not names[name] then
@@ -84,9 +84,8 @@ local function keep_text(name)
   return name
 end
 
--- [Note: arity] The compiler of traces cannot return from a function with `...` into a protected
--- call. So `body` has none: up to four arguments are spelled out and one result is; more of them
--- pass through a table.
+-- [Note: arity] The trace compiler cannot return from a vararg function into a protected call. So
+-- `body` has up to four explicit arguments and one result; more of them are passed in a table.
 local MOST = 4
 local packed
 
@@ -105,13 +104,13 @@ local function apply(fn, n, a, b, c, d)
   return fn(unpack(b, 1, n))
 end
 
--- Close the scope but for the results; gives their number and the first.
+-- Close the scope, keeping the results. Returns their number and the first.
 local function results(depth, ...)
-  while state.depth > depth + 1 do -- left open by a coroutine that yielded inside
+  while state.depth > depth + 1 do -- a coroutine that yielded inside left these open
     close()
   end
   local n, first = select('#', ...), ...
-  if n == 1 and is_ref(first) then -- what nearly every module returns
+  if n == 1 and is_ref(first) then -- the most common case
     found[1], n_found = first, 1
   elseif n > 0 then
     search_all(n, ...)
@@ -123,8 +122,8 @@ local function results(depth, ...)
   return n, first
 end
 
--- All that opens and closes happens inside the protected call: an error between any two
--- instructions of it is seen by `leave`.
+-- Opens and closes the scope inside the protected call, so that `leave` sees an error raised
+-- between any two instructions.
 local function body(name, fn, n, a, b, c, d)
   local depth = state.depth
   local status = C.ms_scope_open(keep_text(name))
@@ -145,8 +144,8 @@ end
 
 trace.mark(body, 4)
 
--- After a failure C says what is open: an error between any two instructions may have come between
--- it and `state`.
+-- After a failure the number of open scopes is read from C: `state` may be out of date, because an
+-- error can occur between any two instructions.
 local function leave(depth, ok, ...)
   if not ok then
     n_found = 0
@@ -159,9 +158,9 @@ local function leave(depth, ok, ...)
   return ...
 end
 
---- Run `fn(...)` in a scope and return what it returns. On an error the scope is closed and the
---- same error object is raised again. Nothing in it may yield to a coroutine outside.
----@param name string  who releases, for messages about stale tensors
+--- Run `fn(...)` in a scope and return its results. On an error the scope is closed and the same
+--- error object is raised again. Code in the scope must not yield to a coroutine outside.
+---@param name string  the scope's name in messages about released tensors
 ---@param fn fun(...): ...
 ---@return ...
 function scope.run(name, fn, ...)
@@ -172,8 +171,8 @@ function scope.run(name, fn, ...)
   return leave(state.depth, xpcall(body, on_error, name, fn, n, ...))
 end
 
---- Run `fn(...)` in a scope: tensors made in it are released when it returns, except its results.
---- (ms.scope)
+--- Run `fn(...)` in a scope (ms.scope): tensors made in it are released when it returns, except its
+--- results.
 ---@param fn fun(...): ...
 ---@return ...
 function scope.block(fn, ...)
@@ -181,12 +180,12 @@ function scope.block(fn, ...)
   return scope.run('ms.scope', fn, ...)
 end
 
---- Take a tensor out of its scope: it lives as long as the script holds it.
+--- Take a tensor out of its scope: it is released when the script no longer refers to it.
 ---@param t ms.Tensor
 ---@return ms.Tensor t
 function scope.keep(t)
   arguments.tensor('keep', 't', t)
-  own(t) -- first: an error after the call would leave it nobody's
+  own(t) -- first: an error after the call would leave it without an owner
   B.calls.scope_keep(t)
   return t
 end

@@ -1,4 +1,4 @@
---- Which module call an error left: read from the Lua stack, so that calls cost nothing.
+--- Finds the module call that an error came from, by reading the Lua stack, so calls cost nothing.
 
 local errors = require 'moonshard_ffi.errors'
 local interrupt = require 'moonshard_ffi.interrupt'
@@ -9,7 +9,7 @@ local marked = {}
 
 --- Mark a function that may call a module.
 ---@param fn function
----@param at integer  which of its parameters may be the module
+---@param at integer  index of the parameter that may be the module
 function trace.mark(fn, at)
   marked[fn] = at
 end
@@ -36,11 +36,11 @@ function trace.module(deepest)
   end
 end
 
--- Lua's own errors begin with a position, except for an overflow in the interpreter alone; other
--- texts without one are values that the script chose.
+-- Lua's own errors begin with a position, except a stack overflow in the interpreter; other strings
+-- without one were raised by the script.
 local POSITION, OVERFLOW = '^[^\n:]+:%d+: ', 'stack overflow'
 
--- Finding a level counts from the innermost: all of a deep recursion would take seconds.
+-- Getting a level counts from the innermost one, so scanning a deep recursion would take seconds.
 local DEEPEST = 1000
 
 local function is_deep()
@@ -69,10 +69,10 @@ local function explained(err)
   return err
 end
 
---- Message handler of xpcall: name the module whose forward an error leaves, once, and keep the
---- stack on which it was raised. An error of the library stays the same object; one of Lua becomes
---- an error of the library; other values stay as they are. After a deep recursion the call around
---- the innermost one does this, since an overflown stack has no room for it.
+--- Message handler of xpcall: adds the module that raised the error, once, and the stack at that
+--- point. An error of the library stays the same object, an error of Lua becomes an error of the
+--- library, and other values are not changed. After a deep recursion an outer call does this,
+--- because an overflown stack has no room.
 ---@param err any
 ---@return any
 function trace.on_error(err)

@@ -1,6 +1,6 @@
---- What becomes of an error that nobody in a rank catches: launcher and other ranks are told its
---- message and traceback before anything is unwound. The launcher prints both when the job has
---- ended, so the rank itself prints one line.
+--- Errors that a rank does not catch. Their message and traceback are sent to the launcher and the
+--- other ranks before the stack is unwound. The launcher prints both when the job has ended, so the
+--- rank itself prints one line.
 
 local B = require 'moonshard_ffi'
 local errors = require 'moonshard.base.errors'
@@ -10,7 +10,7 @@ local C = B.C
 
 local uncaught = {}
 
---- A traceback without what runs the script (rank.lua).
+--- Remove the frames of the script runner (rank.lua) from a traceback.
 local function trim(traceback)
   local inside = traceback:match('^(.-)\n\t[^\n]*moonshard/tools/rank%.lua:')
   if not inside then
@@ -22,26 +22,26 @@ end
 
 local info = B.new('ms_dist_info')
 
--- Until a rank has joined it knows from its environment alone which it is.
+-- Before a rank has joined, its number is known only from the environment.
 local function rank()
   C.ms_dist_info_get(info)
   return not info.initialized and os.getenv 'MOONSHARD_RANK' or info.rank
 end
 
---- Did another rank fail by the same? Every collective of a job that has failed says why.
+--- Was this error caused by another rank's? After a failure every collective raises its reason.
 local function is_known(line)
   local joined, world = pcall(B.world)
   return joined and C.ms_comm_barrier(world) ~= 0
     and B.string(C.ms_error_message()):find(line, 1, true) ~= nil
 end
 
--- The text for the rank to print: a line, or all when the job ends for another reason. A Ctrl-C is
--- no mistake of the script: the rank ends by the signal, which the launcher tells.
+-- The text for the rank to print: one line, or the whole error if the job ends for another reason.
+-- A Ctrl-C is not an error of the script: the rank ends by the signal, which the launcher reports.
 local function tell(err, traceback)
   if interrupt.is(err) then
     interrupt.pass_on()
   end
-  if C.ms_dist_launched() then -- by a launcher, which may be told before the script has joined
+  if C.ms_dist_launched() then -- a launcher is reached before the script has joined
     C.ms_dist_join()
   end
   local line, text = B.errors.report(err, trim(errors.is(err) and err.traceback
@@ -56,23 +56,24 @@ local function print_what_is_told(err, traceback)
   io.stderr:write(('moonshard: rank %s: %s\n'):format(rank(), text))
 end
 
--- [Note: handlers] The stack on which something was raised may have overflown, and holds two small
--- frames more: so handlers only make the traceback and go on in a coroutine, which has its own.
+-- [Note: handlers] A stack that has overflown has room for two small frames. So handlers only make
+-- the traceback and continue in a coroutine, which has its own stack.
 
---- Message handler of xpcall: tell the job.
----@return string text  for the rank to print: a line, or all when the job ends for another reason
+--- Message handler of xpcall: report the error to the job.
+---@return string text  for the rank to print: one line, or the whole error if the job ends for
+---  another reason
 function uncaught.tell(err)
   return coroutine.wrap(tell)(err, debug.traceback('', 2))
 end
 
---- Message handler of xpcall: tell the job, and print what is the rank's to print, in one piece, as
---- other ranks print too. Gives nothing: whoever called the script has nothing more to print.
+--- Message handler of xpcall: report the error to the job, and print the rank's text in one write,
+--- because other ranks print too. Returns nothing, so that the caller prints nothing.
 function uncaught.report(err)
   coroutine.wrap(print_what_is_told)(err, debug.traceback('', 2))
 end
 
---- Call `fn`; what it raises is reported, also where no handler is asked, as when memory is out.
----@return boolean ok, ...  what it returns
+--- Call `fn` and report its error, also an error that bypasses handlers (out of memory).
+---@return boolean ok, ...  fn's results
 function uncaught.call(fn, ...)
   local results = { xpcall(fn, uncaught.report, ...) }
   if not results[1] and results[2] ~= nil then
@@ -81,7 +82,7 @@ function uncaught.call(fn, ...)
   return unpack(results, 1, table.maxn(results))
 end
 
---- The outermost function on the stack, when it is C: luajit's, which runs the script.
+--- The outermost function on the stack if it is C: the function of luajit that runs the script.
 ---@return integer? level
 local function outermost()
   local level = 2
@@ -96,10 +97,10 @@ local function is_traceback(value)
   return ok and type(text) == 'string' and text:find('^probe\nstack traceback:') ~= nil
 end
 
---- Tell the job also of what the script itself does not catch. A forked rank returns into a script
---- that luajit called long ago, with a handler that only makes a traceback; it lies on the stack
---- right below the script, where it can be replaced. Where it is not found (a host of another kind,
---- a coroutine) the job learns the exit code only.
+--- Also report errors that the script itself does not catch. A forked rank returns into a script
+--- that luajit has already called with a handler that only makes a traceback. The handler is on the
+--- stack directly below the script and is replaced there. If it is not found (another host, a
+--- coroutine), the job receives only the exit code.
 function uncaught.install()
   local level = outermost()
   if not level then

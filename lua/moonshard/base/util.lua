@@ -1,8 +1,8 @@
---- Small things several rooms of the parlour need.
+--- Small helpers for tables.
 
 local util = {}
 
---- String keys of a table, sorted: the one safe way to walk a table by key on several ranks.
+--- String keys of a table, sorted: iteration by key in an order that is equal on all ranks.
 ---@param t table
 ---@return string[]
 function util.sorted_keys(t)
@@ -16,7 +16,7 @@ function util.sorted_keys(t)
   return keys
 end
 
--- Types by their names: booleans, numbers, strings.
+-- Orders booleans, numbers and strings by type, then by value.
 local function is_before(a, b)
   if type(a) ~= type(b) then
     return type(a) < type(b)
@@ -26,8 +26,8 @@ local function is_before(a, b)
   return tostring(a) < tostring(b)
 end
 
---- Keys of a table in one order: tables with equal booleans, numbers and strings for keys have
---- equal lists, on all ranks.
+--- Keys of a table in an order that is equal on all ranks for equal sets of booleans, numbers and
+--- strings.
 ---@param t table
 ---@return any[]
 function util.ordered_keys(t)
@@ -39,7 +39,7 @@ function util.ordered_keys(t)
   return keys
 end
 
---- How many elements a shape has: the product of the sizes, 1 of none.
+--- Number of elements of a shape: the product of its sizes, 1 for an empty list.
 ---@param sizes integer[]
 ---@return integer
 function util.product(sizes)
@@ -50,7 +50,7 @@ function util.product(sizes)
   return n
 end
 
---- A new table with the keys of both; `over` wins.
+--- A new table with the keys of both; `over` takes precedence.
 ---@param base table
 ---@param over table?
 ---@return table
@@ -65,7 +65,7 @@ function util.merged(base, over)
   return out
 end
 
---- Is this the class, or one that inherits from it?
+--- Is `found` the class or a subclass of it?
 ---@param found any
 ---@param cls ms.Class
 ---@return boolean
@@ -79,7 +79,7 @@ function util.inherits(found, cls)
   return false
 end
 
---- Is this an object of the class, or of one that inherits from it?
+--- Is this an instance of the class or of a subclass?
 ---@param object any
 ---@param cls ms.Class
 ---@return boolean
@@ -87,7 +87,7 @@ function util.is(object, cls)
   return type(object) == 'table' and util.inherits(getmetatable(object), cls)
 end
 
---- Is this an object of one of the classes?
+--- Is this an instance of one of the classes?
 ---@param object any
 ---@param classes ms.Class[]
 ---@return boolean

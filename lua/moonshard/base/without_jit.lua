@@ -1,5 +1,6 @@
---- Code that runs once: loading, making a model, its units and initial values. Compiling its many
---- small loops takes several times as long as running them, which is milliseconds of every start.
+--- Runs code that is executed once (loading, making a model, its units and initial values) without
+--- compiling it. Compiling its many small loops takes several times as long as running them:
+--- milliseconds of every start.
 
 local finally = require 'moonshard.base.finally'
 
@@ -16,7 +17,7 @@ local function interpreted(fn, ...)
   return fn(...)
 end
 
---- Run `fn(...)` without the trace compiler. No function of the script that may loop runs in it.
+--- Run `fn(...)` with the trace compiler off. Do not call functions of the script that may loop.
 ---@param fn fun(...): ...
 ---@return ...
 function without_jit.run(fn, ...)

@@ -1,6 +1,6 @@
---- May a script write into a tensor now? Writes are not recorded; so while operators are, what
---- requires grad is not written. (The runtime refuses results of operators at any time, so nothing
---- but t:detach() writes into one.)
+--- Checks in-place writes by scripts. Autograd does not record them, so a tensor that requires grad
+--- cannot be written while it is recording. (The runtime always refuses results of operators; they
+--- are written through t:detach().)
 
 local B = require 'moonshard_ffi'
 local errors = require 'moonshard.base.errors'
@@ -9,10 +9,10 @@ local C, calls = B.C, B.calls
 
 local info = B.new('ms_tensor_info')
 
---- Raise a RuntimeError when it may not.
+--- Raise a RuntimeError if the tensor cannot be written now.
 ---@param t ms.Tensor
----@param what string  the write, for the message: 'fill_', 't[%s] = x'
----@param i? integer  the entry that is written
+---@param what string  the write in the message: 'fill_', 't[%s] = x'
+---@param i? integer  the index that is written
 return function(t, what, i)
   if not C.ms_grad_enabled() then
     return

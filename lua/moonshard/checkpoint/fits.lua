@@ -1,4 +1,4 @@
---- Does an optimizer fit the model it is saved or loaded with, and the checkpoint it is read from?
+--- Checks that an optimizer matches the models and the checkpoint that it is saved or loaded with.
 
 local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
@@ -6,7 +6,7 @@ local tree = require 'moonshard.nn.tree'
 
 local fits = {}
 
--- The first name that two parameters have, or nil.
+-- The first name that occurs twice, or nil.
 local function repeated(names)
   local seen = {}
   for _, name in ipairs(names) do
@@ -17,7 +17,7 @@ local function repeated(names)
   end
 end
 
--- "<module>/" by parameter.key(), of modules that were given by name.
+-- "<module>/" by parameter.key(), for modules given by name.
 local function prefixes(list)
   local prefix_of = {}
   for _, part in ipairs(list) do
@@ -30,14 +30,14 @@ local function prefixes(list)
   return prefix_of
 end
 
---- Names of an optimizer's parameters in a checkpoint, in order of addition: as in their models, or
---- if two are equal there, all after the names that `modules` gives the models. ValueError unless
---- each has a name of its own.
+--- Names of an optimizer's parameters in a checkpoint, in order of addition. They are the names in
+--- their models; if two of those are equal, all are prefixed with the models' names in `modules`.
+--- ValueError if names are still equal.
 ---@param optimizer ms.optim.Optimizer
 ---@param list ms.checkpoint.Part[]
----@param stored? table<string, any>  by name, in the checkpoint to be loaded
+---@param stored? table<string, any>  by name, in the checkpoint that is loaded
 ---@return string[] names
----@return integer[] order  of the parameters by name: the same on all ranks
+---@return integer[] order  indices of the parameters sorted by name, equal on all ranks
 function fits.names(optimizer, list, stored)
   local entries, names, order = optimizer:_entries(), {}, {}
   local is_missing = false
@@ -65,9 +65,10 @@ function fits.names(optimizer, list, stored)
   return names, order
 end
 
---- Does it train parameters of these models alone? It may leave some out.
+--- Check that every parameter of the optimizer belongs to one of these models. Models may have
+--- more.
 ---@param optimizer ms.optim.Optimizer
----@param models ms.nn.Module[]  none: whose they are does not matter
+---@param models ms.nn.Module[]  if empty, nothing is checked
 function fits.models(optimizer, models)
   local known, named = {}, {}
   for _, model in ipairs(models) do
@@ -88,8 +89,8 @@ function fits.models(optimizer, models)
   end
 end
 
---- What a group does not say would stay what it is here, in silence.
----@param groups table[]  in the checkpoint
+--- Check that every group has all options: a missing one would silently keep its current value.
+---@param groups table[]  of the checkpoint
 ---@param names string[]  options that the optimizer knows
 function fits.options(groups, names)
   for g, group in ipairs(groups) do
@@ -104,15 +105,15 @@ function fits.options(groups, names)
   end
 end
 
---- The groups of the checkpoint in the order of the optimizer's.
+--- The groups of the checkpoint in the order of the optimizer's groups.
 ---@param groups table[]
 ---@param optimizer ms.optim.Optimizer
----@param names string[]  of its parameters
----@param partial boolean  the checkpoint may have more of them
+---@param names string[]  of the optimizer's parameters
+---@param partial boolean  the checkpoint may have more parameters
 ---@return table[]
 function fits.groups(groups, optimizer, names, partial)
   for g, group in ipairs(groups) do
-    if group.params == nil then -- an older checkpoint: groups correspond by their order
+    if group.params == nil then -- an older checkpoint: groups correspond by index
       return groups
     elseif type(group.params) ~= 'table' then
       errors.raise('FormatError', 'the optimizer in the checkpoint has a %s for the parameters of '

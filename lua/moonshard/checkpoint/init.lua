@@ -1,12 +1,12 @@
---- Checkpoints: model, optimizer, loader and what the script adds, written by all ranks together,
---- all or nothing, and read back on any number of ranks.
+--- Checkpoints of model, optimizer, loader and the script's own state. All ranks write a checkpoint
+--- together, all or nothing, and any number of ranks can read it.
 ---
---- Every rank writes the elements it holds; nothing is gathered. What all ranks hold alike is
---- written by rank 0.
+--- Every rank writes its own elements; nothing is gathered. Rank 0 writes what is equal on all
+--- ranks.
 ---
---- "All ranks" are those of the group over which the model or optimizer is sharded
---- (`process_group`), counted from 0. Each group saves under a path of its own, and steps under a
---- root of its own: of two groups that save one path, the last one replaces the other's.
+--- "All ranks" means those of the group over which the model or optimizer is sharded
+--- (`process_group`), counted from 0. Each group needs a path, or a root for steps, of its own: if
+--- two groups save to one path, the last one replaces the other's checkpoint.
 
 local arguments = require 'moonshard_ffi.arguments'
 local meta_data = require 'moonshard.checkpoint.meta'
@@ -25,7 +25,7 @@ local checkpoint = {
   write_safetensors = safetensors.write_safetensors,
 }
 
---- What was saved beside the tensors, without reading them.
+--- Read step, config and other data of a checkpoint, without the tensors.
 ---@param path string
 ---@return ms.checkpoint.Meta
 function checkpoint.read_meta(path)
@@ -39,20 +39,21 @@ function checkpoint.read_meta(path)
   return meta
 end
 
---- Path of the checkpoint under `root` that was saved last, whatever its step: where the link
---- `latest` points. When it is broken or gone, that of the newest intact one by step. Reads every
---- byte of it; broken ones are passed over with a warning, and when there are only such it is a
---- FormatError that says what is wrong with each.
+--- Path of the checkpoint under `root` that was saved last, whatever its step (the target of the
+--- link `latest`). If that one is damaged or missing: the intact checkpoint with the highest step.
+--- Reads every byte. Damaged checkpoints are skipped with a warning; FormatError with the defect of
+--- each if all are damaged.
 ---@param root string
----@return string?  nil when there is no checkpoint at all
+---@return string?  nil if there is no checkpoint
 function checkpoint.latest(root)
   validate.path('checkpoint.latest', 'root', root)
   return runtime.latest(root)
 end
 
---- Remove all checkpoints but `keep`: the one that was saved last, then the newest by step, with a
---- warning when there is one of a greater step. And what died writers left. What cannot be removed
---- is a warning; what is not ours or broken stays.
+--- Keep `keep` checkpoints, the one saved last and then those with the highest steps, and remove
+--- the others and the remains of writers that died. Warns if a checkpoint has a higher step than
+--- the one saved last. Damaged checkpoints and other files are kept; a failure to remove is a
+--- warning.
 ---@param root string
 ---@param keep integer
 function checkpoint.prune(root, keep)

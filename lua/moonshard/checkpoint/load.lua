@@ -1,4 +1,4 @@
---- Loading: every rank reads the elements that it holds; all load everything, or none anything.
+--- Loading: every rank reads its own elements. All ranks load everything, or none loads anything.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -21,21 +21,21 @@ local shared = require 'moonshard.checkpoint.shared'
 
 local loading = {}
 
--- A load has two halves. Everything that can fail comes first and writes no tensor; what is left
--- for after the commit is appended to `after`, what a failure takes back to `undo`. The
--- load_state_dict() of a part can fail, too: it comes first where the state has no tensors, else
--- last.
+-- A load has two phases. The first does everything that can fail and writes no tensor. It appends
+-- to `after` what remains after the commit, and to `undo` what reverts a failed load.
+-- load_state_dict() of a part can fail too: it is called in the first phase if the state has no
+-- tensors, else last.
 
----@class ms.checkpoint.Load  one that is prepared
+---@class ms.checkpoint.Load  a load in progress
 ---@field loader ffi.cdata*
----@field keys table  all keys of the checkpoint in order, and the place of each by key
----@field after fun()[]  to be done when all is read
----@field undo fun()[]  ... or when that fails
----@field states fun()[]  after that, load_state_dict() of states with tensors
----@field parts ms.checkpoint.Part[]  what is loaded into
+---@field keys table  all keys of the checkpoint in order, and the index of each by key
+---@field after fun()[]  called when everything is read
+---@field undo fun()[]  called if the load fails
+---@field states fun()[]  called after that: load_state_dict() of states with tensors
+---@field parts ms.checkpoint.Part[]  the parts to load into
 ---@field strict boolean
 
--- Is all that the checkpoint has below `prefix` expected by the model or optimizer?
+-- Check that the model or optimizer expects every key of the checkpoint below `prefix`.
 local function check_keys(load, prefix, expected, noun)
   for _, key in ipairs(load.strict and load.keys or {}) do
     if key:sub(1, #prefix) == prefix and not expected[key] then
@@ -86,7 +86,7 @@ local function add_load_of_optimizer(load, part_of, meta)
   local groups = fits.groups(meta.groups, optimizer, names, not load.strict)
   after[#after + 1] = function() optimizer:_set_group_options(groups) end
   local steps = type(meta.steps) == 'table' and meta.steps
-  optimizer:_await_later_states(function(state_name, i) -- old ones have zeros before step 1
+  optimizer:_await_later_states(function(state_name, i) -- older checkpoints: zeros before step 1
     local key = shared.state_key(part_of, state_name, names[i])
     return keys[key] and (steps and steps[names[i]]) ~= 0
   end, after, load.undo)
@@ -138,7 +138,7 @@ local ADD_LOAD = {
   state = add_load_of_state,
 }
 
--- A load of models alone does not continue training and needs no warning.
+-- A load of models alone does not continue training and needs no warning about other contents.
 local function warn_of_rest(comm, meta, list)
   local asked, rest, trains = {}, {}, false
   for _, part in ipairs(list) do
@@ -153,7 +153,7 @@ local function warn_of_rest(comm, meta, list)
   end
 end
 
--- Give parts their states. An error on one rank is raised on all.
+-- Call load_state_dict() of parts. An error on one rank is raised on all ranks.
 local function load_states(comm, load)
   local ok, err = true, nil
   for _, give in ipairs(load.states) do
@@ -178,7 +178,7 @@ local function load_states(comm, load)
   end
 end
 
---- Read what `loader` has opened into the parts of `list`. Collective.
+--- Read the checkpoint opened as `loader` into the parts of `list`. Collective.
 function loading.into(comm, loader, opts, list)
   local meta
   local load = {
@@ -194,7 +194,7 @@ function loading.into(comm, loader, opts, list)
       continues = continues or part.kind == 'optimizer' or part.kind == 'loader'
       ADD_LOAD[part.kind](load, part, meta_data.get(meta, part))
     end
-    if meta.random and continues then -- older checkpoints have none
+    if meta.random and continues then -- absent in older checkpoints
       load.after[#load.after + 1] = function() random.continue(meta.random) end
     end
   end
@@ -226,21 +226,22 @@ function loading.options(what, opts)
 end
 
 ---@class ms.checkpoint.LoadOptions: ms.checkpoint.State
----@field strict? boolean  false: parameters and buffers of models that the checkpoint lacks, or has
----  beside them, are left alone (default true)
+---@field strict? boolean  false: ignore differences between the names of models' parameters and
+---  buffers and those in the checkpoint (default true)
 
 ---@class ms.checkpoint.Meta
 ---@field step integer
 ---@field config? table
 
---- Read a checkpoint into what is given. Collective: all ranks read the same one, each its own
---- elements, and when one of them fails nothing is changed on any. What no FSDP unit holds, and
---- buffers, have equal values on all ranks afterwards. With an optimizer or loader random numbers
---- go on, on all ranks, where rank 0 was. The seed is not set; another one is a warning.
+--- Read a checkpoint into the given objects. Collective: all ranks read the same checkpoint, each
+--- its own elements, and if one fails, nothing is changed on any rank. Parameters outside FSDP
+--- units and buffers are equal on all ranks afterwards. With an optimizer or loader, random numbers
+--- continue on all ranks from rank 0's position. The seed is not set; a warning is issued if it
+--- differs.
 ---
---- load_state_dict() of a part whose state has no tensors runs before models and optimizers are
---- loaded. A failure of the load gives the part its earlier state again. With tensors in the state
---- it runs last: an error in it is raised on all ranks, but what else was given is loaded then.
+--- load_state_dict() of a part whose state has no tensors is called before models and optimizers
+--- are loaded; if the load fails, the part gets its earlier state back. For a state with tensors it
+--- is called last: its error is raised on all ranks, but the rest has been loaded.
 ---@param path string
 ---@param opts ms.checkpoint.LoadOptions
 ---@return ms.checkpoint.Meta

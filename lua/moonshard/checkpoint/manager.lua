@@ -1,4 +1,4 @@
---- One folder of checkpoints.
+--- A folder of checkpoints.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -11,18 +11,20 @@ local validate = require 'moonshard.checkpoint.validate'
 local loading = require 'moonshard.checkpoint.load'
 local save = require 'moonshard.checkpoint.save'
 
---- Checkpoints of one run, named by their step. Each group of a job needs a root of its own.
+--- Checkpoints of one run, named by step. Each group of a job needs its own root.
 ---@class ms.checkpoint.Manager
 ---@field root string
----@field keep integer|false  false: nothing is removed
----@field process_group ms.dist.Group|false  false: each save() and resume() finds it as load() does
+---@field keep integer|false  false: keep all
+---@field process_group ms.dist.Group|false  false: determined by each save() and resume(), as by
+---  load()
 ---@overload fun(opts: ms.checkpoint.Manager.Options): ms.checkpoint.Manager
 local Manager = class('checkpoint.Manager')
 
 ---@class ms.checkpoint.Manager.Options
 ---@field root string
----@field keep? integer  how many to keep, see save() (without: all); rank 0's counts
----@field process_group? ms.dist.Group  of what is saved: see ms.checkpoint.State
+---@field keep? integer  number of checkpoints to keep, see save() (default: all); rank 0's value
+---  is used
+---@field process_group? ms.dist.Group  see ms.checkpoint.State
 
 ---@param opts ms.checkpoint.Manager.Options
 function Manager:init(opts)
@@ -34,7 +36,7 @@ function Manager:init(opts)
     and arguments.group(self._name, 'process_group', opts.process_group)
 end
 
--- The options of one save or resume, and among them the manager's own.
+-- Add the manager's process_group to the options of a save or resume.
 local function in_group(self, opts)
   if opts.process_group ~= nil or not self.process_group then
     return opts
@@ -42,10 +44,10 @@ local function in_group(self, opts)
   return util.merged(opts, { process_group = self.process_group })
 end
 
---- Save `<root>/step-<8 digits>`. Collective. `keep = n` keeps the n newest of the checkpoints
---- named so, up to the step just saved. Later steps and checkpoints of other names are never
---- deleted. A save of a smaller step than one that is there warns, and resume() takes it. Files of
---- others in a folder that is replaced move aside, and a warning names the place.
+--- Save `<root>/step-<8 digits>`. Collective. `keep = n` keeps the n newest checkpoints with such
+--- names up to the step just saved. Later steps and checkpoints with other names are never deleted.
+--- Saving a step below an existing one issues a warning, and resume() will load it. Foreign files
+--- in a folder that is replaced are moved aside, and a warning gives their new location.
 ---@param opts ms.checkpoint.SaveOptions
 ---@return string path
 function Manager:save(opts)
@@ -57,18 +59,18 @@ function Manager:save(opts)
     opts.process_group)
   if B.C.ms_comm_rank(comm) == 0 then
     local ok, err = pcall(runtime.rotate, self.root, opts.step, self.keep or 0)
-    if not ok then -- the checkpoint is safe: an old one too many ends no training
+    if not ok then -- only warn: the new checkpoint is complete, and training can continue
       errors.warn('UserWarning', 'old checkpoints are not removed: ' .. tostring(err), comm)
     end
   end
   return path
 end
 
---- Read the checkpoint of a step that was saved last, else the newest by step that all ranks find
---- intact. When a checkpoint of another name was saved last, a warning names it. Collective. A
---- FormatError when there are checkpoints and none is intact; then nothing is changed.
+--- Load the step that was saved last, or else the newest step that is intact on all ranks. Warns if
+--- a checkpoint with another name was saved later. Collective. FormatError if there are checkpoints
+--- but none is intact; then nothing is changed.
 ---@param opts ms.checkpoint.LoadOptions
----@return ms.checkpoint.Meta?  nil when there is no checkpoint of a step
+---@return ms.checkpoint.Meta?  nil if there is no checkpoint of a step
 function Manager:resume(opts)
   local list
   opts, list = loading.options('checkpoint.resume', opts)

@@ -1,4 +1,4 @@
---- What a checkpoint holds beside the tensors.
+--- The metadata of a checkpoint: everything except the tensors.
 
 local errors = require 'moonshard.base.errors'
 local json = require 'moonshard.base.json'
@@ -10,8 +10,8 @@ local util = require 'moonshard.base.util'
 
 local meta_data = {}
 
---- The meta data, checked as far as every checkpoint of ours has them.
----@param source ffi.cdata*  a checkpoint that runtime.open() gave
+--- Read the metadata and check what every checkpoint contains.
+---@param source ffi.cdata*  a checkpoint opened by the runtime
 ---@return ms.checkpoint.Meta
 function meta_data.read(source)
   local path = runtime.path(source) .. '/manifest.json'
@@ -20,7 +20,7 @@ function meta_data.read(source)
     errors.raise('FormatError', "%s: '%s' of the meta data is %s, expected %s", path, name,
       meta[name] == nil and 'nothing' or json.encode(meta[name]), expected)
   end
-  if type(meta.step) ~= 'number' then -- the runtime knows its range
+  if type(meta.step) ~= 'number' then -- the runtime checks its range
     refuse('step', 'a whole number')
   elseif type(meta.seed) ~= 'string' or not meta.seed:find('^%d+$') or #meta.seed > 20 then
     refuse('seed', 'the digits of a seed')
@@ -33,13 +33,13 @@ function meta_data.read(source)
   return meta
 end
 
--- Where the meta data of each kind stand: of the one, and of those by name.
+-- Keys of each kind's metadata: for a single part, and for parts with names.
 local PLACES = {
   model = { 'model', 'modules' }, optimizer = { 'optimizer', 'optimizers' },
   loader = { 'loader', 'loaders' }, state = { 'states', 'states' },
 }
 
---- Put the meta data of a part in their place.
+--- Store the metadata of a part.
 ---@param meta table
 ---@param part ms.checkpoint.Part
 ---@param value table
@@ -53,10 +53,10 @@ function meta_data.set(meta, part, value)
   end
 end
 
---- The meta data of a part. KeyError where the checkpoint has none.
+--- The metadata of a part. KeyError if the checkpoint lacks it.
 ---@param meta ms.checkpoint.Meta
 ---@param part ms.checkpoint.Part
----@return table?  nil of a model in an older checkpoint
+---@return table?  nil for a model in an older checkpoint
 function meta_data.get(meta, part)
   local one, many = unpack(PLACES[part.kind])
   local value
@@ -67,15 +67,15 @@ function meta_data.get(meta, part)
   end
   local by_name = type(meta[many]) == 'table' and util.sorted_keys(meta[many]) or {}
   if part.kind == 'model' and not part.name and value == nil and #by_name == 0 then
-    value = { dropout = meta.dropout } -- as it stood before there were parts
+    value = { dropout = meta.dropout } -- older format
   end
   if type(value) ~= 'table' then
     errors.raise('KeyError', 'the checkpoint has no %s%s', part.label,
       #by_name > 0 and ('; it has %s: %s'):format(many, table.concat(by_name, ', ')) or '')
   elseif value.dropout ~= nil and part.kind == 'model'
     and not dropout_counters.valid(value.dropout) then
-    errors.raise('FormatError', "the meta data of the %s have a 'dropout' that is not how often "
-      .. 'each module ran', part.label)
+    errors.raise('FormatError', "the metadata of the %s have a 'dropout' that is not a table of "
+      .. 'call counts by module', part.label)
   end
   return value
 end

@@ -1,5 +1,5 @@
---- What scripts give to be saved or loaded, as a list in one order on all ranks: the model and the
---- modules, the optimizer and the optimizers, the loader, then everything else by its name.
+--- The objects to save or load, as a list in an order that is equal on all ranks: the model and
+--- named models, the optimizer and named optimizers, the loader, then all other parts by name.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
@@ -9,21 +9,21 @@ local parts = {}
 
 ---@class ms.checkpoint.Part
 ---@field kind 'model'|'optimizer'|'loader'|'state'
----@field name string|false  by which the script has it; false: the one of its kind
----@field label string  in messages: "model", "model 'gen'", "scheduler"
----@field prefix string  of the names of its tensors
+---@field name string|false  the script's name; false: the single part of its kind
+---@field label string  for messages: "model", "model 'gen'", "scheduler"
+---@field prefix string  prepended to the names of its tensors
 ---@field value any
 
---- Names of the options that are no parts with a state of their own.
+--- Options that are not parts with a state of their own.
 local OPTIONS = {
   step = true, config = true, process_group = true, strict = true, model = true, modules = true,
   optimizer = true, optimizers = true, loader = true,
 }
 
--- The mark by which each kind is known.
+-- The field that marks objects of each kind.
 local MARKS = { model = '_is_module', optimizer = '_is_optimizer', loader = '_is_loader' }
 
---- TypeError unless the value is of this kind.
+--- TypeError if the value is not of this kind.
 ---@param what string
 ---@param name string  of the option
 ---@param kind string
@@ -34,8 +34,9 @@ function parts.check(what, name, kind, value)
   end
 end
 
--- Is this a part with a state of its own? Models and optimizers have options for them. TypeError
--- for a table without the functions that it takes, unless its name is near a known one.
+-- Is the value a part with a state of its own? (Models and optimizers have their own options.)
+-- TypeError for a table that lacks the functions; false if the name is close to that of a known
+-- option.
 local function has_state(what, name, value, known)
   if type(value) ~= 'table' or value._is_module or value._is_optimizer or value._is_loader then
     return false
@@ -53,7 +54,7 @@ end
 local function check_name(what, option, name)
   arguments.text(what, 'a name in ' .. option, name)
   if name == '' or name:find('/', 1, true) then
-    errors.raise('ValueError', "%s: '%s' in %s is no name for a part of a checkpoint: it is empty "
+    errors.raise('ValueError', "%s: '%s' in %s is not a valid name of a part: it is empty "
       .. "or contains '/'", what, name, option)
   end
 end
@@ -62,7 +63,7 @@ local function add(list, kind, name, label, prefix, value)
   list[#list + 1] = { kind = kind, name = name, label = label, prefix = prefix, value = value }
 end
 
--- TypeError for entries of a plain list: every part needs a name in the checkpoint.
+-- TypeError for plain lists: every part needs a name in the checkpoint.
 local function check_names(what, plural, given)
   for _, key in ipairs(util.ordered_keys(given)) do
     if type(key) ~= 'string' then
@@ -73,7 +74,7 @@ local function check_names(what, plural, given)
   return given
 end
 
--- The one of a kind, then those by name.
+-- Add the single part of a kind, then the named ones.
 local function add_kind(list, what, opts, kind, plural, prefixes)
   if opts[kind] ~= nil then
     parts.check(what, kind, kind, opts[kind])
@@ -88,11 +89,11 @@ local function add_kind(list, what, opts, kind, plural, prefixes)
   end
 end
 
---- The options of a save or load; one that is unknown and has no state_dict() and load_state_dict()
---- raises.
+--- Check the options of a save or load. Raises for an unknown option unless its value has
+--- state_dict() and load_state_dict().
 ---@param what string
 ---@param opts table?
----@param known string[]  options beside the parts
+---@param known string[]  options that are not parts
 ---@return table
 function parts.options(what, opts, known)
   opts = errors.options(what, opts, opts and util.sorted_keys(opts) or {})
@@ -109,7 +110,7 @@ function parts.options(what, opts, known)
   return opts
 end
 
---- The parts of checked options. ValueError where there is none.
+--- The parts of checked options. ValueError if the list is empty.
 ---@param what string
 ---@param opts table
 ---@return ms.checkpoint.Part[]

@@ -1,4 +1,4 @@
---- Models and tensors as safetensors files, for other programs.
+--- Import and export of models and tensors as safetensors files.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -13,7 +13,7 @@ local validate = require 'moonshard.checkpoint.validate'
 
 local safetensors = {}
 
--- Do ranks give this model, which each holds in full, paths of their own?
+-- Do ranks pass different paths for a model that each of them holds in full?
 local function apart(comm, path, model)
   for _, p in ipairs(tree.prepared_params(model)) do
     if parameter.manager(p.tensor) then
@@ -30,12 +30,12 @@ local function apart(comm, path, model)
 end
 
 ---@class ms.checkpoint.ExportOptions
----@field process_group? ms.dist.Group  as ms.checkpoint.State has it
----@field dtype? ms.DType  of the floating tensors in the file (default: their own)
+---@field process_group? ms.dist.Group  as in ms.checkpoint.State
+---@field dtype? ms.DType  of the floating tensors in the file (default: unchanged)
 
---- Write all full parameters as one safetensors file (by rank 0). Collective, with one outcome on
---- all ranks. Of what every rank holds in full, rank 0's values are written, unless ranks give
---- different paths: then each writes its own. Groups export to different paths.
+--- Write all full parameters to one safetensors file (by rank 0). Collective, with the same outcome
+--- on all ranks. A model that every rank holds in full is written by rank 0, unless ranks pass
+--- different paths: then each rank writes its own. Different groups must use different paths.
 ---@param path string  equal on all ranks if FSDP units hold parameters; see write_safetensors()
 ---@param model ms.nn.Module
 ---@param opts? ms.checkpoint.ExportOptions
@@ -51,7 +51,7 @@ function safetensors.export(path, model, opts)
   if own or B.C.ms_comm_rank(comm) == 0 then
     for _, name in ipairs(sd) do
       local key = parameter.key(sd[name])
-      if not seen[key] then -- a tied parameter goes in once: the format refuses shared memory
+      if not seen[key] then -- write a tied parameter once: the format does not allow shared memory
         seen[key] = true
         names[#names + 1] = name
         local floating = opts.dtype and parameter.facts(sd[name]).floating
@@ -75,7 +75,7 @@ local function read_tensors(path)
   return sd
 end
 
--- One parameter has one value, whatever its names.
+-- Check that the names of a tied parameter have equal values.
 local function check_tied(path, sd, first, second)
   if parameter.hash_number(sd[first]) ~= parameter.hash_number(sd[second]) then
     errors.raise('ValueError', "%s: '%s' and '%s' are one parameter of the model, but have two "
@@ -83,7 +83,7 @@ local function check_tied(path, sd, first, second)
   end
 end
 
--- Take out of a state dict what has another shape than in the model. Gives the names.
+-- Remove entries from a state dict whose shapes differ from the model's. Returns their names.
 local function drop_mismatched(sd, model)
   local names = {}
   local function compare(name, shape)
@@ -123,15 +123,15 @@ local function import(path, model, opts)
 end
 
 ---@class ms.checkpoint.ImportOptions
----@field process_group? ms.dist.Group  as of export(); of a plain model every rank reads for
----  itself
+---@field process_group? ms.dist.Group  as for export(); by default each rank reads a plain model
+---  on its own
 ---@field strict? boolean  names must match exactly (default true)
----@field ignore_mismatched_sizes? boolean  leave parameters and buffers alone whose shape is
----  another in the file (default false); they count as missing, so it needs strict = false
+---@field ignore_mismatched_sizes? boolean  do not load parameters and buffers whose shape differs
+---  in the file (default false); they count as missing, so strict must be false
 
---- Read a safetensors file into a model; a tied parameter may be in it under any of its names.
---- Under several with other values it is a ValueError, and nothing is changed. Every rank holds the
---- whole file meanwhile.
+--- Load a safetensors file into a model. A tied parameter may have any of its names in the file;
+--- ValueError if it has several with different values, and then nothing is changed. Each rank holds
+--- the whole file in memory during the load.
 ---@param path string
 ---@param model ms.nn.Module
 ---@param opts? ms.checkpoint.ImportOptions
@@ -141,15 +141,15 @@ function safetensors.import(path, model, opts)
   local list = parts.of('checkpoint.import', { model = model })
   opts = errors.options('checkpoint.import', opts,
     { process_group = 'group', strict = 'flag', ignore_mismatched_sizes = 'flag' })
-  if opts.process_group ~= nil then -- else nobody is asked who the ranks are
+  if opts.process_group ~= nil then -- only then: finding the ranks would join the job
     validate.group('checkpoint.import', list, opts.process_group)
   end
   local report = import(path, model, opts)
-  B.give_back() -- the whole file, which a step may not have room beside
+  B.give_back() -- release the whole file: a step may need its memory
   return report
 end
 
---- Tensors of a safetensors file by name, in its order.
+--- Read the tensors of a safetensors file by name, in file order.
 ---@param path string
 ---@return ms.StateDict
 function safetensors.read_safetensors(path)
@@ -157,13 +157,14 @@ function safetensors.read_safetensors(path)
   return read_tensors(path)
 end
 
---- Write tensors by name as one safetensors file. Not collective: each rank that calls it
---- writes what it has (of sharded parameters its own part); of several that write one path the
---- last wins. So one rank calls it, or each with a path of its own; export() writes whole
+--- Write tensors by name to one safetensors file. Not collective: each rank that calls it writes
+--- its own tensors (its shards of sharded parameters), and if several write to one path, the last
+--- one wins. So call it on one rank, or with a different path on each. Use export() for whole
 --- models.
----@param path string  a regular file there is replaced, of a link its target; nothing else is. Its
----  folder is made when missing
----@param sd ms.StateDict|table<string, ms.Tensor>  all that has a name, listed or not
+---@param path string  replaced if it is a regular file; a link's target is replaced. The folder is
+---  made if it is missing
+---@param sd ms.StateDict|table<string, ms.Tensor>  all entries with a name are written, listed or
+---  not
 function safetensors.write_safetensors(path, sd)
   validate.path('checkpoint.write_safetensors', 'path', path)
   arguments.list('checkpoint.write_safetensors', 'sd', sd)

@@ -1,4 +1,4 @@
---- Saving: every rank writes the elements that it holds.
+--- Saving: every rank writes its own elements.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -16,32 +16,31 @@ local tree = require 'moonshard.nn.tree'
 local validate = require 'moonshard.checkpoint.validate'
 local shared = require 'moonshard.checkpoint.shared'
 
----@class ms.checkpoint.State  what is saved and restored; leave out what is not there
+---@class ms.checkpoint.State  objects to save or load; all are optional, but one is required
 ---@field model? ms.nn.Module
 ---@field modules? table<string, ms.nn.Module>  several models by name
 ---@field optimizer? ms.optim.Optimizer
 ---@field optimizers? table<string, ms.optim.Optimizer>  several by name
 ---@field loader? ms.data.Loader
----@field [string] table  anything with state_dict() and load_state_dict(): scheduler, scaler, ema
----  or a name of the script's choice. Its state is numbers (infinite ones and NaN too), strings,
----  booleans, tensors that all ranks have or ShardedTensors, and tables of them; but for
----  ShardedTensors the same on all ranks. Keys of tables that hold tensors have no '/'
----@field process_group? ms.dist.Group  whose ranks save or load together, default: those over which
----  model or optimizer is sharded, else those the loader deals to, else all. A plain model that a
----  group has trained by hand wants it
+---@field [string] table  any object with state_dict() and load_state_dict(): scheduler, scaler,
+---  ema or another name. Its state consists of numbers (including infinity and NaN), strings,
+---  booleans, tensors that all ranks have, ShardedTensors, and tables of these; it must be equal on
+---  all ranks, except for ShardedTensors. Keys of tables that contain tensors must not contain '/'
+---@field process_group? ms.dist.Group  whose ranks save or load together (default: the group over
+---  which model or optimizer is sharded, else the loader's, else all ranks). Required for a plain
+---  model that was trained by a group without FSDP
 ---
---- One of them at least. A checkpoint holds what was given to save() and nothing else: loading
---- what is not in it is a KeyError; a load of more than models that leaves out what is in it warns.
---- State of an optimizer goes by the names of its parameters, whether they are frozen or not; that
---- is the model's business. If several models of one optimizer have parameters of equal names,
---- state goes by the models' names in `modules`, too: save and load the optimizer with `modules`.
---- Beside models it trains parameters of those models, a ValueError if not, though perhaps not all.
---- Each of its groups takes the options of the group with the same parameters in the checkpoint,
---- its parameters the state that is there: one without momentum gets it from a checkpoint that has
---- it.
+--- A checkpoint contains exactly the objects passed to save(). Loading an object that it lacks
+--- raises KeyError; a load of more than models warns about objects that it leaves out. State of an
+--- optimizer is stored by parameter name, whether the parameter is frozen or not. If several models
+--- of an optimizer have parameters with equal names, state is stored by the models' names in
+--- `modules` too: save and load the optimizer with `modules`. All parameters of an optimizer must
+--- belong to the models passed with it (ValueError). When it is loaded, each group gets the options
+--- of the group with the same parameters, and each parameter its stored state: an optimizer without
+--- momentum gets momentum from a checkpoint that has it.
 
--- Does this rank write its elements of a parameter? Rank 0 what all hold, and of the groups that
--- hold equal parts the first.
+-- Does this rank write its elements of a parameter? Rank 0 writes those that all ranks hold; among
+-- groups with equal shards the first one writes.
 local function writes(param, rank)
   local manager = parameter.manager(param)
   if not manager or manager.sharding_strategy == 'NO_SHARD' then
@@ -116,14 +115,15 @@ end
 
 ---@class ms.checkpoint.SaveOptions: ms.checkpoint.State
 ---@field step integer
----@field config? table  numbers, strings, booleans, tables of them; comes back with the meta data
+---@field config? table  numbers, strings, booleans, and tables of these; returned with the
+---  metadata
 
---- Write `<root>/<name>`. Collective: every rank gives the same parts, step and config. A
---- checkpoint of this name is replaced as a whole, also by one that holds less. On a failure the
---- checkpoints before stay as they were. Rank 0 writes what every rank holds in full: parameters
---- outside of FSDP units or under NO_SHARD with their optimizer state, buffers, the seed and the
---- positions of the generators.
----@param root string  folder, made when missing; equal on all ranks, as `name` is
+--- Write `<root>/<name>`. Collective: every rank passes the same parts, step and config. An
+--- existing checkpoint of this name is replaced as a whole. If the save fails, existing checkpoints
+--- are unchanged. Rank 0 writes what every rank holds in full: parameters outside FSDP units or
+--- under NO_SHARD and their optimizer state, buffers, the seed and the positions of the random
+--- generators.
+---@param root string  folder, made if it is missing; root and name must be equal on all ranks
 ---@param name string
 ---@param opts ms.checkpoint.SaveOptions
 ---@return string path

@@ -1,4 +1,4 @@
---- What saving and loading share.
+--- Code shared by saving and loading.
 
 local B = require 'moonshard_ffi'
 local parameter = require 'moonshard_ffi.parameter'
@@ -10,13 +10,13 @@ function shared.state_key(part, state_name, name)
   return ('%s%s/%s'):format(part.prefix, state_name, name)
 end
 
---- A copy of a plain tensor as 1-D (nil when it has no elements), and the extent of all of it.
+--- A 1-D copy of a plain tensor (nil if it has no elements), and the extent of the whole tensor.
 function shared.whole(t)
   return parameter.whole(t:clone():reshape(t:numel()), t)
 end
 
---- Run what may fail on one rank only between two collectives. A failure goes to the commit, which
---- raises it on all ranks; alone, the error object itself is raised.
+--- Run code between two collectives that may fail on one rank only. The error is passed to the
+--- commit, which raises it on all ranks; with a single rank the error object itself is raised.
 function shared.guarded(comm, handle, fail, discard, fn)
   local ok, err = pcall(fn)
   if ok then

@@ -1,6 +1,6 @@
---- State of anything with state_dict() and load_state_dict(), and the config, as JSON can hold
---- them: infinite numbers, NaN and tensors stand as tables with one key. Tensors are stored beside
---- the JSON, of ShardedTensors each rank's own elements.
+--- Conversion of state_dict() values and of the config to JSON. Infinite numbers, NaN and tensors
+--- become tables with one key. Tensors are stored beside the JSON; each rank stores its own
+--- elements of ShardedTensors.
 
 local ShardedTensor = require 'moonshard.dist.sharded_tensor'
 local arguments = require 'moonshard_ffi.arguments'
@@ -23,7 +23,7 @@ local function number_text(value)
   return value ~= value and 'nan' or value > 0 and 'inf' or '-inf'
 end
 
---- The state_dict() of a part. TypeError unless it is a table.
+--- Call state_dict() of a part. TypeError if the result is not a table.
 ---@param part ms.checkpoint.Part
 ---@return table
 function state.of(part)
@@ -35,12 +35,12 @@ function state.of(part)
   return sd
 end
 
---- A value as JSON can hold it.
+--- Encode a value for JSON.
 ---@param value any
 ---@param tensor? fun(value: ms.Tensor|ms.fsdp.ShardedTensor, path: string)  stores a tensor; nil:
----  there may be none
----@param path? string  of the value, '' for the whole
----@param slash? string  a key with '/' on the path
+---  tensors are not allowed
+---@param path? string  of the value, '' for the root
+---@param slash? string  a key on the path that contains '/'
 ---@return any
 function state.encode(value, tensor, path, slash)
   path = path or ''
@@ -65,7 +65,7 @@ function state.encode(value, tensor, path, slash)
   return out
 end
 
---- The value again.
+--- Decode a value.
 ---@param value any
 ---@param tensor? fun(path: string): any
 ---@return any
@@ -84,9 +84,10 @@ function state.decode(value, tensor)
   return out
 end
 
---- This rank's elements of a tensor in one dimension (nil for none), and their extent.
+--- This rank's elements of a tensor as 1-D (nil if empty), and their extent.
 ---@param value ms.Tensor|ms.fsdp.ShardedTensor
----@return ms.Tensor?, ms.Extent, boolean sharded, boolean first  of the ranks with equal parts
+---@return ms.Tensor?, ms.Extent, boolean sharded, boolean first  first: of the ranks with equal
+---  shards
 function state.elements(value)
   if is_sharded(value) then
     return value.local_tensor, parameter.extent(value:shape(), value:dtype(), value.start - 1,
@@ -105,7 +106,7 @@ local function at(value, path)
   return value
 end
 
---- Tensors to load into, of the shapes that the part has now: KeyError where it has none.
+--- Tensors to load into, with the shapes of the part's current state: KeyError if it lacks one.
 ---@param label string  of the part
 ---@param now table  its state_dict()
 ---@return fun(path: string): any value, ms.Tensor? part, ms.Extent extent

@@ -1,4 +1,4 @@
---- What scripts give to moonshard.checkpoint, and whether it is that.
+--- Argument checks of moonshard.checkpoint.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -10,14 +10,14 @@ local tree = require 'moonshard.nn.tree'
 
 local validate = {}
 
---- A path is a text with something in it.
+--- Check that a path is a string and not empty.
 function validate.path(what, name, value)
   if arguments.text(what, name, value) == '' then
     errors.raise('ValueError', "%s: '%s' is empty, expected a path", what, name)
   end
 end
 
--- Parameters of a part; a state has none unless it has _params().
+-- Parameters of a part; a state has them if it has _params().
 local function params_of(part)
   local list = {}
   if part.kind == 'model' then
@@ -34,7 +34,7 @@ local function params_of(part)
   return list
 end
 
--- In a fake group nobody holds what the other ranks would save or check.
+-- Raise for a fake group: its other ranks would have to save or check their shards.
 local function check_real(what, part)
   for _, param in ipairs(params_of(part)) do
     local manager = parameter.manager(param)
@@ -45,7 +45,7 @@ local function check_real(what, part)
   end
 end
 
---- The parts that options give, one at least.
+--- The parts in the options; at least one is required.
 ---@return ms.checkpoint.Part[]
 function validate.parts(what, opts)
   local list = parts.of(what, opts)
@@ -62,7 +62,7 @@ local function refuse_two(what, name, its, whose, group)
     members.text(group))
 end
 
--- The group over which models and optimizers are sharded, and which of them says so.
+-- The group over which models and optimizers are sharded, and the part that determines it.
 local function sharded_over(what, list)
   local group, owner
   for _, part in ipairs(list) do
@@ -77,12 +77,11 @@ local function sharded_over(what, list)
   return group, owner
 end
 
---- The group whose ranks save or load this together: that over which model and optimizer are
---- sharded, a ValueError where there are two, or `process_group` says other ranks, or the loader
---- deals to others. What no unit holds goes with `process_group`, else with the loader's, else with
---- all ranks.
+--- The group whose ranks save or load together: the one over which model and optimizer are sharded,
+--- else `process_group`, else the loader's group, else all ranks. ValueError if they have different
+--- ranks.
 ---@param list ms.checkpoint.Part[]
----@param asked? ms.dist.Group  `process_group`
+---@param asked? ms.dist.Group  the option `process_group`
 ---@return ffi.cdata*
 function validate.group(what, list, asked)
   local loader = parts.values(list, 'loader')[1]
@@ -99,8 +98,8 @@ function validate.group(what, list, asked)
     loaders, deals = loader:group()
   end
   if deals and (group or asked) and not members.same(loaders, group or asked) then
-    errors.raise('ValueError', '%s: the loader deals to ranks %s, but %s ranks %s; give both the '
-      .. 'same process_group', what, members.text(loaders),
+    errors.raise('ValueError', '%s: the loader shares samples over ranks %s, but %s ranks %s; give '
+      .. 'both the same process_group', what, members.text(loaders),
       group and ('the %s is sharded over'):format(owner) or "'process_group' has",
       members.text(group or asked))
   end

@@ -1,4 +1,4 @@
---- From samples to a batch, and what counts as a dataset.
+--- Collation of samples into a batch, and checks of datasets.
 
 local Dataset = require 'moonshard.data.dataset'
 local arguments = require 'moonshard_ffi.arguments'
@@ -11,7 +11,7 @@ local util = require 'moonshard.base.util'
 
 local collate = {}
 
--- A plain list as a dataset.
+-- A dataset of the entries of a plain list.
 local List = class('data.List', Dataset)
 
 function List:init(list)
@@ -26,7 +26,7 @@ function List:get(i)
   return self.list[i]
 end
 
---- A dataset as given, or a list of samples as one.
+--- Check a dataset; a list of samples is converted to one.
 ---@param what string
 ---@param value any
 ---@return ms.data.Dataset
@@ -41,10 +41,10 @@ function collate.dataset(what, value)
   arguments.refuse(what, 'dataset', value, 'an object with len() and get(i), or a list')
 end
 
---- Check a list of indices of samples.
+--- Check a list of sample indices.
 ---@param what string
 ---@param indices any[]
----@param n integer  samples of the dataset
+---@param n integer  number of samples in the dataset
 ---@return integer[]
 function collate.indices(what, indices, n)
   for place, i in ipairs(indices) do
@@ -60,7 +60,7 @@ local function kind_of(value)
   return parameter.is_tensor(value) and 'tensor' or type(value)
 end
 
--- Messages name the place in a sample, as 'default_collate: [1][label]'.
+-- Raise with the path in a sample, as in 'default_collate: [1][label]'.
 local function fail(path, text, ...)
   errors.raise('ValueError', 'default_collate%s: ' .. text .. '; give collate_fn for others',
     path == '' and '' or ': ' .. path, ...)
@@ -128,10 +128,10 @@ function merge(values, path)
     path == '' and '' or ': ' .. path, arguments.noun(values[1]))
 end
 
---- One batch of samples: tensors are stacked along a new dimension 1, numbers become an f32 tensor
---- and booleans a bool tensor, strings stay a list, plain tables are batched entry by entry.
---- ValueError where samples differ in type, shape, dtype or keys.
----@param samples any[]  one at least
+--- Collate samples into a batch. Tensors are stacked along a new dimension 1, numbers become an f32
+--- tensor and booleans a bool tensor, strings become a list, plain tables are collated entry by
+--- entry. ValueError if samples differ in type, shape, dtype or keys.
+---@param samples any[]  at least one
 ---@return any
 function collate.default_collate(samples)
   if #arguments.list('default_collate', 'samples', samples) == 0 then
@@ -140,7 +140,7 @@ function collate.default_collate(samples)
   return merge(samples, '')
 end
 
--- Lengths by shares of n that sum to 1, as PyTorch rounds them.
+-- Lengths from fractions of n that sum to 1, rounded as in PyTorch.
 local function from_shares(shares, n)
   local lengths, left = {}, n
   for k, share in ipairs(shares) do
@@ -154,7 +154,7 @@ local function from_shares(shares, n)
   return lengths
 end
 
---- Lengths of the parts of a dataset, from lengths or from fractions that sum to 1.
+--- Lengths of the parts of a dataset, given as lengths or as fractions that sum to 1.
 ---@param what string
 ---@param dataset ms.data.Dataset
 ---@param lengths number[]

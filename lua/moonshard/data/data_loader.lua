@@ -1,23 +1,23 @@
---- Deals the samples of a dataset to ranks in batches, shuffled by (seed, epoch), resumable between
+--- Loads batches of a dataset, sharded over ranks, shuffled by (seed, epoch), resumable between
 --- steps.
 ---
---- A step takes W ranks x m micro-batches of B samples, as in data.Loader: micro-batch k of rank r
---- is number r m + k of the step's W m, and holds consecutive samples of the epoch's order. So the
---- order does not depend on W, and one rank with batches of 4 B sees what 4 ranks with B see.
+--- A step consists of W ranks x m micro-batches of B samples, as in data.Loader. Micro-batch k of
+--- rank r is number r m + k of the step and holds consecutive samples of the epoch's order. So the
+--- order does not depend on W: one rank with batches of 4 B gets the samples of 4 ranks with B.
 ---
---- The last step of an epoch may have fewer samples. `drop_last = true` leaves it out. Otherwise it
---- is dealt evenly, and padded with the first samples of the epoch up to a multiple of W m, as
---- PyTorch's DistributedSampler pads: all ranks have equally many batches of equal size.
+--- The last step of an epoch may have fewer samples. `drop_last = true` drops it. Otherwise it is
+--- padded with the first samples of the epoch up to a multiple of W m, as in PyTorch's
+--- DistributedSampler, and divided equally: all ranks get the same number of batches of equal size.
 
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
 local collate = require 'moonshard.data.collate'
-local dealing = require 'moonshard.data.dealing'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.data'
 local samples = require 'moonshard.base.samples'
+local sharded = require 'moonshard.data.sharded'
 
 ---@class ms.data.DataLoader
 ---@field dataset ms.data.Dataset
@@ -30,17 +30,17 @@ local DataLoader = class('data.DataLoader')
 DataLoader._is_loader = true
 
 ---@class ms.data.DataLoader.Options
----@field batch_size? integer  B, samples of one batch of one rank (default 1)
+---@field batch_size? integer  B, samples in a batch of one rank (default 1)
 ---@field shuffle? boolean  default false
----@field drop_last? boolean  leave out the last step of an epoch if it is not full (default false)
----@field collate_fn? fun(samples: any[]): ...  makes a batch of samples, default: each value of
----  get() by data.default_collate(). A sample of several values is a list of them
----@field sampler? integer[]|fun(epoch: integer): integer[]  indices from 1 in the order of an epoch
----  (epochs count from 0), equal on all ranks; instead of shuffle
+---@field drop_last? boolean  drop the last step of an epoch if it is not full (default false)
+---@field collate_fn? fun(samples: any[]): ...  makes a batch from samples (default:
+---  data.default_collate() for each value of get()). A sample of several values is a list of them
+---@field sampler? integer[]|fun(epoch: integer): integer[]  indices from 1 in the order of an
+---  epoch (epochs count from 0), equal on all ranks; replaces shuffle
 ---@field seed? integer  of the order, from 0 (default 0)
----@field process_group? ms.dist.Group  the group that samples are dealt to, default: all ranks
+---@field process_group? ms.dist.Group  whose ranks share the samples (default: all ranks)
 ---@field rank? integer  default: this rank of the group
----@field world_size? integer  default: ranks of the group; 1: each rank has all samples
+---@field world_size? integer  default: size of the group; 1: each rank gets all samples
 ---@field micro_batches? integer  m, batches per rank and step (default 1)
 
 local function check_sampler(self, sampler)
@@ -55,7 +55,7 @@ local function check_sampler(self, sampler)
   return sampler
 end
 
--- The sampler's indices in an epoch; nil without one.
+-- The sampler's indices in an epoch, or nil without a sampler.
 local function order_of(self, epoch)
   if not self._sampler or self._order_epoch == epoch then
     return self._order
@@ -88,14 +88,14 @@ function DataLoader:init(dataset, opts)
   self.seed = arguments.whole(self._name, 'seed', opts.seed, 0, 0)
   self.shuffle, self.drop_last = opts.shuffle or false, opts.drop_last or false
   self._collate, self._sampler = opts.collate_fn or false, check_sampler(self, opts.sampler)
-  dealing.place(self, opts, { 'batch_size', 'world_size', 'micro_batches' })
+  sharded.set_ranks(self, opts, { 'batch_size', 'world_size', 'micro_batches' })
   local order = order_of(self, 0)
   self.n_samples = order and #order
     or arguments.whole(self._name, 'len()', self.dataset:len(), nil, 0)
   self.samples_per_step = self.world_size * self.micro_batches * self.batch_size
   self._full_steps = math.floor(self.n_samples / self.samples_per_step)
   local rest = self.n_samples - self._full_steps * self.samples_per_step
-  -- Samples of a batch of the last step, if that is not full.
+  -- Samples in a batch of the last step if that is not full.
   self._last_rows = self.drop_last and 0
     or math.ceil(rest / (self.world_size * self.micro_batches))
   self.steps_per_epoch = self._full_steps + (self._last_rows > 0 and 1 or 0)
@@ -106,32 +106,32 @@ function DataLoader:init(dataset, opts)
   self._step, self._micro, self._loaded = 0, 0, false
 end
 
---- Batches of this rank in an epoch.
+--- Number of batches of this rank in an epoch.
 ---@return integer
 function DataLoader:len()
   return self.steps_per_epoch * self.micro_batches
 end
 
---- The group of its ranks: `process_group`, else all. And whether they share the samples; else each
---- of them has all.
+--- The loader's group (`process_group`, or all ranks), and whether its ranks share the samples. If
+--- not, each of them gets all samples.
 ---@return ms.dist.Group group, boolean shared
 function DataLoader:group()
-  return self._group or dist.world(), self._dealt_to ~= false
+  return self._group or dist.world(), self._shared_by ~= false
 end
 
---- Step of all epochs that the next batch belongs to, from 0.
+--- Number of the step that the next batch belongs to, over all epochs, from 0.
 ---@return integer
 function DataLoader:step()
   return self._step
 end
 
---- Epoch that the next batch belongs to, from 0.
+--- The epoch that the next batch belongs to, from 0.
 ---@return integer
 function DataLoader:epoch()
   return math.floor(self._step / self.steps_per_epoch)
 end
 
---- Begin an epoch. A position that load_state() has put into the same epoch stays.
+--- Begin an epoch. A position in this epoch set by load_state() is kept.
 ---@param epoch integer  from 0
 function DataLoader:set_epoch(epoch)
   arguments.whole('set_epoch', 'epoch', epoch, nil, 0)
@@ -171,7 +171,7 @@ local function sample_of(self, i)
   return values
 end
 
--- The values of a batch.
+-- The collated values of a batch.
 local function gathered(self, indices)
   if not self._collate and self.dataset.get_batch then
     return pack(self.dataset:get_batch(indices))
@@ -197,7 +197,7 @@ local function gathered(self, indices)
   return batch
 end
 
--- The tensors and tables of a batch, however deep.
+-- All tensors and tables in a batch, at any depth.
 local function holders(value, out)
   if parameter.is_tensor(value) then
     out[#out + 1] = value
@@ -210,13 +210,13 @@ local function holders(value, out)
   return out
 end
 
---- The next batch of this rank, of this epoch or the next one: the values of get(), batched.
+--- The next batch of this rank, in this epoch or the next one: the collated values of get().
 ---@return any ...
 function DataLoader:next()
   local indices, first = next_indices(self)
   local batch = gathered(self, indices)
   parameter.begin_samples(first)
-  samples.deal(holders(batch, {}), first, self._dealt_to)
+  samples.assign(holders(batch, {}), first, self._shared_by)
   self._loaded = false
   self._micro = self._micro + 1
   if self._micro == self.micro_batches then
@@ -230,16 +230,16 @@ local function move_to(self, step, micro, loaded, ...)
   return ...
 end
 
---- The batch that next() gives next; the position stays. Its samples are read again then.
+--- The batch that next() will return, without advancing. Its samples are read again by next().
 ---@return any ...
 function DataLoader:peek()
   return move_to(self, self._step, self._micro, self._loaded, self:next())
 end
 
---- Iterate over (i, batch): the batches from the present position to the end of the epoch, i from
---- 1. Where get() gives several values, `for i, x, y in loader:batches() do`. The next call goes on
---- with the next epoch, or where a loop was left; set_epoch() begins an epoch.
----@param most? integer  stop after so many batches (default: at the end of the epoch)
+--- Iterate over (i, batch) from the current position to the end of the epoch, with i from 1. If
+--- get() returns several values: `for i, x, y in loader:batches() do`. The next call continues with
+--- the next epoch, or where a loop was left; set_epoch() begins an epoch.
+---@param most? integer  maximum number of batches (default: to the end of the epoch)
 ---@return fun(): integer?, any ...
 function DataLoader:batches(most)
   local left = arguments.whole('batches', 'most', most, math.huge, 0)
@@ -254,7 +254,7 @@ function DataLoader:batches(most)
   end
 end
 
--- What the numbers of samples mean, and its text in errors.
+-- Fields of the state that must match, with their text in errors.
 local MEANING = {
   { 'n_samples', '%s samples' },
   { 'shuffle', 'shuffle = %s' },
@@ -262,8 +262,8 @@ local MEANING = {
 }
 
 local function meaning(self)
-  -- Where each rank of a group deals to itself alone, ranks may have other datasets.
-  local alone = self.world_size < select(2, dealing.ranks(self))
+  -- If each rank of a group gets all samples, ranks may have different datasets.
+  local alone = self.world_size < select(2, sharded.ranks(self))
   return {
     n_samples = not alone and self.n_samples or nil, shuffle = self.shuffle,
     drop_last = self.drop_last,
@@ -271,10 +271,10 @@ local function meaning(self)
 end
 
 ---@class ms.data.DataLoader.State
----@field samples integer  steps so far, times samples_per_step: independent of the ranks
+---@field samples integer  steps so far times samples_per_step; independent of the number of ranks
 ---@field seed integer
 ---@field samples_per_step integer
----@field n_samples? integer  absent where each rank of a job deals to itself alone
+---@field n_samples? integer  absent if each rank of a job gets all samples
 ---@field shuffle boolean
 ---@field drop_last boolean
 
@@ -292,15 +292,14 @@ function DataLoader:state()
   return state
 end
 
---- Raise what keeps this loader from continuing at a position. The samples themselves are not
---- compared.
+--- Raise an error if this loader cannot continue at a position. Samples are not compared.
 ---@param state ms.data.DataLoader.State
 function DataLoader:check_state(state)
-  dealing.check_state(self, state, meaning(self), MEANING, 'batch_size')
+  sharded.check_state(self, state, meaning(self), MEANING, 'batch_size')
 end
 
---- Continue at the position of another loader over the same dataset, on any number of ranks with
---- as many samples a step.
+--- Continue at the position of another loader over the same dataset. The number of ranks may
+--- differ, the number of samples per step must not.
 ---@param state ms.data.DataLoader.State
 function DataLoader:load_state(state)
   self:check_state(state)

@@ -1,11 +1,11 @@
---- Samples by index: the base of map-style datasets.
+--- The base class of map-style datasets.
 
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
 local errors = require 'moonshard.base.errors'
 
---- A dataset has `len()` and `get(i)`; it may have `get_batch(indices)`, which returns the collated
---- values of several samples at once.
+--- A dataset has `len()` and `get(i)`. It may have `get_batch(indices)`, which returns the collated
+--- values of several samples.
 ---
 ---   local Squares = ms.data.Dataset.extend 'Squares'
 ---   function Squares:init(n) self.n = n end
@@ -17,7 +17,7 @@ local errors = require 'moonshard.base.errors'
 local Dataset = class('data.Dataset')
 
 --- A class that inherits from Dataset.
----@param name string  what printing and errors call it
+---@param name string  used in printing and errors
 ---@return ms.data.Dataset
 function Dataset.extend(name)
   arguments.text('Dataset.extend', 'name', name)
@@ -30,7 +30,7 @@ function Dataset:len()
   errors.raise('NotImplementedError', '%s has no len', self._name)
 end
 
---- Sample i. Several values, as `return x, y`, are batched one by one.
+--- Sample i. Several return values are collated separately.
 ---@param i integer  1 to len()
 ---@return any ...
 function Dataset:get(i) -- luacheck: no unused args

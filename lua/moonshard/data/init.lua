@@ -1,4 +1,4 @@
---- Datasets, token files, and the loaders that deal their samples to ranks.
+--- Datasets, token files, and loaders that shard samples over ranks.
 
 local namespace = require 'moonshard.base.namespace'
 local data = require 'moonshard.data.tokens'

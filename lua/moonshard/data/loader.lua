@@ -1,18 +1,19 @@
---- Deals windows of a token stream to ranks, shuffled by (seed, epoch), resumable anywhere.
+--- Loads windows of a token stream, sharded over ranks, shuffled by (seed, epoch), resumable after
+--- any step.
 ---
---- A step takes W ranks x m micro-batches of B rows. Micro-batch k of rank r is number i = r m + k
---- of the step's W m, whatever W and m are, and holds samples i B .. i B + B - 1 of the step: so 1
---- rank with 4 micro-batches sees what 4 ranks with 1 see. Each batch keeps the global number of
---- its first sample, and modules that are called with it draw dropout's masks for those: when the
---- batch was dealt, and what other loaders dealt since, does not matter. An epoch ends when no
---- whole step is left.
+--- A step consists of W ranks x m micro-batches of B rows. Micro-batch k of rank r has number i = r
+--- m + k and holds the samples i B .. i B + B - 1 of the step. So one rank with 4 micro-batches
+--- gets the samples of 4 ranks with one each. Each batch keeps the global index of its first
+--- sample, and modules called with it draw dropout masks for these samples, independently of other
+--- batches loaded since. An epoch ends when no whole step is left.
 ---
---- Rank and number of ranks are those of `process_group`, as FSDP's, or of the job: W here.
---- `world_size = 1` inside a job deals all samples to each rank that asks (validation that every
---- rank does alone). In a process without a job any rank of any number can be asked for. A sharded
---- model takes no batch that was dealt to other ranks than its own, nor a checkpoint such a loader.
+--- Rank and number of ranks W are those of `process_group`, as in FSDP, or of the job. With
+--- `world_size = 1` in a job each rank gets all samples (for validation that every rank does on its
+--- own). A process without a job may ask for any rank of any number of ranks. A sharded model
+--- refuses a batch that was sharded over other ranks than its own, and so does a checkpoint a
+--- loader.
 ---
---- A loader is no list: `#loader` is 0, an epoch has `loader.steps_per_epoch` steps.
+--- A loader is not a list: `#loader` is 0. An epoch has `loader.steps_per_epoch` steps.
 ---
 --- Shapes: x, y i64 (B, T); y is x one token later
 
@@ -20,11 +21,11 @@ local TokenFile = require 'moonshard.data.token_file'
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
 local create = require 'moonshard.base.create'
-local dealing = require 'moonshard.data.dealing'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.base.errors'
 local runtime = require 'moonshard_ffi.data'
 local samples = require 'moonshard.base.samples'
+local sharded = require 'moonshard.data.sharded'
 local util = require 'moonshard.base.util'
 
 ---@class ms.data.Loader
@@ -43,9 +44,9 @@ Loader._is_loader = true
 ---@field context integer  T, tokens of a row
 ---@field seed? integer  of the order, from 0 (default 0)
 ---@field shuffle? boolean  default true
----@field process_group? ffi.cdata*  the group that the samples are dealt to, default: all ranks
+---@field process_group? ffi.cdata*  whose ranks share the samples (default: all ranks)
 ---@field rank? integer  default: this rank of the group
----@field world_size? integer  default: ranks of the group
+---@field world_size? integer  default: size of the group
 ---@field micro_batches? integer  m, per rank and step (default 1)
 
 ---@param opts ms.data.Loader.Options
@@ -61,7 +62,7 @@ function Loader:init(opts)
   self.seed = arguments.whole(self._name, 'seed', opts.seed, 0, 0)
   self.shuffle = opts.shuffle ~= false
   self.micro_batches = opts.micro_batches or 1
-  dealing.place(self, opts, { 'batch', 'context', 'world_size', 'micro_batches' })
+  sharded.set_ranks(self, opts, { 'batch', 'context', 'world_size', 'micro_batches' })
   self.samples_per_step = self.world_size * self.micro_batches * self.batch
   self.n_windows = runtime.n_windows(self._ids, self.context)
   self.steps_per_epoch = math.floor(self.n_windows / self.samples_per_step)
@@ -70,24 +71,24 @@ function Loader:init(opts)
       self.n_windows, self.context, self.samples_per_step)
   end
   self._step, self._micro = 0, 0
-  -- Now: a position can be saved still when the file is gone.
+  -- Computed now, so that a position can be saved after the file is gone.
   self._contents = runtime.digest(self._ids)
 end
 
---- The group of its ranks: `process_group`, else all. And whether they share the samples; else each
---- of them has all.
+--- The loader's group (`process_group`, or all ranks), and whether its ranks share the samples. If
+--- not, each of them gets all samples.
 ---@return ms.dist.Group group, boolean shared
 function Loader:group()
-  return self._group or dist.world(), self._dealt_to ~= false
+  return self._group or dist.world(), self._shared_by ~= false
 end
 
---- Step the next batch belongs to, from 0.
+--- Number of the step that the next batch belongs to, from 0.
 ---@return integer
 function Loader:step()
   return self._step
 end
 
---- Passes over the tokens that the next batch comes after.
+--- Number of completed passes over the tokens before the next batch.
 ---@return number
 function Loader:epoch()
   return self._step / self.steps_per_epoch
@@ -102,7 +103,7 @@ function Loader:next()
   local first = self._step * self.samples_per_step + in_step
   runtime.windows(x, y, self._ids, first, self.steps_per_epoch * self.samples_per_step,
     self.seed, self.shuffle)
-  samples.deal({ x, y }, first, self._dealt_to)
+  samples.assign({ x, y }, first, self._shared_by)
   self._micro = self._micro + 1
   if self._micro == self.micro_batches then
     self._step, self._micro = self._step + 1, 0
@@ -110,7 +111,7 @@ function Loader:next()
   return x, y
 end
 
---- The batch that next() gives next; the position stays.
+--- The batch that next() will return, without advancing.
 ---@return ms.Tensor x, ms.Tensor y  (B, T)
 function Loader:peek()
   local step, micro = self._step, self._micro
@@ -119,9 +120,8 @@ function Loader:peek()
   return x, y
 end
 
---- Iterate over (step, x, y, k): the step from 1, and which of its micro-batches this is (from 1).
---- With one micro-batch a step, k is always 1.
----@param most? integer  stop after so many micro-batches (default: never)
+--- Iterate over (step, x, y, k): the step from 1, and the number of the micro-batch in it, from 1.
+---@param most? integer  maximum number of micro-batches (default: unlimited)
 ---@return fun(): integer?, ms.Tensor?, ms.Tensor?, integer?
 function Loader:batches(most)
   local left = arguments.whole('batches', 'most', most, math.huge, 0)
@@ -136,10 +136,10 @@ function Loader:batches(most)
   end
 end
 
--- What its numbers of samples stand for.
+-- Fields of this loader that a position must match.
 local function meaning(self)
-  -- Where each rank of a group deals to itself alone, ranks may have other tokens.
-  local alone = self.world_size < select(2, dealing.ranks(self))
+  -- If each rank of a group gets all samples, ranks may have different tokens.
+  local alone = self.world_size < select(2, sharded.ranks(self))
   return {
     context = self.context,
     shuffle = self.shuffle,
@@ -149,15 +149,15 @@ local function meaning(self)
 end
 
 ---@class ms.data.Loader.State
----@field samples integer  drawn so far over all ranks: independent of how they were dealt
+---@field samples integer  used so far by all ranks together; independent of the number of ranks
 ---@field seed integer
 ---@field samples_per_step integer
----@field context? integer  this and what follows: absent in older checkpoints
+---@field context? integer  like all fields below, absent in older checkpoints
 ---@field shuffle? boolean
----@field n_windows? integer  absent too where each rank of a job deals to itself alone
----@field contents? integer  a digest of the tokens (ms_data_digest()); likewise
+---@field n_windows? integer  also absent if each rank of a job gets all samples
+---@field contents? integer  hash of the tokens (ms_data_digest()); absent like n_windows
 
---- Where the loader stands. Between two steps only.
+--- The position of the loader. RuntimeError inside a step.
 ---@return ms.data.Loader.State
 function Loader:state()
   if self._micro ~= 0 then
@@ -171,7 +171,7 @@ function Loader:state()
   return state
 end
 
--- What the numbers of samples mean, and its text in errors.
+-- Fields of the state that must match, with their text in errors.
 local MEANING = {
   { 'context', 'a context of %s' },
   { 'shuffle', 'shuffle = %s' },
@@ -179,14 +179,15 @@ local MEANING = {
   { 'contents', 'tokens of digest %s' },
 }
 
---- Is this a position of a loader like this one? Raises what is wrong with it.
+--- Raise an error if this loader cannot continue at a position.
 ---@param state ms.data.Loader.State
 function Loader:check_state(state)
-  dealing.check_state(self, state, meaning(self), MEANING, 'batch')
+  sharded.check_state(self, state, meaning(self), MEANING, 'batch')
 end
 
---- Continue from where another loader over the same tokens stood, on any number of ranks: `batch`
---- and `micro_batches` are such that a step has as many samples. A ValueError names what differs.
+--- Continue at the position of another loader over the same tokens. The number of ranks may differ;
+--- choose `batch` and `micro_batches` so that a step has as many samples. ValueError names a
+--- difference.
 ---@param state ms.data.Loader.State
 function Loader:load_state(state)
   self:check_state(state)

@@ -1,4 +1,4 @@
---- Some samples of a dataset.
+--- A dataset of some samples of another one.
 
 local Dataset = require 'moonshard.data.dataset'
 local arguments = require 'moonshard_ffi.arguments'

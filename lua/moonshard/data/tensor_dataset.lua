@@ -1,4 +1,4 @@
---- Rows of tensors as samples.
+--- A dataset of rows of tensors.
 
 local Dataset = require 'moonshard.data.dataset'
 local arguments = require 'moonshard_ffi.arguments'
@@ -13,7 +13,7 @@ local ops = require 'moonshard.ops'
 ---@overload fun(...: ms.Tensor): ms.data.TensorDataset
 local TensorDataset = class('data.TensorDataset', Dataset)
 
----@param ... ms.Tensor  of one size of dimension 1 (ValueError)
+---@param ... ms.Tensor  with equal sizes of dimension 1 (ValueError)
 function TensorDataset:init(...)
   self.tensors = { ... }
   for k = 1, math.max(1, select('#', ...)) do

@@ -1,4 +1,4 @@
---- Files of u16 and u32 tokens: dtypes that tensors do not have.
+--- Files of u16 and u32 tokens, dtypes that tensors do not support.
 
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
@@ -7,14 +7,14 @@ local dims = require 'moonshard.base.dims'
 local errors = require 'moonshard.base.errors'
 local runtime = require 'moonshard_ffi.data'
 
---- Tokens of a mapped file, which data.Loader takes. What is read of them are i64 tensors.
+--- Tokens of a mapped file, for data.Loader. Tokens are read as i64 tensors.
 ---@class ms.data.TokenFile
 ---@field path string
 local TokenFile = class('data.TokenFile')
 
 local WIDTHS = { u16 = 2, u32 = 4 }
 
--- Headers of llm.c: 256 numbers of 32 bits, the first three being magic, version and tokens.
+-- A header of llm.c: 256 32-bit numbers that begin with magic, version and number of tokens.
 local HEADER = 1024
 local KINDS = {
   [20240520] = { dtype = 'u16', version = 1 },
@@ -33,9 +33,9 @@ local function header_numbers(bytes)
   return unpack(numbers)
 end
 
---- The dtype that a header of llm.c names, and the number of tokens; nil: no such header.
+--- The dtype and number of tokens in a header of llm.c; nil if the file does not begin with one.
 ---@param path string
----@param bytes ms.Tensor  u8, the file
+---@param bytes ms.Tensor  u8, the contents of the file
 ---@return 'u16'|'u32'|nil dtype, integer? n
 function TokenFile._header(path, bytes)
   local magic, version, n = header_numbers(bytes)
@@ -56,7 +56,7 @@ function TokenFile._header(path, bytes)
 end
 
 ---@param path string
----@param bytes ms.Tensor  u8, the file
+---@param bytes ms.Tensor  u8, the contents of the file
 ---@param dtype 'u16'|'u32'
 function TokenFile:init(path, bytes, dtype)
   local width, named, n = WIDTHS[dtype], TokenFile._header(path, bytes)

@@ -1,4 +1,4 @@
---- Token files, memory-mapped: what is not read takes no memory, and ranks share what is.
+--- Memory-mapped token files: only pages that are read take memory, and ranks share them.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
@@ -18,10 +18,10 @@ local data = {}
 --- See moonshard.data.collate.
 data.default_collate = collate.default_collate
 
---- Split a dataset into Subsets, at random by `seed` alone.
+--- Split a dataset randomly into Subsets. The result depends only on `seed`.
 ---@param dataset ms.data.Dataset|any[]
----@param lengths number[]  samples of each part, or fractions that sum to 1: what rounding down
----  leaves over goes to the first parts, one sample each
+---@param lengths number[]  samples of each part, or fractions that sum to 1: remaining samples
+---  after rounding down are added to the first parts, one each
 ---@param opts? { seed?: integer }  default 0
 ---@return ms.data.Subset[]
 function data.random_split(dataset, lengths, opts)
@@ -39,19 +39,18 @@ function data.random_split(dataset, lengths, opts)
   return out
 end
 
---- Map a file of tokens read-only; 256 can be mapped at a time (OutOfMemory). What others write
---- into the file while it is mapped changes the tokens: put another file in its place instead.
---- Should it become shorter, what is gone reads as zeros, which is said once on stderr, and the
---- loader raises an IOError; what is gone from the last page that is left is found by the loader
---- only.
+--- Map a file of tokens read-only; at most 256 can be mapped at a time (OutOfMemory). Do not write
+--- to a mapped file, which would change the tokens: replace it by another file. If it is truncated,
+--- missing tokens read as zeros with one message on stderr, and the loader raises IOError; only the
+--- loader detects tokens missing from the last remaining page.
 ---
---- u16 and u32 numbers, the lowest byte first, are those of nanoGPT's .bin files, or follow a
---- header of llm.c (magic 20240520, version 1: u16; magic 20240801, version 7: u32), which is
---- checked and left out. FormatError where a file has another size than its header or dtype asks
---- for.
+--- u16 and u32 files contain little-endian numbers, either without a header (nanoGPT's .bin files)
+--- or after a header of llm.c (magic 20240520, version 1: u16; magic 20240801, version 7: u32),
+--- which is checked and skipped. FormatError if the size of the file does not match its header or
+--- dtype.
 ---@param path string
----@param dtype? 'u8'|'i64'|'u16'|'u32'  bytes, 64-bit numbers in this machine's order, unsigned
----  numbers; default: what a header of llm.c names, else 'u8'
+---@param dtype? 'u8'|'i64'|'u16'|'u32'  i64 in this machine's byte order; default: the dtype in a
+---  header of llm.c, else 'u8'
 ---@return ms.Tensor|ms.data.TokenFile  (n); a TokenFile for u16 and u32
 function data.tokens(path, dtype)
   if type(path) ~= 'string' then
@@ -81,7 +80,7 @@ function data.bytes(text)
   return out
 end
 
---- The string that byte tokens spell.
+--- The string whose bytes are the tokens.
 ---@param tokens integer[]
 ---@return string
 function data.text(tokens)

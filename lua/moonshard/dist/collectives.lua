@@ -1,4 +1,4 @@
---- Collectives on tensors over all ranks or a group, and what ranks compare and count.
+--- Collectives on tensors over all ranks or a group, and comparison of values between ranks.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -15,8 +15,8 @@ local C, calls = B.C, B.calls
 local target = validate.target
 
 --- Reduce in place, with equal bits on every rank. Every collective takes an optional group
---- (default: all ranks) and options behind its other arguments; optional arguments may be left out,
---- as in all_reduce(t, group). With `async_op = true` it returns a handle, see ms.dist.Work.
+--- (default: all ranks) and options after its other arguments. Optional arguments before them may
+--- be omitted: all_reduce(t, group). With `async_op = true` it returns a handle, see ms.dist.Work.
 --- RuntimeError for a tensor that requires grad, except inside ms.no_grad.
 ---@param t ms.Tensor
 ---@param reduction? ms.dist.Reduction  default 'sum'
@@ -31,8 +31,8 @@ function collectives.all_reduce(t, reduction, group, opts)
   return work.of(async, t)
 end
 
---- Every rank's tensor on every rank: all_gather(t) gives them in a list by rank;
---- all_gather(out, t) fills `out` (W * n) with them, one after another.
+--- Gather every rank's tensor on every rank. all_gather(t) returns a list by rank; all_gather(out,
+--- t) writes the concatenation to `out` (W * n).
 ---@param a ms.Tensor
 ---@param b? ms.Tensor
 ---@param group? ms.dist.Group
@@ -59,7 +59,7 @@ function collectives.all_gather(a, b, group, opts)
   end))
 end
 
---- Each rank's part of the reduction: `input` (W * n) on every rank, `out` (n).
+--- Reduce `input` (W * n) over all ranks and write this rank's chunk to `out` (n).
 ---@param out ms.Tensor
 ---@param input ms.Tensor
 ---@param reduction? ms.dist.Reduction  default 'sum'
@@ -75,8 +75,8 @@ function collectives.reduce_scatter(out, input, reduction, group, opts)
   return work.of(async, out)
 end
 
---- Rank `root`'s values everywhere, in place: its place in the group (PyTorch's `group_src`, not
---- `src`).
+--- Copy rank `root`'s values to every rank, in place. `root` is a rank in the group (PyTorch's
+--- `group_src`, not `src`).
 ---@param t ms.Tensor
 ---@param root? integer  default 0
 ---@param group? ms.dist.Group
@@ -90,7 +90,7 @@ function collectives.broadcast(t, root, group, opts)
   return work.of(async, t)
 end
 
---- Wait until every rank is here.
+--- Wait until every rank has called it.
 ---@param group? ms.dist.Group
 ---@param opts? { async_op?: boolean }
 function collectives.barrier(group, opts)
@@ -101,13 +101,13 @@ function collectives.barrier(group, opts)
   return work.of(async)
 end
 
---- Say something that every rank should say here. Nothing is sent: the next collective is a
---- CommError on all ranks, naming the first difference, when a rank said something else or nothing;
---- after the last one, the job ends with that error when all ranks have left.
+--- Compare a value across ranks. Nothing is sent: the next collective raises CommError on all
+--- ranks, naming the first difference, if values differ or a rank did not call this. After the last
+--- collective, the job ends with that error when all ranks have left.
 ---
 ---   ms.dist.same('batch size', batch)
 ---
----@param label string  what it is about
+---@param label string  names the value in the error
 ---@param value string|number|boolean
 ---@param group? ms.dist.Group
 function collectives.same(label, value, group)
@@ -123,13 +123,13 @@ end
 local counts = B.new('int64_t[5]')
 
 ---@class ms.dist.Counts
----@field all_gather integer      unshards included
----@field reduce_scatter integer  reductions of sharded units included
+---@field all_gather integer  includes unshards
+---@field reduce_scatter integer  includes reductions of sharded units
 ---@field all_reduce integer
 ---@field broadcast integer
 ---@field barrier integer
 
---- Collectives this rank has called so far, by kind.
+--- Number of collectives that this rank has called so far, by kind.
 ---@param group? ms.dist.Group
 ---@return ms.dist.Counts
 function collectives.counts(group)
@@ -143,7 +143,7 @@ function collectives.counts(group)
   }
 end
 
---- Seconds this rank has waited for others: exposed communication.
+--- Seconds that this rank has waited for other ranks (exposed communication).
 ---@param group? ms.dist.Group
 ---@return number
 function collectives.wait_seconds(group)

@@ -1,11 +1,11 @@
---- Collectives as operators: each makes a new tensor on every rank and is differentiated, by a
---- collective of its own. So what ranks compute together can stand in a model.
+--- Differentiable collectives. Each returns a new tensor on every rank, and its backward is a
+--- collective too.
 ---
 ---   local mean = ms.dist.functional.all_reduce(x:mean(), 'avg')
 ---   (x - mean):pow(2):sum():backward() -- a collective here, too: on every rank
 ---
---- x requires grad on every rank or on none, and every rank runs the backward. (ms.dist.all_reduce
---- and the others write into tensors that are there, and are not recorded.)
+--- x must require grad on all ranks or on none, and every rank must run the backward.
+--- (ms.dist.all_reduce and the others write in place and are not recorded.)
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -20,7 +20,7 @@ local C, calls = B.C, B.calls
 ---@class ms.dist.functional
 local functional = {}
 
--- A maximum or minimum over ranks has no gradient: x must not lose one unnoticed.
+-- Raise for a maximum or minimum of an x that requires grad: they have no gradient.
 local function reduced(what, call, x, reduction, group)
   reduction, group = validate.and_group(what, reduction, group)
   if (reduction == 'max' or reduction == 'min') and type(x) ~= 'number'
@@ -36,8 +36,8 @@ local function rooted(what, call, x, root, group)
   return call(group, x, arguments.whole(what, 'root', root, 0, 0))
 end
 
---- The reduction over ranks. A sum's gradient is the sum of the ranks' gradients, an average's
---- their average; a maximum and a minimum have none (NotImplementedError for x that requires one).
+--- The reduction over ranks. The gradient of a sum is the sum of the ranks' gradients, that of an
+--- average their average. NotImplementedError for a maximum or minimum if x requires grad.
 ---@param x ms.Tensor
 ---@param reduction? ms.dist.Reduction  default 'sum'
 ---@param group? ms.dist.Group  default: all ranks
@@ -46,17 +46,18 @@ function functional.all_reduce(x, reduction, group)
   return reduced('all_reduce', calls.all_reduce, x, reduction, group)
 end
 
---- The ranks' tensors one behind the other. The gradient is this rank's part of the sum of the
+--- The concatenation of the ranks' tensors. The gradient is this rank's chunk of the sum of the
 --- ranks' gradients.
----@param x ms.Tensor  (n, ...), or () as one of (1)
+---@param x ms.Tensor  (n, ...); () is treated as (1)
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor  (W * n, ...), or (W)
 function functional.all_gather(x, group)
   return calls.all_gather(validate.group('all_gather', group), x)
 end
 
---- This rank's part of the reduction over ranks. A sum's gradient is all ranks' gradients one
---- behind the other, an average's that divided by W; a maximum and a minimum have none.
+--- This rank's chunk of the reduction over ranks. The gradient of a sum is the concatenation of the
+--- ranks' gradients, that of an average the same divided by W. NotImplementedError for a maximum or
+--- minimum if x requires grad.
 ---@param x ms.Tensor  (W * n, ...)
 ---@param reduction? ms.dist.Reduction  default 'sum'
 ---@param group? ms.dist.Group  default: all ranks
@@ -65,40 +66,41 @@ function functional.reduce_scatter(x, reduction, group)
   return reduced('reduce_scatter', calls.reduce_scatter, x, reduction, group)
 end
 
---- Rank `root`'s tensor; the others' say its shape and dtype. The gradient is the sum of the ranks'
---- gradients on `root`, and zero elsewhere.
+--- Rank `root`'s tensor on every rank; shape and dtype must be equal on all ranks. The gradient on
+--- `root` is the sum of the ranks' gradients; it is zero on other ranks.
 ---@param x ms.Tensor
----@param root? integer  its place in the group, default 0
+---@param root? integer  rank in the group, default 0
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor
 function functional.broadcast(x, root, group)
   return rooted('broadcast', calls.broadcast, x, root, group)
 end
 
---- This rank's part of rank `root`'s tensor; the others' give its shape and dtype. The gradient on
---- `root` is all ranks' gradients one behind the other, and zero elsewhere.
+--- This rank's chunk of rank `root`'s tensor; shape and dtype must be equal on all ranks. The
+--- gradient on `root` is the concatenation of the ranks' gradients; it is zero on other ranks.
 ---@param x ms.Tensor  (W * n, ...)
----@param root? integer  its place in the group, default 0
+---@param root? integer  rank in the group, default 0
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor  (n, ...)
 function functional.scatter(x, root, group)
   return rooted('scatter', calls.dist_scatter, x, root, group)
 end
 
---- The ranks' tensors one behind the other on rank `root`, zeros elsewhere. The gradient is this
---- rank's part of `root`'s gradient.
----@param x ms.Tensor  (n, ...), or () as one of (1)
----@param root? integer  its place in the group, default 0
+--- The concatenation of the ranks' tensors on rank `root`, zeros on other ranks. The gradient is
+--- this rank's chunk of `root`'s gradient.
+---@param x ms.Tensor  (n, ...); () is treated as (1)
+---@param root? integer  rank in the group, default 0
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor  (W * n, ...)
 function functional.gather(x, root, group)
   return rooted('gather', calls.dist_gather, x, root, group)
 end
 
---- The reduction over ranks on rank `root`, zeros elsewhere. The gradient of a sum is `root`'s
---- gradient, of an average that divided by W; a maximum and a minimum have none.
+--- The reduction over ranks on rank `root`, zeros on other ranks. The gradient of a sum is `root`'s
+--- gradient, that of an average the same divided by W. NotImplementedError for a maximum or minimum
+--- if x requires grad.
 ---@param x ms.Tensor
----@param root? integer  its place in the group, default 0
+---@param root? integer  rank in the group, default 0
 ---@param reduction? ms.dist.Reduction  default 'sum'
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor
@@ -108,8 +110,8 @@ function functional.reduce(x, root, reduction, group)
   end, x, reduction, group)
 end
 
---- Rows (dimension 1) to each rank, and rows from each, in rank order: in equal parts, or with the
---- sizes of both sides. The gradient goes back the same way.
+--- Send rows (dimension 1) to each rank and receive rows from each, in rank order: equal numbers,
+--- or those of the split sizes. The backward sends the gradients back.
 ---@param x ms.Tensor  (rows, ...)
 ---@param output_split_sizes? integer[]  by rank
 ---@param input_split_sizes? integer[]  by rank
@@ -127,10 +129,10 @@ function functional.all_to_all_single(x, output_split_sizes, input_split_sizes, 
     validate.splits(what, 'input_split_sizes', input_split_sizes, size))
 end
 
---- x of the rank that names this one: rank r's goes to rank src_dst[r + 1]. The gradients go back
---- the same way. First sizes are equal on all ranks.
+--- A permutation: rank r's x is sent to rank src_dst[r + 1]. Returns the received tensor. The
+--- backward sends the gradients back. First sizes must be equal on all ranks.
 ---@param x ms.Tensor  (n, ...)
----@param src_dst integer[]  by rank, every rank once
+---@param src_dst integer[]  a permutation of the ranks
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor  (n, ...)
 function functional.permute_tensor(x, src_dst, group)
@@ -140,7 +142,7 @@ function functional.permute_tensor(x, src_dst, group)
     arguments.array(what, 'src_dst', src_dst), C.ms_comm_size(group)))
 end
 
--- How many rows each rank sends this one.
+-- The number of rows that each rank sends to this one.
 local function rows_from(group, rows)
   local w, rank = C.ms_comm_size(group), C.ms_comm_rank(group)
   local own, all, out = B.new('double[?]', w, rows), B.new('double[?]', w * w), {}
@@ -151,8 +153,8 @@ local function rows_from(group, rows)
   return out
 end
 
---- Tensor i to rank i - 1: gives the tensors for this rank, by rank. First sizes may differ, the
---- others may not. The gradients go back the same way.
+--- Send tensor i to rank i - 1; returns the received tensors by rank. First sizes may differ, other
+--- sizes must be equal. The backward sends the gradients back.
 ---@param list ms.Tensor[]  one for each rank
 ---@param group? ms.dist.Group  default: all ranks
 ---@return ms.Tensor[]

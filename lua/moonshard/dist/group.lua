@@ -1,4 +1,4 @@
---- Groups of ranks, as ms.dist.split() and ms.dist.fake() give them: what they say of themselves.
+--- Groups of ranks, made by ms.dist.split() and ms.dist.fake().
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -11,19 +11,19 @@ local C = B.C
 ---@class ms.dist.Group: ffi.cdata*
 local Group = {}
 
---- This rank's place in the group, from 0.
+--- This rank's number in the group, from 0.
 ---@return integer
 function Group:rank()
   return C.ms_comm_rank(arguments.group('Group.rank', 'self', self))
 end
 
---- How many ranks it has.
+--- Number of ranks in the group.
 ---@return integer
 function Group:size()
   return C.ms_comm_size(arguments.group('Group.size', 'self', self))
 end
 
---- Its ranks, as all ranks count them; of a fake group 0, 1, ...
+--- The group's ranks by their numbers in the job; for a fake group 0, 1, ...
 ---@return integer[]
 function Group:ranks()
   return members.list(arguments.group('Group.ranks', 'self', self))

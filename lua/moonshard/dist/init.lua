@@ -1,10 +1,10 @@
---- Ranks from Lua: starting them, groups of them, and collectives over all or some.
+--- Distributed training: start of ranks, process groups and collectives.
 ---
 ---   local world = ms.dist.init()      -- this script now runs once per rank
 ---   ms.dist.all_reduce(t, 'sum')
 ---
---- `init` joins the ranks a launcher started (`moonshard run`), or forks them from a script that
---- was started plainly: the first process then only supervises and never returns.
+--- `init` joins the ranks that a launcher started (`moonshard run`). In a script that was started
+--- without one it forks the ranks; the first process then only supervises them and never returns.
 
 local B = require 'moonshard_ffi'
 local collectives = require 'moonshard.dist.collectives'

@@ -1,4 +1,4 @@
---- Starting, describing and stopping the ranks of a job.
+--- Start, description and stop of the ranks of a job.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -19,16 +19,16 @@ local cause_out = B.new('const char *[1]')
 local launch_out = B.new('ms_launch *[1]')
 
 ---@class ms.dist.World
----@field rank integer              from 0
+---@field rank integer  from 0
 ---@field world_size integer
----@field local_rank integer        among the ranks of this host
+---@field local_rank integer  among the ranks of this host
 ---@field local_world_size integer
----@field cores integer             cores this rank may run on
+---@field cores integer  number of cores this rank may run on
 ---@field initialized boolean
----@field launcher string           'none', 'fork', 'run' or 'thread'
----@field transport string          'self' or 'shm'
+---@field launcher string  'none', 'fork', 'run' or 'thread'
+---@field transport string  'self' or 'shm'
 
--- What a launcher started is a rank from the beginning, whether or not it has called init.
+-- A process started by a launcher is a rank before it calls init.
 local function look()
   C.ms_dist_info_get(info)
   if not info.initialized and C.ms_dist_launched() then
@@ -44,7 +44,7 @@ local function describe(world)
     world.launcher, world.transport)
 end
 
---- Who this process is among the ranks; a world of one before init forks.
+--- This process's rank and the job; before init forks, a world of one rank.
 ---@return ms.dist.World
 function launch.info()
   look()
@@ -67,14 +67,14 @@ local function no_group(what, group, method)
   end
 end
 
----@param group? nil  group:rank() tells the place in one
+---@param group? nil  use group:rank() for a group
 ---@return integer  from 0
 function launch.rank(group)
   no_group('dist.rank', group, 'rank')
   return look().rank
 end
 
----@param group? nil  group:size() tells that of one
+---@param group? nil  use group:size() for a group
 ---@return integer
 function launch.world_size(group)
   no_group('dist.world_size', group, 'size')
@@ -91,10 +91,10 @@ local function check_ranks(what, ranks)
   end
 end
 
---- Fork ranks. In a rank this returns nothing; in the caller the launch to wait for.
+--- Fork ranks. Returns nothing in a rank; in the caller it returns the launch to wait for.
 local function fork(ranks)
-  jit.flush() -- compiled traces hold the tensors they were recorded with
-  B.collect() -- tensors nobody refers to any more are not in the way
+  jit.flush() -- compiled traces refer to tensors
+  B.collect() -- free unreferenced tensors, which prevent a fork
   B.check(C.ms_launch_fork(launch_out, ranks, rank_out))
   return rank_out[0] < 0 and launch_out[0] or nil
 end
@@ -106,7 +106,8 @@ local function wait(job)
 end
 
 ---@class ms.dist.InitOptions
----@field ranks? integer  how many (default: those of the launcher, else one per core, at most 8)
+---@field ranks? integer  number of ranks (default: the launcher's, else one for each core, at most
+---  8)
 
 local function init_options(what, opts)
   opts = errors.options(what, opts, { 'ranks', 'hosts', 'backend', 'timeout' })
@@ -120,8 +121,8 @@ local function init_options(what, opts)
     errors.raise('NotImplementedError', '%s: a choice of backends is not supported yet; the ranks '
       .. 'of a host talk through its memory', what)
   elseif opts.timeout ~= nil then
-    errors.raise('ValueError', "%s: 'timeout' is no option; MS_COMM_TIMEOUT=SECONDS in the "
-      .. 'environment says how long a rank waits for another', what)
+    errors.raise('ValueError', "%s: 'timeout' is not an option; set how long ranks wait with "
+      .. 'MS_COMM_TIMEOUT=SECONDS in the environment', what)
   end
   if opts.ranks ~= nil then
     check_ranks(what, opts.ranks)
@@ -129,7 +130,7 @@ local function init_options(what, opts)
   return opts
 end
 
---- Become a world of one, or fork.
+--- Become a world of one rank, or fork.
 local function start(ranks)
   if ranks == 1 then
     B.check(C.ms_dist_join())
@@ -148,7 +149,7 @@ end
 
 launch._faked = false -- dist.fake made this process a world of one
 
--- What made this process one of as many ranks as it is, and what to do.
+-- Explains why the job has its number of ranks, and what to do to change it.
 local function advice(here)
   if here.launcher ~= 'none' then
     return "leave 'ranks' out to take what was started"
@@ -177,14 +178,14 @@ local function init(what, opts)
   return launch.info()
 end
 
---- Become one of several ranks: one of those a launcher started, or fork. The script goes on once
---- per rank. What a rank raises and does not catch becomes the cause that all others and the
---- launcher are told. Called again it changes nothing, and another number of ranks is an error.
+--- Make this process one of several ranks: join those of a launcher, or fork. The script continues
+--- once on each rank. An error that a rank does not catch is reported to all other ranks and to the
+--- launcher. A second call has no effect; RuntimeError if it asks for another number of ranks.
 ---@param opts? ms.dist.InitOptions
 ---@param more? nil
 ---@return ms.dist.World
 function launch.init(opts, more)
-  if type(opts) == 'string' then -- as init_process_group() has it
+  if type(opts) == 'string' then -- as init_process_group() accepts it
     init_options('dist.init', { backend = opts })
   elseif more ~= nil then
     errors.raise('TypeError', 'dist.init(opts): %s is one argument too many', arguments.noun(more))
@@ -192,8 +193,8 @@ function launch.init(opts, more)
   return init('dist.init', opts)
 end
 
---- init, then `fn(world, ...)`. An error in it ends this process and reaches the other ranks with
---- its message, wherever the script was started.
+--- Call init, then `fn(world, ...)`. An error in fn ends this process and is reported to the other
+--- ranks.
 ---@param opts ms.dist.InitOptions?
 ---@param fn fun(world: ms.dist.World, ...): ...
 ---@return ...
@@ -210,17 +211,17 @@ function launch.run(opts, fn, ...)
   return unpack(results, 2, table.maxn(results))
 end
 
---- Run `fn(rank, world_size, ...)` on `n` forked ranks and wait for them. CommError names the rank
---- that failed first, and what it raised. A SIGINT, SIGTERM or SIGHUP that reached this process
---- meanwhile asks the ranks to stop; when they have ended it is raised again here, so that the
---- script does not go on as if nothing had been asked: it ends, unless it handles the signal.
---- RuntimeError in a rank, also where `moonshard run` started it.
+--- Run `fn(rank, world_size, ...)` on `n` forked ranks and wait for them. CommError gives the first
+--- rank that failed and its error. If this process receives SIGINT, SIGTERM or SIGHUP meanwhile,
+--- the ranks are asked to stop; when they have ended, the signal is raised again in this process,
+--- which ends the script unless it handles the signal. RuntimeError if this process is a rank
+--- itself, also one of `moonshard run`.
 ---@param n integer
 ---@param fn fun(rank: integer, world_size: integer, ...)
 function launch.spawn(n, fn, ...)
   check_ranks('dist.spawn', n)
   arguments.fn('dist.spawn', 'fn', fn)
-  look() -- what a launcher started is a rank of its job and starts none
+  look() -- a launcher's rank must not start ranks
   local job = fork(n)
   if not job then
     C.ms_dist_exit(xpcall(fn, uncaught.tell, rank_out[0], n, ...) and 0 or 1)
@@ -232,7 +233,7 @@ function launch.spawn(n, fn, ...)
   end
 end
 
---- End this process with `code`; the launcher ends with it when it is the first that is not 0.
+--- End this process with `code`. The launcher exits with the first code that is not 0.
 ---@param code? integer  0 to 255, default 0
 function launch.exit(code)
   code = arguments.whole('dist.exit', 'code', code, 0, 0)
@@ -243,8 +244,7 @@ function launch.exit(code)
   C.ms_dist_exit(code)
 end
 
---- Leave the group of ranks; later collectives are errors, and what this rank does then is compared
---- with nothing.
+--- Leave the job. Later collectives raise errors, and values of this rank are no longer compared.
 function launch.leave()
   B.check(C.ms_dist_leave())
 end
@@ -253,7 +253,7 @@ end
 
 local catching = false
 
---- From now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 only set what stop_requested() tells.
+--- From now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 only make stop_requested() return them.
 function launch.catch_signals()
   if not catching then
     catching = true
@@ -261,9 +261,9 @@ function launch.catch_signals()
   end
 end
 
---- Did one of the signals of catch_signals() reach any rank? Collective; all ranks get the same
---- answer. Groups ask side by side: a signal that one has been told of, the others are told of when
---- they ask next.
+--- Did any rank receive one of the signals of catch_signals()? Collective; all ranks get the same
+--- answer. Groups ask independently: a signal that one group has seen is returned to others at
+--- their next call.
 ---@param group? ffi.cdata*
 ---@return integer?  the signal's number, or nil
 function launch.stop_requested(group)

@@ -1,4 +1,4 @@
---- Who is in a group of ranks, for texts and comparisons.
+--- Members of a group of ranks, for messages and comparisons.
 
 local B = require 'moonshard_ffi'
 local parameter = require 'moonshard_ffi.parameter'
@@ -7,7 +7,7 @@ local C = B.C
 
 local members = {}
 
---- Their ranks in the job, by their places in the group; of a fake group 0, 1, ...
+--- The members' ranks in the job, ordered by rank in the group; for a fake group 0, 1, ...
 ---@param group ms.dist.Group
 ---@return integer[]
 function members.list(group)
@@ -20,7 +20,7 @@ function members.list(group)
   return list
 end
 
-local SHOWN = 16 -- of more, the first and the last
+local SHOWN = 16 -- of more members only the first and the last are listed
 
 --- Number of ranks.
 ---@param group ms.dist.Group
@@ -40,7 +40,7 @@ function members.text(group)
   return table.concat(list, ', ') .. (C.ms_comm_is_fake(group) and ' of a fake group' or '')
 end
 
---- Have they the same ranks at the same places? A fake group's are nobody else's.
+--- Have the groups the same members in the same order? A fake group equals only itself.
 ---@param a ms.dist.Group
 ---@param b ms.dist.Group
 ---@return boolean
@@ -53,9 +53,9 @@ function members.same(a, b)
   return table.concat(members.list(a), ' ') == table.concat(members.list(b), ' ')
 end
 
---- The group over which parameters are sharded, nil if none is; of several the largest, and
+--- The group over which parameters are sharded, or nil. If there are several: the largest, and
 --- another one.
----@param params ms.Tensor[]  other values are passed over
+---@param params ms.Tensor[]  values that are not tensors are ignored
 ---@return ms.dist.Group? group, ms.dist.Group? another
 function members.of(params)
   local group, another

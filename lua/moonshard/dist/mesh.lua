@@ -1,10 +1,10 @@
---- Meshes: the ranks of a job laid out in dimensions, and the groups along these.
+--- Device meshes: the ranks of a job arranged in dimensions, and the groups along them.
 ---
 ---   local mesh = ms.dist.init_device_mesh('cpu', { 2, 4 }, { mesh_dim_names = { 'dp', 'tp' } })
 ---   local model = fsdp.FSDP(m, { device_mesh = mesh['dp'] }) -- ranks 0 and 4, 1 and 5, ...
 ---
---- Dimensions count from 1, ranks and coordinates, which are ranks along a dimension, from 0; the
---- last dimension runs fastest.
+--- Dimensions count from 1. Ranks and coordinates (ranks along a dimension) count from 0. The last
+--- dimension varies fastest.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -24,7 +24,7 @@ local DeviceMesh = {}
 
 local metatable = {}
 
--- The dimension that a number or a name means.
+-- The index of a dimension given as a number or a name.
 local function dimension(mesh, what, dim)
   if type(dim) == 'string' then
     for d, name in ipairs(mesh.mesh_dim_names or {}) do
@@ -50,21 +50,21 @@ local function only_dimension(mesh, what, dim)
   return dimension(mesh, what, dim or 1)
 end
 
---- The group of the ranks that differ from this one along one dimension alone.
----@param mesh_dim? integer|string  may be left out where there is one
+--- The group of ranks whose coordinates differ from this rank's in one dimension only.
+---@param mesh_dim? integer|string  required if there is more than one
 ---@return ms.dist.Group|false group  false on a rank that is outside the mesh
 function DeviceMesh:get_group(mesh_dim)
   return self._groups[only_dimension(self, 'get_group', mesh_dim)]
 end
 
---- The groups of all its dimensions, in order.
+--- The groups of all dimensions, in order.
 ---@return (ms.dist.Group|false)[]
 function DeviceMesh:get_all_groups()
   return { unpack(self._groups) }
 end
 
---- This rank's place along a dimension.
----@param mesh_dim? integer|string  may be left out where there is one
+--- This rank's coordinate along a dimension.
+---@param mesh_dim? integer|string  required if there is more than one
 ---@return integer  from 0
 function DeviceMesh:get_local_rank(mesh_dim)
   local d = only_dimension(self, 'get_local_rank', mesh_dim)
@@ -74,19 +74,19 @@ function DeviceMesh:get_local_rank(mesh_dim)
   return self._coordinate[d]
 end
 
---- This rank's places along all dimensions.
+--- This rank's coordinates along all dimensions.
 ---@return integer[]?  from 0; nil on a rank that is outside the mesh
 function DeviceMesh:get_coordinate()
   return self._coordinate and { unpack(self._coordinate) } or nil
 end
 
---- This rank in the job.
+--- This rank's number in the job.
 ---@return integer  from 0
 function DeviceMesh:get_rank()
   return C.ms_comm_rank(B.world())
 end
 
---- How many ranks it has, or has along a dimension.
+--- Number of ranks in the mesh, or along a dimension.
 ---@param mesh_dim? integer|string
 ---@return integer
 function DeviceMesh:size(mesh_dim)
@@ -107,7 +107,7 @@ local function new(fields)
   return setmetatable(fields, metatable)
 end
 
--- Where a rank stands in a mesh of that shape; nil behind its last one.
+-- The coordinates of a rank in a mesh of that shape; nil if the rank is outside.
 local function coordinate_of(rank, shape)
   local coordinate = {}
   for d = #shape, 1, -1 do
@@ -117,7 +117,7 @@ local function coordinate_of(rank, shape)
   return rank == 0 and coordinate or nil
 end
 
--- The group along dimension d. Ranks that agree in all other places have one color.
+-- The group along dimension d. Ranks with equal coordinates in all other dimensions share a color.
 local function group_along(world, coordinate, shape, d)
   local color = -1
   if coordinate then
@@ -172,7 +172,7 @@ end
 
 -- -- parts ----------------------------------------------------------------------------------------
 
--- The mesh of some of its dimensions, which this rank is in.
+-- The submesh of some dimensions that contains this rank.
 local function part(mesh, names)
   local fields = {
     device_type = mesh.device_type, shape = {}, mesh_dim_names = {}, _groups = {},
@@ -182,7 +182,7 @@ local function part(mesh, names)
   for i, name in ipairs(names) do
     local d = dimension(mesh, 'mesh[...]', arguments.text('mesh[...]', 'mesh_dim_names', name))
     if d <= last then
-      errors.raise('KeyError', "mesh[...]: '%s' stands behind a later dimension; Mesh dims order "
+      errors.raise('KeyError', "mesh[...]: '%s' comes after a later dimension; Mesh dims order "
         .. 'is {%s}', name, table.concat(mesh.mesh_dim_names, ', '))
     end
     last = d
@@ -200,7 +200,7 @@ local FIELDS = {
   'mesh_dim_names', 'ndim', 'shape', 'size',
 }
 
--- mesh['dp'], mesh[{ 'dp', 'tp' }], and methods.
+-- Implements mesh['dp'], mesh[{ 'dp', 'tp' }] and methods.
 function metatable.__index(mesh, key)
   if DeviceMesh[key] then
     return DeviceMesh[key]
@@ -215,7 +215,7 @@ function metatable.__index(mesh, key)
   if type(key) == 'table' and #key > 0 then
     return part(mesh, key)
   elseif type(key) ~= 'string' then
-    errors.raise('TypeError', 'mesh[...]: %s is no name of a dimension', arguments.noun(key))
+    errors.raise('TypeError', 'mesh[...]: %s is not the name of a dimension', arguments.noun(key))
   end
   local parts = mesh._parts
   parts[key] = parts[key] or part(mesh, { key })
@@ -242,10 +242,11 @@ function mesh_module.is(value)
   return type(value) == 'table' and getmetatable(value) == metatable
 end
 
---- Lay the job's first ranks out as a mesh, and make the groups along its dimensions. Collective
---- over all ranks of the job, also those outside of the mesh. The groups last as long as the job.
----@param device_type string  'cpu', or the device of this process
----@param mesh_shape integer[]  whose product is at most the number of ranks
+--- Arrange the job's first ranks as a mesh and make the groups along its dimensions. Collective
+--- over all ranks of the job, including those outside the mesh. The groups exist until the job
+--- ends.
+---@param device_type string  'cpu' or the device of this process
+---@param mesh_shape integer[]  its product is at most the number of ranks
 ---@param opts? { mesh_dim_names?: string[] }
 ---@return ms.dist.DeviceMesh
 function mesh_module.init_device_mesh(device_type, mesh_shape, opts)

@@ -1,4 +1,4 @@
---- Messages between two ranks of a group. ms.dist has them.
+--- Point-to-point messages between two ranks of a group. They are part of ms.dist.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -14,10 +14,10 @@ local messages = {}
 local message_out, done_out = B.new('ms_message *[1]'), B.new('bool[1]')
 
 ---@class ms.dist.MessageOptions
----@field tag? integer  compared with the other side's, default 0
----@field async_op? boolean  return a handle; the tensor is the message's until it is finished
+---@field tag? integer  must equal the other side's, default 0
+---@field async_op? boolean  return a handle; do not use the tensor until the message is finished
 
--- What a handle asks. It keeps the group.
+-- The handle's view of a message. It keeps the group alive.
 local function handle_of(message, group)
   return {
     group = group,
@@ -35,7 +35,7 @@ local function checked(what, opts)
   return arguments.whole(what, 'tag', opts.tag, 0, 0), opts.async_op
 end
 
--- A handle, or the other rank's place once the message is finished.
+-- A handle, or the other rank once the message is finished.
 local function finish(async, group)
   local message = B.gc(message_out[0], C.ms_message_free)
   if async then
@@ -45,11 +45,11 @@ local function finish(async, group)
   return C.ms_message_peer(message)
 end
 
---- Send a tensor to one rank. Messages of a pair of ranks arrive in the order of their calls,
---- beside the collectives. Returns when the tensor may change; CommError where the other rank
---- leaves without having received it.
+--- Send a tensor to one rank. Messages between two ranks arrive in the order of their calls,
+--- independently of collectives. Returns when the tensor may be changed. CommError if the other
+--- rank leaves without receiving it.
 ---@param t ms.Tensor  contiguous
----@param dst integer  the rank's place in the group
+---@param dst integer  rank in the group
 ---@param group? ms.dist.Group
 ---@param opts? ms.dist.MessageOptions
 ---@return ms.dist.Work?  with async_op
@@ -63,13 +63,12 @@ function messages.send(t, dst, group, opts)
   return async and result or nil
 end
 
---- Receive a tensor. CommError on both ranks where dtype, number of elements or tag are not the
---- sender's.
+--- Receive a tensor. CommError on both ranks if dtype, number of elements or tag differ.
 ---@param t ms.Tensor  contiguous; written
----@param src? integer  the sender's place in the group, default: any rank
+---@param src? integer  the sender's rank in the group (default: any)
 ---@param group? ms.dist.Group
 ---@param opts? ms.dist.MessageOptions
----@return integer|ms.dist.Work  the sender's place, or with async_op a handle whose result it is
+---@return integer|ms.dist.Work  the sender's rank; with async_op a handle whose result it is
 function messages.recv(t, src, group, opts)
   src, group, opts = validate.tail('recv', src, group, opts)
   local tag, async = checked('recv', opts)
@@ -78,7 +77,7 @@ function messages.recv(t, src, group, opts)
   return finish(async, group)
 end
 
--- The same with async_op.
+-- The function `name` with async_op = true.
 local function asynchronous(name)
   return function(t, peer, group, opts)
     peer, group, opts = validate.tail('i' .. name, peer, group, opts)

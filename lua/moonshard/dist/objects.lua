@@ -1,5 +1,5 @@
---- Values of Lua between ranks: numbers, strings, booleans and nested tables, as text that does not
---- depend on the machine.
+--- Exchange of Lua values between ranks: numbers, strings, booleans and nested tables, encoded as
+--- text that does not depend on the machine.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -13,7 +13,7 @@ local C, calls = B.C, B.calls
 
 local objects = {}
 
-local DEEPEST = 100 -- tables in tables; a table that holds itself is deeper
+local DEEPEST = 100 -- nesting of tables; a cyclic table exceeds it
 
 -- -- encoding ------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ end
 
 local SPECIAL = { ['nan'] = 0 / 0, ['inf'] = math.huge, ['-inf'] = -math.huge }
 
--- The value at a place of a text, and the place behind it.
+-- Decode the value at position `at`. Returns it and the position after it.
 local function decode(text, at)
   local tag = text:sub(at, at)
   if tag == 'n' then
@@ -131,14 +131,14 @@ local function read(tensor, n)
   return values
 end
 
--- Lengths of all ranks' texts, by rank.
+-- Lengths of the encoded values, by rank.
 local function lengths(group, what, n)
   local own, all = B.new('double[1]', n), B.new('double[?]', C.ms_comm_size(group))
   B.check(C.ms_comm_exchange(group, what, own, 1, all))
   return all
 end
 
--- What a fake group's other members would send is not there.
+-- Raise for a fake group: other members would have to send values.
 local function check_real(what, group)
   if C.ms_comm_is_fake(group) then
     errors.raise('RuntimeError', '%s: a fake group has no other ranks to exchange values with',
@@ -146,9 +146,10 @@ local function check_real(what, group)
   end
 end
 
---- Rank `root`'s value on every rank: numbers, strings, booleans, nil, and plain tables of them.
----@param value any  used on `root` alone
----@param root? integer  its place in the group, default 0
+--- Copy rank `root`'s value to every rank: numbers, strings, booleans, nil, and plain tables of
+--- them.
+---@param value any  used only on `root`
+---@param root? integer  rank in the group, default 0
 ---@param group? ms.dist.Group
 ---@return any
 function objects.broadcast_object(value, root, group)
@@ -170,8 +171,8 @@ function objects.broadcast_object(value, root, group)
   end)
 end
 
---- Every rank's value on every rank, in a table by place from 1; `n` is the number of ranks, since
---- a value may be nil.
+--- Gather every rank's value on every rank, in a table by rank + 1. `n` is the number of ranks,
+--- because a value may be nil.
 ---@param value any  numbers, strings, booleans, nil, and plain tables of them
 ---@param group? ms.dist.Group
 ---@return { n: integer, [integer]: any }

@@ -1,4 +1,4 @@
---- Collectives with a root, or with a part for each rank. ms.dist has them.
+--- Collectives with a root, or with a chunk for each rank. They are part of ms.dist.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -14,7 +14,7 @@ local C, calls = B.C, B.calls
 
 local parts = {}
 
--- The parts of a scatter in one tensor.
+-- The chunks of a scatter in one tensor.
 local function joined(what, list, size)
   if type(list) ~= 'table' then
     return arguments.tensor(what, 'scatter_list', list)
@@ -30,11 +30,11 @@ local function joined(what, list, size)
   return ops.cat(flat, 1)
 end
 
---- Rank `root`'s parts, one for each rank, into `out`.
+--- Scatter rank `root`'s chunks, one for each rank, into `out`.
 ---@param out ms.Tensor  (n)
----@param scatter_list? ms.Tensor[]|ms.Tensor  W tensors of n elements or one of W * n; used on
----  `root` alone
----@param root? integer  its place in the group, default 0
+---@param scatter_list? ms.Tensor[]|ms.Tensor  W tensors of n elements or one of W * n; used only
+---  on `root`
+---@param root? integer  rank in the group, default 0
 ---@param group? ms.dist.Group
 ---@param opts? { async_op?: boolean }
 ---@return ms.Tensor out
@@ -54,9 +54,9 @@ function parts.scatter(out, scatter_list, root, group, opts)
   return work.of(async, out)
 end
 
---- Every rank's tensor on rank `root`.
+--- Gather every rank's tensor on rank `root`.
 ---@param t ms.Tensor  contiguous
----@param root? integer  its place in the group, default 0
+---@param root? integer  rank in the group, default 0
 ---@param group? ms.dist.Group
 ---@param opts? { async_op?: boolean }
 ---@return ms.Tensor[]? list  by rank; nil on other ranks
@@ -81,9 +81,10 @@ function parts.gather(t, root, group, opts)
   end))
 end
 
---- Reduce in place on rank `root`, with the bits of all_reduce(); other ranks keep their tensor.
+--- Reduce in place on rank `root`, with the bits of all_reduce(); other ranks' tensors do not
+--- change.
 ---@param t ms.Tensor
----@param root? integer  its place in the group, default 0
+---@param root? integer  rank in the group, default 0
 ---@param reduction? ms.dist.Reduction  default 'sum'
 ---@param group? ms.dist.Group
 ---@param opts? { async_op?: boolean }
@@ -100,8 +101,8 @@ function parts.reduce(t, root, reduction, group, opts)
   return work.of(async, t)
 end
 
---- Tensor i to rank i - 1: gives the tensors for this rank, by rank. First sizes may differ, the
---- others may not.
+--- Send tensor i to rank i - 1; returns the received tensors by rank. First sizes may differ, other
+--- sizes must be equal.
 ---@param list ms.Tensor[]  one for each rank
 ---@param group? ms.dist.Group
 ---@param opts? { async_op?: boolean }
@@ -114,9 +115,9 @@ function parts.all_to_all(list, group, opts)
   return work.of(async, autograd.no_grad(functional.all_to_all, list, group))
 end
 
---- Rows (dimension 1) of `input` to each rank, rows of `out` from each, in rank order; in equal
---- parts, or with the sizes of both sides. CommError on all ranks, which may go on, where a rank
---- sends another number of rows than is expected.
+--- Send rows (dimension 1) of `input` to each rank and receive rows of `out` from each, in rank
+--- order: equal numbers, or those of the split sizes. CommError on all ranks if a rank sends
+--- another number of rows than expected; the ranks may continue after it.
 ---@param out ms.Tensor
 ---@param input ms.Tensor
 ---@param output_split_sizes? integer[]  by rank

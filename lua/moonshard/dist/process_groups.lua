@@ -1,4 +1,4 @@
---- Groups by the names that torch.distributed has for them. Ranks count from 0, as everywhere.
+--- Process groups under torch.distributed's names. Ranks count from 0.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -12,7 +12,7 @@ local C = B.C
 
 local process_groups = {}
 
---- Those of the job's ranks that are `wanted`, in the order of the job.
+--- Check that `wanted` lists distinct ranks of the job; returns them in the job's order.
 local function checked_ranks(wanted, world_size)
   local ranks, seen = {}, {}
   if #wanted == 0 then
@@ -24,7 +24,7 @@ local function checked_ranks(wanted, world_size)
       errors.raise('ValueError', "new_group: ranks[%d] is %.17g; the new group's rank should be "
         .. 'within the world size, which is %d', i, rank, world_size)
     elseif seen[rank] then
-      errors.raise('ValueError', 'new_group: rank %d stands twice', rank)
+      errors.raise('ValueError', 'new_group: rank %d is listed twice', rank)
     end
     seen[rank], ranks[i] = true, rank
   end
@@ -32,14 +32,14 @@ local function checked_ranks(wanted, world_size)
   return ranks, seen
 end
 
---- A group of some ranks of the job, in the job's order whatever that of the list. Collective over
---- all ranks of the job, with one list. It lasts until destroy_process_group(), or
---- until nothing uses it.
+--- Make a group of some ranks of the job. Its order is the job's, not the list's. Collective over
+--- all ranks of the job, which must pass the same list. The group exists until
+--- destroy_process_group(), or until it is no longer used.
 ---
 ---   local even = ms.dist.new_group { 0, 2 } -- false on ranks 1 and 3
 ---
----@param ranks? integer[]  in the job, from 0; default: all
----@return ms.dist.Group|false group  false: this rank is none of them
+---@param ranks? integer[]  ranks of the job, from 0; default: all
+---@return ms.dist.Group|false group  false if this rank is not a member
 function process_groups.new_group(ranks)
   local world = B.world()
   local rank = C.ms_comm_rank(world)
@@ -51,14 +51,14 @@ function process_groups.new_group(ranks)
   return B.make_group(C.ms_comm_split, world, has[rank] and 0 or -1, rank)
 end
 
---- End a group: it goes, and with it the memory and descriptor that its ranks share, when no model
---- or loader on this rank holds it any more; they may use it until then. Not collective,
---- but what another rank calls in it after this one has let it go is an error. Without a group, or
---- with that of all ranks, this rank leaves the job: dist.leave().
----@param group? ms.dist.Group|false  false: of others, nothing to end here
+--- Destroy a group. Models and loaders on this rank that use it may continue; its shared memory and
+--- descriptor are freed when they are gone. Not collective, but a call in the group by another rank
+--- raises an error after that. Without a group, or with the group of all ranks, this rank leaves
+--- the job: dist.leave().
+---@param group? ms.dist.Group|false  false (this rank is not a member): no effect
 function process_groups.destroy_process_group(group)
   if group == false then
-    return -- this rank is none of its members
+    return -- this rank is not a member
   elseif group == nil or validate.group('destroy_process_group', group) == B.world() then
     B.check(C.ms_dist_leave())
   else
@@ -66,14 +66,14 @@ function process_groups.destroy_process_group(group)
   end
 end
 
--- That of all ranks when none is given; nil for one that this rank is not in.
+-- The given group, or that of all ranks; nil if this rank is not a member.
 local function own_group(what, group)
   if group ~= false then
     return validate.group(what, group)
   end
 end
 
---- This rank's place in a group; -1 in one that it is not in.
+--- This rank's number in a group; -1 if it is not a member.
 ---@param group? ms.dist.Group|false  default: all ranks
 ---@return integer  from 0
 function process_groups.get_rank(group)
@@ -81,7 +81,7 @@ function process_groups.get_rank(group)
   return own and C.ms_comm_rank(own) or -1
 end
 
---- How many ranks a group has; -1 for one that this rank is not in.
+--- Number of ranks in a group; -1 if this rank is not a member.
 ---@param group? ms.dist.Group|false  default: all ranks
 ---@return integer
 function process_groups.get_world_size(group)
@@ -89,14 +89,14 @@ function process_groups.get_world_size(group)
   return own and C.ms_comm_size(own) or -1
 end
 
---- The ranks of a group as the job counts them, by their places in the group.
+--- The members' ranks in the job, ordered by rank in the group.
 ---@param group? ms.dist.Group  default: all ranks
 ---@return integer[]
 function process_groups.get_process_group_ranks(group)
   return members.list(validate.group('get_process_group_ranks', group))
 end
 
---- The rank in the job of the one that has a place in a group.
+--- Convert a rank in a group to its rank in the job.
 ---@param group? ms.dist.Group  default: all ranks
 ---@param group_rank integer  from 0
 ---@return integer
@@ -107,7 +107,7 @@ function process_groups.get_global_rank(group, group_rank)
     'Group rank %.17g is not part of group %s', group_rank, tostring(group))
 end
 
---- The place in a group of a rank of the job.
+--- Convert a rank in the job to its rank in a group.
 ---@param group? ms.dist.Group  default: all ranks
 ---@param global_rank integer  from 0
 ---@return integer
@@ -131,18 +131,18 @@ local function int32(what, name, value, default, least)
   return value
 end
 
---- Divide a group: those of its ranks that give the same color form a group of their own, ordered
---- by key and, where keys are equal, as before. Collective over the group that is divided. What
---- comes back is what fsdp.FSDP takes as `process_group`; it lasts until destroy_process_group(),
---- or until nothing uses it. Errors name ranks by their rank in the job.
+--- Split a group: ranks that pass the same color form a new group, ordered by key and then by their
+--- old order. Collective over the group. The result can be passed to fsdp.FSDP as `process_group`.
+--- It exists until destroy_process_group(), or until it is no longer used. Errors give ranks as
+--- numbers in the job.
 ---
 ---   local pair = ms.dist.split(world.rank % 2) -- ranks 0 and 2, ranks 1 and 3
 ---   local model = fsdp.FSDP(module, { process_group = pair })
 ---
----@param color integer  below 0: this rank joins none
+---@param color integer  negative: this rank joins no group
 ---@param key? integer  default 0
----@param group? ms.dist.Group  the group that is divided, default: all ranks
----@return ms.dist.Group|false group  false for a color below 0: no collective takes it
+---@param group? ms.dist.Group  the group to split, default: all ranks
+---@return ms.dist.Group|false group  false for a negative color; collectives do not accept it
 function process_groups.split(color, key, group)
   if type(color) ~= 'number' then
     arguments.refuse('dist.split', 'color', color, 'a whole number (-1: this rank joins none)')
@@ -154,21 +154,21 @@ end
 
 ---@class ms.dist.FakeOptions
 ---@field rank? integer  from 0, default 0
----@field world integer  how many ranks
+---@field world integer  number of ranks
 
---- A group of any number of ranks of which this one is there and no other: every member holds what
---- this rank holds, and has done what it would have to do. A model that is sharded over it (as
---- `process_group`) is planned and steps as on that rank of so many, and holds as many bytes; what
---- it computes means nothing. Memory that the ranks of a host share is counted whole and taken in
---- part. It cannot be divided; checkpoints need the other ranks. A process that is no rank yet is a
---- world of its own from then on: dist.init comes before.
+--- A simulated group: only this rank exists; every other member is assumed to hold this rank's data
+--- and to have made the same calls. A model sharded over it (as `process_group`) has the plan, the
+--- steps and the memory of this rank in a job of that size; its numerical results are meaningless.
+--- Memory that ranks of a host share is reported in full although only a part is allocated. The
+--- group cannot be split, and checkpoints need the other ranks. A process that is not a rank
+--- becomes a world of its own: call dist.init before.
 ---
 ---   local model = fsdp.FSDP(m, { process_group = ms.dist.fake { rank = 3, world = 1024 } })
 ---
 ---@param opts ms.dist.FakeOptions
----@return ms.dist.Group group  until destroy_process_group(), or until nothing uses it
+---@return ms.dist.Group group  exists until destroy_process_group(), or until it is no longer used
 function process_groups.fake(opts)
-  if type(opts) == 'table' and opts.ranks ~= nil then -- as dist.init has it
+  if type(opts) == 'table' and opts.ranks ~= nil then -- `ranks` is the option of dist.init
     errors.raise('ValueError', "dist.fake: unknown option 'ranks', did you mean 'world'?")
   end
   opts = errors.options('dist.fake', opts, { 'rank', 'world' })

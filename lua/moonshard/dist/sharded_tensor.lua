@@ -1,8 +1,8 @@
---- A tensor of which this rank has a part: what state dicts of type SHARDED_STATE_DICT and
---- LOCAL_STATE_DICT have in place of sharded parameters.
+--- A tensor of which each rank holds a shard. State dicts of type SHARDED_STATE_DICT and
+--- LOCAL_STATE_DICT contain it for sharded parameters.
 ---
---- Of the elements in row-major order this rank has [start, start + length), counted from 1, in
---- `local_tensor` (1-D), which is nil where it has none.
+--- This rank has the elements [start, start + length) in row-major order, counted from 1, in
+--- `local_tensor` (1-D), which is nil if the shard is empty.
 
 local autograd = require 'moonshard.autograd'
 local class = require 'moonshard.base.class'
@@ -15,8 +15,8 @@ local util = require 'moonshard.base.util'
 ---@field start integer  from 1
 ---@field length integer
 ---@field local_tensor ms.Tensor?  (length)
----@field process_group ms.dist.Group  whose ranks have the other parts
----@field replica integer  0, or with hybrid sharding the number of that group
+---@field process_group ms.dist.Group  whose ranks have the other shards
+---@field replica integer  0; with hybrid sharding the number of the group
 local ShardedTensor = class('fsdp.ShardedTensor')
 
 ---@param shape integer[]  of the whole tensor
@@ -24,7 +24,7 @@ local ShardedTensor = class('fsdp.ShardedTensor')
 ---@param start integer  from 1
 ---@param local_tensor ms.Tensor?  1-D
 ---@param group ms.dist.Group
----@param replica? integer  number of the group among those that have equal parts (default 0)
+---@param replica? integer  number of the group among those with equal shards (default 0)
 function ShardedTensor:init(shape, dtype, start, local_tensor, group, replica)
   self._shape, self._dtype = shape, dtype
   self.start, self.local_tensor = start, local_tensor
@@ -43,7 +43,7 @@ function ShardedTensor:dtype()
   return self._dtype
 end
 
---- Elements of the whole tensor.
+--- Number of elements of the whole tensor.
 ---@return integer
 function ShardedTensor:numel()
   return util.product(self._shape)
@@ -66,7 +66,7 @@ local function gathered(self)
   return full:reshape(self._shape)
 end
 
---- The whole tensor, a copy on every rank. Collective in `process_group`.
+--- Gather the whole tensor on every rank. Collective in `process_group`.
 ---@return ms.Tensor
 function ShardedTensor:full_tensor()
   return autograd.no_grad(gathered, self)

@@ -1,11 +1,11 @@
---- Checks the arguments of collectives.
+--- Argument checks of collectives.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
 local writable = require 'moonshard.base.writable'
 
-require 'moonshard.dist.group' -- the methods of what comes in and goes out here
+require 'moonshard.dist.group' -- adds the methods of groups
 
 local C = B.C
 
@@ -17,7 +17,7 @@ local reductions = {
 
 ---@alias ms.dist.Reduction 'sum'|'avg'|'max'|'min'
 
---- The number of a reduction; nil stands for 'sum'.
+--- The code of a reduction; nil means 'sum'.
 ---@param name? ms.dist.Reduction
 ---@return integer
 function validate.reduction(what, name)
@@ -29,22 +29,21 @@ function validate.reduction(what, name)
       name)
 end
 
---- A group; nil: that of all ranks.
+--- Check a group; nil means all ranks.
 ---@param group? ms.dist.Group
 ---@return ms.dist.Group
 function validate.group(what, group)
   return group == nil and B.world() or arguments.group(what, 'group', group)
 end
 
---- An argument that may be left out in front of a group, and the group: `f(t, group)` means what
---- `f(t, nil, group)` does.
+--- Arguments with an optional value before the group: `f(t, group)` means `f(t, nil, group)`.
 ---@generic T
 ---@param value T|ms.dist.Group?
 ---@param group? ms.dist.Group
 ---@return T?, ms.dist.Group
 function validate.and_group(what, value, group)
   if group ~= nil and arguments.is_group(value) and not arguments.is_group(group) then
-    errors.raise('TypeError', '%s: the group stands in front of %s, expected last', what,
+    errors.raise('TypeError', '%s: the group comes before %s, expected last', what,
       arguments.noun(group))
   elseif group == nil and value ~= nil and (value == false or arguments.is_group(value)) then
     value, group = nil, value
@@ -56,8 +55,8 @@ local function is_options(value)
   return type(value) == 'table'
 end
 
---- The same for a function whose last argument is a table of options. Value, group or both may be
---- left out before it.
+--- The same for a function whose last argument is an options table. Value, group or both may be
+--- omitted before it.
 ---@generic T
 ---@return T?, ms.dist.Group, table?
 function validate.tail(what, value, group, opts)
@@ -70,14 +69,14 @@ function validate.tail(what, value, group, opts)
   return value, group, opts
 end
 
---- What a collective writes into, which is not recorded.
+--- Check the tensor that a collective writes into, which must not require grad.
 ---@return ms.Tensor
 function validate.target(what, name, t)
   writable(arguments.tensor(what, name, t), what)
   return t
 end
 
---- Rows by rank as the runtime takes them; nil for none.
+--- Numbers of rows by rank for the runtime; nil if there are none.
 ---@param list? integer[]
 ---@return ffi.cdata*?
 function validate.splits(what, name, list, size)

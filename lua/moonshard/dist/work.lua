@@ -1,7 +1,7 @@
---- Handles of operations with `async_op = true`: torch.distributed's Work.
+--- Handles of operations with `async_op = true`, as torch.distributed's Work.
 ---
---- A collective is finished when the call returns: the ranks that take part wait for each other in
---- it. A message between two ranks goes on in wait(), in is_completed(), and whenever this rank
+--- A collective is finished when the call returns, because its ranks wait for each other in it. A
+--- message between two ranks makes progress in wait(), in is_completed(), and whenever this rank
 --- waits for others.
 
 local class = require 'moonshard.base.class'
@@ -10,13 +10,13 @@ local errors = require 'moonshard.base.errors'
 ---@class ms.dist.Work
 local Work = class 'dist.Work'
 
----@param result any  of the call without async_op
+---@param result any  the result of the call without async_op
 ---@param message? { wait: fun(), is_completed: (fun(): boolean), result: fun(): any }
 function Work:init(result, message)
   self._result, self._message = result, message
 end
 
---- Return when the operation is finished; CommError where a peer failed.
+--- Wait until the operation is finished. CommError if a peer failed.
 ---@return boolean true
 function Work:wait()
   if self._message then
@@ -25,13 +25,13 @@ function Work:wait()
   return true
 end
 
---- Is it finished? Never waits.
+--- Is it finished? Does not wait.
 ---@return boolean
 function Work:is_completed()
   return self._message == nil or self._message.is_completed()
 end
 
---- What the call returns without async_op, once finished.
+--- The result of the call without async_op, once it is finished.
 ---@return any
 function Work:result()
   self:wait()
@@ -43,7 +43,7 @@ end
 
 local work = {}
 
---- Options of a collective.
+--- Check the options of a collective; returns async_op.
 ---@param what string
 ---@param opts? { async_op?: boolean }
 ---@return boolean async_op
@@ -51,7 +51,7 @@ function work.is_async(what, opts)
   return errors.options(what, opts, { async_op = 'flag' }).async_op or false
 end
 
---- What a collective returns.
+--- The return value of a collective: a handle or the result.
 ---@param async boolean
 function work.of(async, result, message)
   if async then

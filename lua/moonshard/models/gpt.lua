@@ -1,5 +1,5 @@
---- A decoder-only transformer with learned positions and a head tied to the token table
---- (GPT-2, Radford et al. 2019).
+--- A decoder-only transformer with learned position embeddings and an output head tied to the token
+--- embedding (GPT-2, Radford et al. 2019).
 ---
 --- Shapes: B rows, T <= context tokens, C width, V vocabulary
 ---         ids (B, T) -> logits (B, T, V), or with targets (B, T) the mean loss ()
@@ -48,15 +48,15 @@ local GPT = Module.extend('models.GPT')
 ---@field layers integer
 ---@field heads integer
 ---@field width integer
----@field context integer  most tokens in a row
----@field dropout? number  after the embeddings and in both branches of every block (default 0)
+---@field context integer  maximum number of tokens in a row
+---@field dropout? number  after the embeddings and in both branches of each block (default 0)
 ---@field bias? boolean  of linear layers and norms (default true)
----@field tie? boolean  the head's weight is the token table (default true)
+---@field tie? boolean  tie the head's weight to the token embedding (default true)
 ---@field dtype? ms.DType  of the master weights (default 'f32')
----@field init? { std?: number }  deviation of the weights (default 0.02)
+---@field init? { std?: number }  standard deviation of the weights (default 0.02)
 
 local DEVIATION = 0.02
-local MOST_LAYERS = 4096 -- far more than anybody trained; each takes objects before it takes memory
+local MOST_LAYERS = 4096 -- a sanity limit: layers are allocated as objects first
 
 local function build(self, opts)
   local deviation = errors.options(self._name .. ' init', opts.init, { std = 'number' }).std
@@ -110,7 +110,7 @@ function GPT:init(opts)
   without_jit.run(build, self, opts)
 end
 
--- 0, 1, ..., T - 1 as i64 (T), kept from call to call.
+-- 0, 1, ..., T - 1 as i64 (T), cached between calls.
 function GPT:_positions_of(length)
   local positions = self._positions[length]
   if not positions then
@@ -121,7 +121,7 @@ function GPT:_positions_of(length)
 end
 
 ---@param ids ms.Tensor  i64 (B, T)
----@param targets? ms.Tensor  i64 (B, T); entries of -100 do not count
+---@param targets? ms.Tensor  i64 (B, T); -100 is ignored
 ---@return ms.Tensor  loss () with targets, else logits (B, T, V)
 function GPT:forward(ids, targets)
   if arguments.tensor('GPT', 'ids', ids):dim() ~= 2 then
@@ -143,7 +143,7 @@ function GPT:forward(ids, targets)
   return ops.cross_entropy(logits, targets)
 end
 
--- A wrapper around a GPT will do; any other module will not.
+-- Accepts a GPT or a wrapper around one.
 local function check_self(what, model)
   if not model.context then
     arguments.refuse(what, 'self', model, 'a GPT')
@@ -151,17 +151,17 @@ local function check_self(what, model)
 end
 
 ---@class ms.models.GPT.GenerateOptions
----@field temperature? number  default 1; 0 takes the likeliest token
----@field top_k? integer  draw among the likeliest only (default: all)
----@field seed? integer  of this call alone: equal seeds give equal text (default: the numbers go on
----  from call to call, beginning with ms.manual_seed())
+---@field temperature? number  default 1; 0 selects the most likely token
+---@field top_k? integer  sample only from the k most likely tokens (default: all)
+---@field seed? integer  for this call; equal seeds give equal text (default: random numbers
+---  continue from call to call, starting at ms.manual_seed())
 ---@field on_token? fun(token: integer)  called with each new token
 
--- Rows are padded to multiples of this, so that few shapes occur; what stands after the last token
--- cannot be seen by it.
+-- Rows are padded to multiples of this, so that few shapes occur. Attention is causal, so padding
+-- does not affect earlier tokens.
 local PAD = 32
 
--- Logits (V) that follow `tokens`.
+-- Logits (V) for the token that follows `tokens`.
 local function next_logits(model, tokens)
   local first = math.max(1, #tokens - model.context + 1)
   local row = util.slice(tokens, first)
@@ -174,7 +174,7 @@ local function next_logits(model, tokens)
   return logits:narrow(2, length, 1):reshape(model.vocab)
 end
 
--- The i-th token of a call.
+-- Draw the i-th token of a call.
 local function drawn(logits, opts, i)
   local temperature, seed = opts.temperature or 1, opts.seed
   if seed == nil and temperature > 0 then
@@ -183,7 +183,7 @@ local function drawn(logits, opts, i)
   return data.sample(logits, temperature, opts.top_k or 0, seed or 0, i)
 end
 
--- Also of models that are none of these and borrow generate.
+-- Checks other models that borrow generate, too.
 local function check_can_continue(model)
   for _, name in ipairs { 'context', 'vocab' } do
     local value = model[name]
@@ -196,12 +196,12 @@ local function check_can_continue(model)
   end
 end
 
---- Continue a row of tokens. With sharded parameters every rank calls this, and all draw alike, if
---- they have one seed and drew as many before; or are given a seed.
---- Another causal model with fields `context` and `vocab` may borrow it:
---- `Net.generate = ms.models.GPT.generate`.
----@param ids integer[]  at least one token, 0-based
----@param n integer  how many to add
+--- Continue a row of tokens. With sharded parameters every rank calls it; all ranks draw the same
+--- tokens if they have the same seed and have drawn the same number before, or pass a seed. Other
+--- causal models with fields `context` and `vocab` may borrow it: `Net.generate =
+--- ms.models.GPT.generate`.
+---@param ids integer[]  at least one token, from 0
+---@param n integer  number of tokens to add
 ---@param opts? ms.models.GPT.GenerateOptions
 ---@return integer[]  the new tokens
 function GPT:generate(ids, n, opts)
@@ -241,9 +241,9 @@ function GPT:generate(ids, n, opts)
   end)
 end
 
---- Floating-point operations of one token's forward and backward: 6 per parameter that is
---- multiplied with it, 6 T C per layer for causal attention (half of the full T x T).
----@param length? integer  tokens in a row (default: the context)
+--- Floating-point operations of forward and backward for one token: 6 for each parameter that it is
+--- multiplied with, and 6 T C per layer for causal attention (half of the full T x T).
+---@param length? integer  tokens in a row (default: context)
 ---@return number
 function GPT:flops_per_token(length)
   check_self('flops_per_token', self)
@@ -255,13 +255,13 @@ function GPT:flops_per_token(length)
   return 6 * multiplied + 6 * self.layers * length * self.width
 end
 
---- Bytes of what forward keeps for backward, at its peak, for `rows` rows of `length` tokens: per
---- token and layer 16 C elements (residual, norm, q k v, attention, residual, norm, 4 C before and
---- 4 C after the activation), statistics of two norms and one log-sum-exp per head; the logits;
---- the temporaries of the last block's backward; and the work space of the largest product.
+--- Peak bytes of what forward keeps for backward, for `rows` rows of `length` tokens. Per token and
+--- layer 16 C elements (residual, norm, q k v, attention, residual, norm, 4 C before and 4 C after
+--- the activation), statistics of two norms and a log-sum-exp for each head; in addition the
+--- logits, the temporaries of the last block's backward, and the work space of the largest product.
 ---@param rows integer
 ---@param length integer
----@param dtype ms.DType  computed in
+---@param dtype ms.DType  of the computation
 ---@return integer
 function GPT:activation_bytes(rows, length, dtype)
   check_self('activation_bytes', self)
@@ -283,4 +283,4 @@ function GPT:extra_repr()
     self.heads, self.width, self.context)
 end
 
-return GPT -- or an FSDP around one, which borrows its methods
+return GPT -- or an FSDP wrapper around one, which borrows its methods

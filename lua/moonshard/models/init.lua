@@ -1,4 +1,4 @@
---- Models ready to train.
+--- Predefined models.
 
 local namespace = require 'moonshard.base.namespace'
 

@@ -1,4 +1,4 @@
---- Activations: functions of each element, and of the elements of one dimension.
+--- Activations: elementwise functions, and functions along one dimension.
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'

@@ -1,5 +1,6 @@
---- Functions around a module's backward. As in PyTorch, a function that changes nothing precedes
---- the forward and another one follows it. Their gradients are those of arguments and results.
+--- Backward hooks of a module. As in PyTorch, an identity function of autograd is applied before
+--- the forward and another one after it; their gradients are those of the arguments and of the
+--- results.
 
 local B = require 'moonshard_ffi'
 local Function = require 'moonshard.autograd.custom_function'
@@ -28,35 +29,36 @@ end
 ---@field post { fn: fun(...) }[]
 ---@field n_in integer  arguments
 ---@field n_out integer  results
----@field from integer[]  places of the arguments that require grad
----@field to integer[]  places of the results that require grad
----@field grad_outputs (ms.Tensor|false)[]?  between the two functions of a backward
+---@field from integer[]  indices of the arguments that require grad
+---@field to integer[]  indices of the results that require grad
+---@field grad_outputs (ms.Tensor|false)[]?  gradients of the results, kept between the two
+---  backward functions
 local Pass = class('nn._BackwardPass')
 
 function Pass:init(module, pre, post)
   self.module, self.pre, self.post = module, pre, post
 end
 
--- The values, of which those that require grad have passed a function that calls `method` with
--- their gradients; and the places of these.
+-- Apply a function to the values that require grad. Its backward calls `method` with their
+-- gradients. Returns the values and the indices of those that require grad.
 local function observed(self, method, values, n)
-  local places, tensors, out = {}, {}, { n = n }
+  local indices, tensors, out = {}, {}, { n = n }
   for i = 1, n do
     out[i] = values[i]
     if B.is_ref(values[i]) and autograd.is_grad_enabled() and values[i]:requires_grad() then
-      places[#places + 1] = i
-      tensors[#places] = values[i]
+      indices[#indices + 1] = i
+      tensors[#indices] = values[i]
     end
   end
-  if #places > 0 then
+  if #indices > 0 then
     for k, t in ipairs { Unchanged.apply(self, method, unpack(tensors)) } do
-      out[places[k]] = t
+      out[indices[k]] = t
     end
   end
-  return out, places
+  return out, indices
 end
 
---- The arguments of forward.
+--- Wrap the arguments of forward.
 ---@param args table
 ---@return table
 function Pass:inputs(args)
@@ -67,7 +69,7 @@ function Pass:inputs(args)
   return args
 end
 
---- The results of forward and its hooks.
+--- Wrap the results of forward and its hooks.
 ---@param results table
 ---@return table
 function Pass:outputs(results)
@@ -76,26 +78,27 @@ function Pass:outputs(results)
   return results
 end
 
-local function spread(n, places, grads)
+local function spread(n, indices, grads)
   local all = { n = n }
   for i = 1, n do
     all[i] = false
   end
-  for k, place in ipairs(places) do
-    all[place] = grads[k] or false
+  for k, index in ipairs(indices) do
+    all[index] = grads[k] or false
   end
   return all
 end
 
-local function picked(places, all)
+local function picked(indices, all)
   local grads = {}
-  for k, place in ipairs(places) do
-    grads[k] = all[place] or nil
+  for k, index in ipairs(indices) do
+    grads[k] = all[index] or nil
   end
-  return unpack(grads, 1, #places)
+  return unpack(grads, 1, #indices)
 end
 
--- What a hook returned, with the number of entries of `all`; without anything `all` itself.
+-- A hook's result as an array with as many entries as `all`. Returns `all` if the hook returned
+-- nil.
 local function replaced(what, name, all, given)
   if given == nil then
     return all
@@ -118,7 +121,7 @@ end
 
 local HOOK, PRE_HOOK = 'Backward hook', 'Backward pre hook'
 
--- No argument requires grad.
+-- Runs the hooks when no argument requires grad.
 local function run_without_inputs(self, grad_outputs)
   if #self.post == 0 then
     return
@@ -137,7 +140,7 @@ local function run_without_inputs(self, grad_outputs)
   end
 end
 
--- Other handles on the tensors among the gradients.
+-- New handles to the tensors among the gradients.
 local function handles(grads)
   local out = { n = grads.n }
   for i = 1, grads.n do
@@ -164,7 +167,7 @@ function Pass:_on_outputs(grads)
   return picked(self.to, all)
 end
 
--- Without gradients of the results, these did not come through the module.
+-- grad_outputs is nil if backward did not reach the results: the gradients pass unchanged.
 function Pass:_on_inputs(grads)
   local kept = self.grad_outputs
   if not kept then

@@ -1,9 +1,9 @@
---- The base of batch normalisations (arXiv:1502.03167): each channel, which is dimension 2, has the
---- mean and the variance of all samples and positions of the batch.
+--- The base of batch normalisations (arXiv:1502.03167). Mean and variance are taken for each
+--- channel (dimension 2) over all samples and positions of the batch.
 ---
---- While it trains it normalises by the mean and biased variance of the batch, and moves
---- running_mean and running_var (the unbiased one) towards them by `momentum`. In evaluation it
---- takes the running ones. Narrow dtypes are computed in f32.
+--- In training mode it normalises by the mean and biased variance of the batch, and moves
+--- running_mean and running_var (unbiased) towards them by `momentum`. In evaluation mode it uses
+--- the running values. f16 and bf16 are computed in f32.
 ---
 --- Shapes: x (N, C, ...)  weight, bias, running_mean, running_var (C)  num_batches_tracked i64 ()
 
@@ -36,10 +36,11 @@ BatchNorm._settings = { 'eps', 'momentum' }
 ---@class ms.nn.BatchNorm.Options
 ---@field eps? number  default 1e-5
 ---@field momentum? number|false  weight of a new batch in the running values (default 0.1); false:
----                              they are averages over all batches so far
+---  running values are averages over all batches
 ---@field affine? boolean  learn weight and bias (default true)
 ---@field bias? boolean  with affine, learn a bias (default true)
----@field track_running_stats? boolean  default true; false: evaluation too normalises by the batch
+---@field track_running_stats? boolean  default true; false: evaluation also normalises by the
+---  batch
 ---@field dtype? ms.DType
 
 BatchNorm.options = {
@@ -79,7 +80,7 @@ function BatchNorm:init(num_features, opts)
   end
 end
 
--- Of (C) tensors: the shape (1, C, 1, ...) that broadcasts against x.
+-- Reshape a (C) tensor to (1, C, 1, ...), which broadcasts against x.
 local function channels(t, x)
   local shape = { 1, -1 }
   for d = 3, x:dim() do
@@ -96,7 +97,8 @@ local function all_but_channels(x)
   return over
 end
 
--- Update the running values in place, as PyTorch does. An empty batch counts, and moves none.
+-- Update the running values in place. As in PyTorch, an empty batch is counted but changes no
+-- value.
 local function track(self, mean, variance, n)
   self.num_batches_tracked:add_(1)
   if n == 0 then
@@ -110,7 +112,7 @@ local function track(self, mean, variance, n)
   move(self.running_var, variance * (n / (n - 1)))
 end
 
--- How many values a channel has.
+-- The number of values of a channel. ValueError if training has only one.
 local function check_count(self, x)
   local n = x:numel() / math.max(self.num_features, 1)
   if self.training and n == 1 then
@@ -120,13 +122,13 @@ local function check_count(self, x)
   return n
 end
 
--- Of an empty batch 0: NaN would reach the gradients of the parameters.
+-- The mean of an empty batch is 0: NaN would reach the gradients of the parameters.
 local function mean_of(x, over)
   return x:numel() > 0 and x:mean(over, true) or x:sum(over, true)
 end
 
---- Mean and biased variance of each channel in a batch, the batch less its mean, and over how many
---- values each went. Those of other ranks count in SyncBatchNorm.
+--- Mean and biased variance of each channel, the batch minus its mean, and the number of values of
+--- each channel. SyncBatchNorm includes the batches of other ranks.
 ---@param x ms.Tensor
 ---@return ms.Tensor mean, ms.Tensor variance, ms.Tensor centred, integer n
 function BatchNorm:_statistics(x)
@@ -148,14 +150,14 @@ local function check_input(self, x)
   end
 end
 
---- Are the statistics of a batch those of this rank alone?
+--- True if the statistics are computed from this rank's batch alone.
 function BatchNorm._is_local()
   return true
 end
 
 local LEAST_PLANE = 8 -- elements of a sample's channel from which one kernel is faster
 
--- Normalise by one kernel.
+-- Normalise with the fused kernel.
 local function normalise(self, x)
   if self.training or not self.running_mean then
     local n = check_count(self, x)

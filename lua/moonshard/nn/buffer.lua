@@ -1,15 +1,14 @@
---- Values of declared buffers: what replaces them, and mixed precision that keeps them in another
+--- Values of declared buffers: assignment, and mixed precision that computes with a copy in another
 --- dtype.
 ---
---- The cast tensor is what the module computes with. Until something writes into it, or puts one of
---- its dtype in its place, the tensor it was cast from says its value exactly; afterwards the cast
---- one does.
+--- The module computes with the cast tensor. The original tensor keeps the exact value until the
+--- cast tensor is written to or replaced; from then on the cast tensor holds the value.
 
 local B = require 'moonshard_ffi'
 local parameter = require 'moonshard_ffi.parameter'
 local scope = require 'moonshard.base.scope'
 
----@class ms.nn.Buffer  a declaration
+---@class ms.nn.Buffer  a declared buffer
 ---@field module ms.nn.Module
 ---@field name string
 ---@field persistent boolean  part of state dicts
@@ -17,25 +16,24 @@ local scope = require 'moonshard.base.scope'
 local Buffer = {}
 Buffer.__index = Buffer
 
----@class ms.nn.BufferValue  never changed
----@field tensor ms.Tensor  what the field shows
+---@class ms.nn.BufferValue  immutable
+---@field tensor ms.Tensor  the value of the module's field
 ---@field cast? ms.nn.BufferCast
 
----@class ms.nn.BufferCast  of what is computed with in another dtype than it was `declared` in
+---@class ms.nn.BufferCast  a buffer in another dtype than its `declared` one
 ---@field dtype ms.DType
 ---@field declared ms.DType
----@field original? ms.Tensor  what says the value as long as the tensor has this ...
----@field version? integer
+---@field original? ms.Tensor  the exact value while the version of the cast tensor is ...
+---@field version? integer  ... this one
 
---- Let the field show this value.
+--- Set the module's field to this value.
 ---@param value ms.nn.BufferValue
 function Buffer:show(value)
   self.value = value
   rawset(self.module, self.name, value.tensor)
 end
 
--- The value of a tensor that says the same as another one of another dtype, as long as it is not
--- written to.
+-- A value cast from `original`, which is exact until `tensor` is written to.
 local function cast_value(tensor, original)
   return {
     tensor = tensor,
@@ -46,7 +44,7 @@ local function cast_value(tensor, original)
   }
 end
 
---- Give a module a buffer.
+--- Declare a buffer of a module.
 ---@param module ms.nn.Module
 ---@param name string
 ---@param tensor ms.Tensor
@@ -60,8 +58,7 @@ function Buffer.declare(module, name, tensor, persistent)
   return self
 end
 
---- Put another tensor behind the buffer: from now on that one says the value. One in the dtype of a
---- cast, as a forward makes it, is the buffer in that dtype.
+--- Replace the tensor of the buffer. A tensor in the dtype of the cast becomes the cast tensor.
 ---@param tensor ms.Tensor
 function Buffer:replace(tensor)
   local value, before = self.value, self.value.cast
@@ -74,7 +71,7 @@ function Buffer:replace(tensor)
   self:show(value)
 end
 
---- Let the module compute with a cast copy of the buffer from now on.
+--- Compute with a cast copy of the buffer from now on.
 ---@param dtype ms.DType
 function Buffer:cast(dtype)
   local value = self.value
@@ -83,21 +80,21 @@ function Buffer:cast(dtype)
   end
 end
 
---- Let the module compute with the buffer in the dtype it was declared in, until the next cast.
+--- Compute with the buffer in its declared dtype until the next cast.
 function Buffer:restore()
   if self.value.cast then
     self:show({ tensor = scope.keep(self:uncast()) })
   end
 end
 
---- The buffer in another dtype from now on, for good, as if it had been declared in that.
----@param tensor ms.Tensor  its value in that dtype
+--- Change the declared dtype of the buffer.
+---@param tensor ms.Tensor  the value in the new dtype
 function Buffer:recast(tensor)
   self:show({ tensor = scope.keep(tensor) })
 end
 
---- The buffer in the dtype it was declared in.
----@return ms.Tensor  shares memory with the buffer when it was never cast
+--- The buffer in its declared dtype.
+---@return ms.Tensor  shares memory with the buffer if it was never cast
 function Buffer:uncast()
   local tensor, cast = self.value.tensor, self.value.cast
   if cast and tensor:version() ~= cast.version then
@@ -106,15 +103,15 @@ function Buffer:uncast()
   return (cast and cast.original or tensor):detach()
 end
 
---- Overwrite the buffer, for good, in two halves as parameter.prepare_load(): in place, and where a
---- forward left something that nobody can write into, by another tensor.
----@param given ms.Tensor  of its shape; read by the second half
+--- Prepare to overwrite the buffer and return a function that does it. It writes in place, or
+--- replaces a tensor that cannot be written because autograd recorded it.
+---@param given ms.Tensor  of the buffer's shape; read by the returned function
 ---@return fun() write
 function Buffer:prepare_load(given)
   local tensor, cast, from = self.value.tensor, self.value.cast, given:detach()
   if not parameter.takes(tensor, from) then
     tensor = scope.keep(tensor:detach():clone())
-    B.calls.tensor_check_copy(tensor, from, 'load_state_dict') -- or it was the values' fault
+    B.calls.tensor_check_copy(tensor, from, 'load_state_dict') -- the error is not about the values
   end
   local original = cast and scope.keep(tensor:detach():to(cast.declared):clone())
   local into = tensor:detach()

@@ -1,4 +1,4 @@
---- Modules in another dtype: parameters, their gradients and floating buffers, in place.
+--- Casts of modules: parameters, their gradients and floating buffers, in place.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -10,7 +10,7 @@ local tree = require 'moonshard.nn.tree'
 
 local casts = {}
 
--- Declarations of the buffers to cast, and their values in the other dtype.
+-- The floating buffers that change, each with its value in the new dtype.
 local function cast_buffers(module, dtype)
   local buffers, values = {}, {}
   for _, entry in ipairs(tree.walk(module)) do
@@ -25,7 +25,7 @@ local function cast_buffers(module, dtype)
   return buffers, values
 end
 
--- A unit has one dtype.
+-- All parameters of an FSDP unit have one dtype, so a unit is cast as a whole.
 local function check_whole_units(params)
   local managers, counts = {}, {}
   for _, tensor in ipairs(params) do
@@ -45,7 +45,7 @@ local function check_whole_units(params)
   end
 end
 
---- Cast a module and all below it.
+--- Cast a module and all modules below it.
 ---@param module ms.nn.Module
 ---@param dtype ms.DType  floating
 ---@return ms.nn.Module  the same
@@ -56,7 +56,7 @@ function casts.cast(module, dtype)
   end
   check_whole_units(params)
   local buffers, values = cast_buffers(module, dtype)
-  B.collect() -- graphs of results that nobody holds any more
+  B.collect() -- free graphs of results that are no longer referenced
   parameter.cast(params, dtype)
   for i, buffer in ipairs(buffers) do
     buffer:recast(values[i])
@@ -64,7 +64,7 @@ function casts.cast(module, dtype)
   return module
 end
 
--- One of what to() takes: gives a dtype, or a place.
+-- Parse one argument of to(): a dtype, a tensor or a device.
 local function target(name, value)
   if parameter.is_tensor(value) then
     return value:dtype()
@@ -77,15 +77,15 @@ local function target(name, value)
   return dtypes.name(dtypes.code(value))
 end
 
---- What Module:to() does.
+--- Implements Module:to().
 ---@return ms.nn.Module  the same
 function casts.to(module, first, second)
-  local dtype, first_place = target('dtype', first)
+  local dtype, first_device = target('dtype', first)
   if second ~= nil then
-    local other, place = target('other', second)
+    local other, second_device = target('other', second)
     if (dtype ~= nil) == (other ~= nil) then
       errors.raise('TypeError', "to: got two %s, expected a dtype and 'cpu'",
-        first_place and place and 'places' or 'dtypes')
+        first_device and second_device and 'devices' or 'dtypes')
     end
     dtype = dtype or other
   end

@@ -1,5 +1,5 @@
---- Causal multi-head self-attention: one packed projection, attention without the score matrix,
---- one projection back.
+--- Causal multi-head self-attention: one packed input projection, attention that does not store the
+--- score matrix, and an output projection.
 ---
 --- Shapes: x (B, T, C)  qkv.weight (3 C, C)  proj.weight (C, C)  y (B, T, C)
 
@@ -22,14 +22,14 @@ CausalSelfAttention._settings = { 'heads' }
 
 ---@class ms.nn.CausalSelfAttention.Options
 ---@field bias? boolean  of both projections (default true)
----@field dropout? number  after the projection back (default 0)
+---@field dropout? number  after the output projection (default 0)
 ---@field dtype? ms.DType
 ---@field init? ms.nn.InitRule  of the packed projection's weight
----@field proj_init? ms.nn.InitRule  of the weight of the projection back (default: init)
+---@field proj_init? ms.nn.InitRule  of the output projection's weight (default: init)
 ---@field bias_init? ms.nn.InitRule
 
 ---@param width integer
----@param heads integer  divides width
+---@param heads integer  must divide width
 ---@param opts? ms.nn.CausalSelfAttention.Options
 function CausalSelfAttention:init(width, heads, opts)
   check.sizes(self._name, 1, { 'width', 'heads' }, width, heads)
@@ -38,7 +38,7 @@ function CausalSelfAttention:init(width, heads, opts)
     proj_init = 'rule', bias_init = 'rule',
   })
   if width % heads ~= 0 then
-    errors.raise('ValueError', 'width %d is no multiple of %d heads', width, heads)
+    errors.raise('ValueError', 'width %d is not a multiple of %d heads', width, heads)
   end
   self.heads = heads
   self:child('qkv', Linear(width, 3 * width, {

@@ -1,22 +1,22 @@
---- What constructors of layers ask of their arguments.
+--- Argument checks that constructors of layers share.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
 
 local check = {}
 
---- Whole numbers from `lowest` on, given one by one.
+--- Check integers that are at least `lowest`.
 ---@param what string  the class
 ---@param lowest integer
 ---@param names string[]
----@param ... integer  as many as there are names
+---@param ... integer  one for each name
 function check.sizes(what, lowest, names, ...)
   for i, name in ipairs(names) do
     arguments.whole(what, name, (select(i, ...)), nil, lowest)
   end
 end
 
---- No arguments at all.
+--- Check that there are no arguments.
 ---@param what string  the class
 ---@param ... nil
 function check.none(what, ...)

@@ -22,11 +22,13 @@ local function apply(module, policy, opts, done)
   end
 end
 
---- Run `fn(...)` and give what it returns, without keeping what its backward needs: that is
---- computed again. A tensor that `fn` makes and puts into a field is released when backward has run
---- `fn` again, unless it is ms.keep'd. With a module and `{ policy = p }`: wrap every module below
---- it, in place, of which `p(module)` is true and that is not wrapped yet, and give the module;
---- `offload_to_cpu` is that of nn.checkpoint_wrapper.
+--- Run `fn(...)` and return its results without keeping what its backward needs; backward runs `fn`
+--- again. A tensor that `fn` stores in a field is released after that second run, unless ms.keep()
+--- was called on it.
+---
+--- With a module and `{ policy = p }`: wrap, in place, every module below it for which `p(module)`
+--- is true and that is not wrapped yet, and return the module. `offload_to_cpu` is the option of
+--- nn.checkpoint_wrapper.
 ---@param fn ms.nn.Module|fun(...): ...
 ---@return ...
 local function checkpoint(fn, ...)

@@ -1,5 +1,5 @@
---- A module whose calls are checkpointed: see moonshard.nn.checkpoint. Paths do not show it, and
---- reading or assigning a field that it does not have is of the wrapped module's.
+--- A module whose calls are checkpointed: see moonshard.nn.checkpoint. The wrapper adds nothing to
+--- paths. Reading or assigning a field that it does not have accesses the wrapped module.
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
@@ -28,7 +28,7 @@ function CheckpointWrapper.__index(self, name)
   return wrapped and wrapped[name]
 end
 
--- As FSDP's: what its fields show of the wrapped module can be assigned through them, too.
+-- As in FSDP's wrapper, an assignment sets the wrapped module's field.
 function CheckpointWrapper.__newindex(self, name, value)
   local wrapped = rawget(self, '_checkpoint_wrapped_module')
   if not wrapped or type(name) == 'string' and name:byte() == 95 then
@@ -42,8 +42,8 @@ function CheckpointWrapper.__newindex(self, name, value)
 end
 
 ---@class ms.nn.CheckpointOptions
----@field offload_to_cpu? boolean  the arguments of a call, which its backward needs, are in host
----  memory until then, if the process has a device (default false); parameters stay
+---@field offload_to_cpu? boolean  keep the arguments that backward needs in host memory until
+---  then, if the process has a device (default false); parameters are not moved
 
 ---@param module ms.nn.Module
 ---@param opts? ms.nn.CheckpointOptions

@@ -1,4 +1,4 @@
---- Convolutions (cross-correlations, as PyTorch's), in one to three spatial dimensions.
+--- Convolutions (cross-correlations, as in PyTorch) in one to three spatial dimensions.
 ---
 --- Shapes: x (N, in, ...) or (in, ...)  weight (out, in / groups, ...)  bias (out)
 --- Init:   both uniform in [-1/sqrt(fan_in), 1/sqrt(fan_in)), as PyTorch; fan_in is the weight's
@@ -41,13 +41,12 @@ Conv.options = { 'stride', 'padding', 'dilation', 'groups', 'bias', 'padding_mod
 
 local checks = { bias = 'flag', device = 'device', dtype = 'floating' }
 
--- The first sizes of the weight.
+-- The first two sizes of the weight.
 function Conv:_channels()
   return self.out_channels, self.in_channels / self.groups
 end
 
---- ValueError for channels that are no multiple of `groups`, TypeError for arguments of other
---- kinds.
+--- ValueError if `groups` does not divide the channels.
 ---@param in_channels integer
 ---@param out_channels integer
 ---@param kernel_size integer|integer[]
@@ -92,7 +91,7 @@ function Conv:init(in_channels, out_channels, kernel_size, opts)
   end
 end
 
--- Entries in front of and behind a dimension, as the mode has them.
+-- What each padding mode adds before and after a dimension.
 local EDGES = {
   reflect = function(x, dim, front, back)
     local n = x:size(dim)

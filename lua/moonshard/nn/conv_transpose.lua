@@ -19,9 +19,9 @@ local ConvTranspose = Conv.extend('nn._ConvTransposeNd')
 
 ---@class ms.nn.ConvTranspose.Options
 ---@field stride? integer|integer[]  default 1
----@field padding? integer|integer[]  positions cut off on both sides (default 0)
----@field output_padding? integer|integer[]  positions added behind, less than stride or dilation
----                                          (default 0)
+---@field padding? integer|integer[]  positions removed on both sides (default 0)
+---@field output_padding? integer|integer[]  positions added at the end; less than stride or
+---  dilation (default 0)
 ---@field groups? integer  default 1
 ---@field bias? boolean  default true
 ---@field dilation? integer|integer[]  default 1
@@ -48,7 +48,7 @@ function ConvTranspose:init(in_channels, out_channels, kernel_size, opts)
   self.output_padding = spatial.sizes(name, 'output_padding', opts and opts.output_padding, n, 0, 0)
 end
 
--- What makes the result of this size, which may have the batch and the channels in front.
+-- The output_padding that gives this output size. The size may include batch and channels.
 local function padding_for(self, x, output_size)
   local name, n, list = self._name, self._spatial, {}
   local given = arguments.array(name, 'output_size', output_size)
@@ -68,7 +68,8 @@ local function padding_for(self, x, output_size)
 end
 
 ---@param x ms.Tensor  (N, in, ...) or (in, ...)
----@param output_size? integer[]  of the spatial dimensions, or of all, in place of output_padding
+---@param output_size? integer[]  sizes of the spatial or of all dimensions; replaces
+---  output_padding
 ---@return ms.Tensor  (N, out, ...) or (out, ...)
 function ConvTranspose:forward(x, output_size)
   arguments.tensor(self._name, 'x', x)

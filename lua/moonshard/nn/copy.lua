@@ -1,4 +1,4 @@
---- Copies of modules, with all below: layers that a model repeats, and whole models.
+--- Copies of modules and all modules below them: repeated layers and whole models.
 
 local errors = require 'moonshard.base.errors'
 local autograd = require 'moonshard.autograd'
@@ -7,18 +7,18 @@ local parameter = require 'moonshard_ffi.parameter'
 local scope = require 'moonshard.base.scope'
 local tree = require 'moonshard.nn.tree'
 
--- What a module has by being where it is and having run.
+-- Fields that depend on a module's position in its tree or on its runs; they are not copied.
 local OWN = {
   _params = true, _buffers = true, _children = true, _owner = true, _home = true, _fields = true,
   _ready = true, _scope = true, _site = true, _stream = true, _sealed = true, _manager = true,
 }
 
----@class ms.nn.Copy  one in progress
----@field tensors table<integer, ms.Tensor>  made so far, by key of the original
+---@class ms.nn.Copy  a copy in progress
+---@field tensors table<integer, ms.Tensor>  copies made so far, by key of the original
 ---@field modules table<ms.nn.Module, ms.nn.Module>
 ---@field rules table<integer, ms.nn.InitRule>  of parameters without values, by key
 ---@field ignored table<ms.fsdp.Ignored, ms.fsdp.Ignored>
----@field deep boolean  tensors in fields are copied, FSDP instances too
+---@field deep boolean  copy tensors in fields and FSDP instances as well
 
 local function copy_value(c, value)
   if c.deep and parameter.is_tensor(value) then
@@ -33,7 +33,7 @@ local function copy_value(c, value)
   return copied
 end
 
--- Rules of parameters that stand where they were declared, by key.
+-- Initialization rules, by key, of parameters that were not replaced since their declaration.
 local function rules_below(module)
   local rules = {}
   for _, entry in ipairs(tree.walk(module)) do
@@ -47,7 +47,7 @@ local function rules_below(module)
   return rules
 end
 
--- A parameter that an FSDP instance has: the copy's own instance will have this one.
+-- Declare a parameter that an FSDP instance manages: the copy's own instance gives it its values.
 local function declare_managed(c, from, into, p, manager)
   if not c.modules[manager.outer_module] then
     errors.raise('RuntimeError', "parameter '%s' of %s belongs to an FSDP instance around that "
@@ -93,7 +93,7 @@ end
 local copy
 
 local function copy_wrapper(c, from, state)
-  c.modules[from] = from -- parameters below may be its own
+  c.modules[from] = from -- parameters below may be managed by this instance
   local into = state:copy_onto(c, copy(c, state:wrapped()))
   c.modules[from] = into
   for _, field in ipairs(hooks.FIELDS) do
@@ -145,8 +145,8 @@ local function begin(module, deep)
   return { tensors = {}, modules = {}, ignored = {}, rules = rules_below(module), deep = deep }
 end
 
---- A layer like this one. Parameters that have values are copied; the others are declared by the
---- same rules, so that each copy draws its own first values.
+--- A copy of a layer. Parameters that have values are copied; the others are declared with the same
+--- rules, so each copy draws its own initial values.
 ---@generic M: ms.nn.Module
 ---@param module M
 ---@return M
@@ -173,7 +173,7 @@ function copies.deep(module)
   local into = copy(c, module)
   local params, made = tree.prepared_params(module), tree.prepared_params(into:materialize())
   autograd.no_grad(scope.run, 'deepcopy', copy_parts, params, made)
-  for original, its in next, c.modules do -- now, as a copy has values without it
+  for original, its in next, c.modules do -- only now: without it a copy of a parameter has values
     local state = tree.manager(original)
     if state then
       tree.manager(its).param_init_fn = state.param_init_fn

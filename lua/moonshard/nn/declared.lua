@@ -1,7 +1,7 @@
---- Finds what a module has declared in its arrays of parameters, buffers and children, which only
---- grow: long ones, as a list of a thousand blocks is, by an index that they keep.
+--- Looks up entries of a module's arrays of parameters, buffers and children. The arrays only grow,
+--- so long ones (a list of a thousand blocks) keep an index.
 
-local FEW = 8 -- entries that are looked through as fast
+local FEW = 8 -- up to this length a scan is as fast
 
 local function scanned(list, by, value)
   for i = 1, #list do
@@ -12,7 +12,7 @@ local function scanned(list, by, value)
 end
 
 --- The first entry of a list whose field `by` holds this value, or nil.
----@param list table[]  one module's; what tells entries apart does not change
+---@param list table[]  of one module; the fields `name` and `key` of an entry do not change
 ---@param by 'name'|'key'
 ---@return table?
 return function(list, by, value)

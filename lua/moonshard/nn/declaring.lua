@@ -14,10 +14,10 @@ local declaring = {}
 ---@field name string
 ---@field tensor ms.Tensor?
 ---@field shape integer[]
----@field declared ms.Tensor?  what was made by `rule`; another tensor may have been tied since
+---@field declared ms.Tensor?  the tensor made by `rule`; another tensor may have been tied since
 ---@field rule ms.nn.InitRule?
 
--- The instance's own array; the class's empty one stands for "none".
+-- The instance's own array. The class has an empty one that all instances share.
 local function own(self, field)
   local list = rawget(self, field)
   if not list then
@@ -27,7 +27,7 @@ local function own(self, field)
   return list
 end
 
--- Has the class something of that name that a script may not hide?
+-- True if the class has a method or field of that name that a script must not hide.
 local function is_taken(self, name)
   return self[name] ~= nil
 end
@@ -36,7 +36,7 @@ local function check_name(self, what, name)
   arguments.text(what, 'name', name)
   if name == '' or name:find('.', 1, true) then
     errors.raise('KeyError', "%s name '%s' %s", what, name, name == '' and 'is empty'
-      or 'contains a dot, which stands between the names of modules')
+      or 'contains a dot, which separates the names of modules')
   end
   for _, field in ipairs { '_params', '_buffers', '_children' } do
     if declared(self[field], 'name', name) then
@@ -62,24 +62,24 @@ end
 
 ---@class ms.nn.InitRule
 ---@field kind 'none'|'constant'|'uniform'|'normal'
----@field a? number  constant; lower bound; mean
----@field b? number  upper bound; deviation
----@field zeros? integer[]  elements that are 0 whatever the kind: the first (from 0), the number
+---@field a? number  constant, lower bound or mean
+---@field b? number  upper bound or deviation
+---@field zeros? integer[]  a range of elements that are 0 for every kind: { first from 0, count }
 
 ---@class ms.nn.ParamOptions
 ---@field dtype? ms.DType  of the master values (default 'f32')
 ---@field requires_grad? boolean  default true
 
--- A module with random numbers of its own is one of all made since the seed: see names.stream().
+-- Number the modules that draw random numbers, in order since the seed: see names.stream().
 function declaring:_take_stream()
   rawset(self, '_stream', rawget(self, '_stream') or parameter.next_stream())
 end
 
---- Declare a parameter. It takes memory only when it is materialised.
+--- Declare a parameter. It has no memory until it is materialised.
 ---@param name string  unique in this module
 ---@param shape integer[]
----@param rule? ms.nn.InitRule  first values; without one all are 0, of which a weight may never
----                            learn: nn.init has others
+---@param rule? ms.nn.InitRule  initial values (default: zeros, from which a weight may never
+---  learn; nn.init has rules)
 ---@param opts? ms.nn.ParamOptions
 ---@return ms.Tensor
 function declaring:param(name, shape, rule, opts)
@@ -98,7 +98,7 @@ function declaring:param(name, shape, rule, opts)
   if opts.requires_grad == false then
     tensor:requires_grad_(false)
   end
-  parameter.set_name(tensor, name) -- till it gets its path
+  parameter.set_name(tensor, name) -- until it is named by its path
   self:_take_stream()
   local copy = {}
   for i = 1, #shape do
@@ -107,8 +107,8 @@ function declaring:param(name, shape, rule, opts)
   return add_param(self, name, tensor, copy, rule)
 end
 
---- Give parameters of this module that have no values yet other rules for their first values.
----@param rule_of fun(shape: integer[]): ms.nn.InitRule?  nil: as it is
+--- Change the rules of this module's parameters that have no values yet.
+---@param rule_of fun(shape: integer[]): ms.nn.InitRule?  nil: keep the rule
 function declaring:_change_rules(rule_of)
   for _, p in ipairs(self._params) do
     local tensor, rule = tree.param(self, p), rule_of(p.shape)
@@ -123,8 +123,8 @@ function declaring:_change_rules(rule_of)
   end
 end
 
---- Give a parameter that exists already a second name here: both are one tensor from now on. In the
---- place of one that is declared it is put by assigning it to the field.
+--- Give an existing parameter a second name in this module: both names are one tensor. To replace a
+--- declared parameter, assign the tensor to its field.
 ---@param name string  unique in this module
 ---@param tensor ms.Tensor  a parameter
 ---@return ms.Tensor
@@ -139,7 +139,7 @@ function declaring:tie(name, tensor)
   return add_param(self, name, tensor, parameter.shape(tensor))
 end
 
---- Declare a tensor that belongs to the module but is not learned.
+--- Declare a tensor that belongs to the module but is not trained.
 ---@param name string
 ---@param tensor ms.Tensor
 ---@param opts? { persistent?: boolean }  persistent: part of state dicts (default true)
@@ -154,7 +154,7 @@ function declaring:buffer(name, tensor, opts)
   return tensor
 end
 
---- Replace the tensor behind a declared buffer.
+--- Replace the tensor of a declared buffer.
 ---@param name string
 ---@param tensor ms.Tensor
 function declaring:set_buffer(name, tensor)
@@ -178,7 +178,7 @@ end
 
 --- PyTorch's name of tie(): the tensor becomes a parameter.
 ---@param name string
----@param tensor ms.Tensor?  nil: there is no parameter of that name
+---@param tensor ms.Tensor?  nil: reserve the name without a parameter
 ---@return ms.Tensor?
 function declaring:register_parameter(name, tensor)
   if tensor == nil then
@@ -199,7 +199,7 @@ end
 ---@generic M: ms.nn.Module
 ---@param name string  unique in this module
 ---@param module M
----@param key? string|integer  field of this module that holds it (default: its name)
+---@param key? string|integer  the field that holds it (default: name)
 ---@return M
 function declaring:child(name, module, key)
   check_module(self, name, module)
@@ -220,13 +220,13 @@ end
 --- PyTorch's names of child().
 declaring.add_module, declaring.register_module = declaring.child, declaring.child
 
---- Put another module in the place of a declared child (what wrapping does). RuntimeError once FSDP
---- has made units over this module, unless the other one wraps the child.
+--- Replace a declared child, as wrapping does. RuntimeError if FSDP has formed units from this
+--- module, unless the new module wraps the child.
 ---@param name string
 ---@param module ms.nn.Module
 function declaring:set_child(name, module)
   local entry = declared(self._children, 'name', name)
-  if not entry and self._transparent then -- paths do not show the wrapper
+  if not entry and self._transparent then -- the name may be the wrapped module's
     return self.module:set_child(name, module)
   elseif not entry then
     errors.raise('KeyError', "%s has no child '%s'", self._name, tostring(name))

@@ -1,21 +1,20 @@
 --- Zeroes elements with probability p while training and divides the rest by 1 - p.
 ---
---- The mask is a function of seed, this module's path, how many times it ran on this micro-batch,
---- the global sample and the element: how samples are dealt to ranks does not change it.
+--- The mask is a function of the seed, the module's path, the number of calls of this module in the
+--- micro-batch, the global sample index and the element index. So it does not depend on how samples
+--- are assigned to ranks.
 ---
---- A data.Loader says which samples a batch holds, and begins a micro-batch with each: a module
---- that is called with the batch (x or y itself, its first argument) draws for those, whatever was
---- dealt, run or seeded meanwhile; one that is called with anything else goes on with the batch
---- that was dealt or run last. Without a loader, ranks are taken to have different samples, rank
---- r's B rows being the samples r B .. r B + B - 1, and all forwards since ms.manual_seed() are
---- one micro-batch: so every forward draws new masks, ranks draw different ones, one process that
---- has all ranks' rows as one batch draws the same, and the same seed begins the same masks anew.
---- Checkpoints of the module say how many those were.
+--- A data.Loader records the global sample indices of each batch, and each batch begins a
+--- micro-batch. A module whose first argument is x or y of a batch uses that batch's indices. With
+--- any other argument it uses the batch that was loaded or used last. Without a loader, row i of
+--- rank r's B rows is sample r B + i, and all forwards since ms.manual_seed() are one micro-batch.
+--- So each forward draws new masks, ranks draw different ones, one process with the rows of all
+--- ranks draws the same masks, and setting the same seed repeats them. The module's checkpoints
+--- contain the number of calls.
 ---
---- What ran in a module call that fails, or in an ms.scope that does, has not run. So a step that
---- is to be tried again runs in one, ms.scope(step), and then draws the masks of one that never
---- failed. no_sync() and no_grad() are no scopes: what returned inside them has run, though they
---- fail later.
+--- Calls inside a module call or an ms.scope that fails are not counted. Run a step that may be
+--- retried as ms.scope(step): the retry draws the same masks. no_sync() and no_grad() are not
+--- scopes: calls that returned inside them are counted even if a later call fails.
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
@@ -50,7 +49,7 @@ function Dropout:forward(x)
   local training = self.training
   if training == false or self.p == 0 then
     return x
-  elseif training ~= true then -- a field that exists is assigned without a look
+  elseif training ~= true then -- avoid a metamethod call: the field exists
     arguments.refuse(self._name, 'training', training, 'true or false')
   end
   return ops.dropout(x, self.p, self._site or self:materialize()._site)

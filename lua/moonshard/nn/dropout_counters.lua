@@ -1,5 +1,5 @@
---- How often the modules of a model ran that draw anew each time: part of its checkpoints, as masks
---- that no data.Loader numbers are counted from the seed on.
+--- Numbers of calls of the modules that draw random masks. Checkpoints contain them: without a
+--- data.Loader, masks depend on the number of calls since the seed was set.
 
 local samples = require 'moonshard.base.samples'
 
@@ -15,8 +15,8 @@ local function dropouts(model)
   return list
 end
 
----@param model ms.nn.Module  materialised, as below
----@return table<string, integer>? counts  by path; nil: none ran
+---@param model ms.nn.Module  materialised
+---@return table<string, integer>? counts  by path; nil if none was called
 function dropout_counters.of(model)
   local counts
   for _, module in ipairs(dropouts(model)) do
@@ -29,7 +29,7 @@ function dropout_counters.of(model)
   return counts
 end
 
---- Go on as the model did that had these counts.
+--- Restore the counts of a model.
 ---@param model ms.nn.Module
 ---@param counts? table<string, integer>
 function dropout_counters.continue(model, counts)
@@ -38,7 +38,7 @@ function dropout_counters.continue(model, counts)
   end
 end
 
---- Is it what of() gives?
+--- Is the value a valid result of of()?
 ---@return boolean
 function dropout_counters.valid(counts)
   if type(counts) ~= 'table' then

@@ -1,4 +1,4 @@
---- A table of vectors, looked up by number.
+--- A table of vectors, indexed by id.
 ---
 --- Shapes: weight (n, width)  ids i64 (...), 0-based  y (..., width)
 --- Init:   N(0, 1), as PyTorch; the row of padding_idx 0.
@@ -25,12 +25,12 @@ local Embedding = Module.extend('nn.Embedding')
 Embedding._settings = { 'padding_idx' }
 
 ---@class ms.nn.Embedding.Options
----@field padding_idx? integer  a row that is 0 initially and has a gradient of 0; counted from 0,
----                             or from -1 at the end
+---@field padding_idx? integer  row that is initially 0 and gets no gradient; counted from 0, or
+---  from -1 at the end
 ---@field dtype? ms.DType
 ---@field init? ms.nn.InitRule
 
----@param n integer  entries
+---@param n integer  rows
 ---@param width integer
 ---@param opts? ms.nn.Embedding.Options
 function Embedding:init(n, width, opts)
@@ -48,10 +48,10 @@ end
 
 local PRETRAINED = { freeze = 'flag', padding_idx = 'whole' }
 
---- A module whose weight has the memory and values of a tensor.
----@param weight ms.Tensor  (n, width), floating, not recorded
----@param opts? { freeze?: boolean, padding_idx?: integer }  freeze: the weight has no gradient
----  (default true); padding_idx: as above, but the row keeps its values
+--- An Embedding whose weight shares memory and values with a tensor.
+---@param weight ms.Tensor  (n, width), floating, not recorded by autograd
+---@param opts? { freeze?: boolean, padding_idx?: integer }  freeze: the weight requires no
+---  gradient (default true); padding_idx: as above, but the row keeps its values
 ---@return ms.nn.Embedding
 function Embedding.from_pretrained(weight, opts)
   local what = 'nn.Embedding.from_pretrained'

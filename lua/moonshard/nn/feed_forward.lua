@@ -1,6 +1,6 @@
---- The two layers of a transformer block that work on each position alone.
+--- The feed-forward network of a transformer block, applied to each position.
 ---
---- Shapes: x (..., C)  fc.weight (H, C)  out.weight (C, H)  y (..., C); H = 4 C unless said
+--- Shapes: x (..., C)  fc.weight (H, C)  out.weight (C, H)  y (..., C); H is 4 C by default
 
 local Dropout = require 'moonshard.nn.dropout'
 local Linear = require 'moonshard.nn.linear'

@@ -1,8 +1,8 @@
---- What it means to assign to a field of a module.
+--- Assignment to fields of a module.
 ---
 --- A module becomes a child and a parameter a parameter of this module, in order of assignment, as
---- if they had been declared. A plain table of modules is refused: it has an order on no two ranks
---- that anybody promised. All other values are just fields.
+--- if declared. A plain table that contains modules is refused: the order of its keys may differ
+--- between ranks. Every other value is stored in the field.
 
 local arguments = require 'moonshard_ffi.arguments'
 local declared = require 'moonshard.nn.declared'
@@ -12,7 +12,7 @@ local tree = require 'moonshard.nn.tree'
 
 local fields = {}
 
--- Is a module in this plain table, or in one inside it?
+-- True if the plain table contains a module, at any depth.
 local function holds_module(value, seen)
   if type(value) ~= 'table' or getmetatable(value) ~= nil or seen[value] then
     return false
@@ -32,7 +32,7 @@ local function refuse_table(module, name)
     tostring(name), module._name, tostring(name))
 end
 
--- The name a child gets in checkpoints: entries of lists count from 0 there.
+-- A child's name in checkpoints, where entries of lists count from 0.
 local function child_name(self, field)
   if type(field) ~= 'number' then
     return field
@@ -45,7 +45,7 @@ local function child_name(self, field)
   return tostring(n)
 end
 
--- Fields that mean something else than they do in PyTorch, or nothing.
+-- Refuse or warn about fields whose meaning differs from PyTorch's.
 local function check_known(self, field, value)
   if field == 'requires_grad' then
     errors.raise('TypeError', "%s has no field 'requires_grad': write module:requires_grad_(%s)",
@@ -57,7 +57,7 @@ local function check_known(self, field, value)
   end
 end
 
--- What was declared and set to nil takes a new value in its old place.
+-- A declared entry that was set to nil keeps its position when it is assigned again.
 local function assign_module(self, field, module)
   local entry = declared(self._children, 'key', field)
   if entry then
@@ -76,7 +76,7 @@ local function assign_parameter(self, field, tensor)
   end
 end
 
---- The `__newindex` of modules: fields that exist are assigned without it.
+--- The `__newindex` of modules. Assignments to fields that exist do not reach it.
 ---@param self ms.nn.Module
 function fields.assign(self, field, value)
   if tree.is_module(value) then
@@ -91,14 +91,14 @@ function fields.assign(self, field, value)
   end
 end
 
--- What the tree itself holds.
+-- Fields of the module tree itself.
 local PRIVATE = {
   _owner = true, _home = true, _children = true, _params = true, _buffers = true,
   _fields = true,
 }
 
---- Refuse modules that assignment did not register: those put into a plain table later, and those
---- that replaced another value.
+--- Refuse modules that no assignment registered: those put into a plain table later, and those that
+--- replaced another value.
 ---@param module ms.nn.Module
 function fields.check(module)
   local tables, strays = {}, {}

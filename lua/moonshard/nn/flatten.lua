@@ -1,4 +1,4 @@
---- Dimensions `start_dim` to `end_dim` as one.
+--- Merges dimensions `start_dim` to `end_dim` into one.
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'

@@ -29,7 +29,7 @@ GroupNorm._settings = { 'num_groups', 'eps' }
 ---@field bias? boolean  with affine, learn a bias (default true)
 ---@field dtype? ms.DType
 
----@param num_groups integer  divides num_channels
+---@param num_groups integer  must divide num_channels
 ---@param num_channels integer
 ---@param opts? ms.nn.GroupNorm.Options
 function GroupNorm:init(num_groups, num_channels, opts)

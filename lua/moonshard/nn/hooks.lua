@@ -1,6 +1,6 @@
---- Functions around a module's forward and backward, in the order in which they were registered.
---- What they are given and may give is that of PyTorch's: arguments are an array, several results
---- too, one result is itself.
+--- Forward and backward hooks of a module, called in order of registration. Arguments and results
+--- of hooks have PyTorch's form: arguments and several results are arrays, one result is passed as
+--- itself.
 
 local BackwardPass = require 'moonshard.nn.backward_hooks'
 local Hook = require 'moonshard.base.hook'
@@ -8,7 +8,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
 
 local hooks = {
-  --- Fields of modules that have hooks.
+  --- Fields that hold the hooks of a module.
   FIELDS = { '_pre_hooks', '_post_hooks', '_backward_pre_hooks', '_backward_hooks' },
 }
 
@@ -16,18 +16,18 @@ local function pack(...)
   return { n = select('#', ...), ... }
 end
 
--- A table with names alone is one value.
+-- A table without array entries is one value.
 local function is_array(value)
   return type(value) == 'table' and getmetatable(value) == nil
     and (value.n ~= nil or value[1] ~= nil or next(value) == nil)
 end
 
--- A copy, so that a hook may remove itself while it runs.
+-- A copy, because a hook may remove itself while it runs.
 local function registered(module, field)
   return { unpack(rawget(module, field) or {}) }
 end
 
---- Has a module hooks?
+--- Does the module have hooks?
 ---@param module ms.nn.Module
 function hooks.any(module)
   return rawget(module, '_pre_hooks') or rawget(module, '_post_hooks')
@@ -41,7 +41,7 @@ local function backward_pass(module)
   end
 end
 
---- `module:forward(...)` between its hooks.
+--- Call `module:forward(...)` and the hooks before and after it.
 ---@param module ms.nn.Module
 ---@return ...
 function hooks.forward(module, ...)
@@ -77,7 +77,7 @@ end
 
 local next_id = 0
 
---- Add a function to those in `field`, as the last one, or with `prepend` as the first one.
+--- Append a hook to the list in `field`; with `prepend`, insert it first.
 ---@param module ms.nn.Module
 ---@param what string  the method, for errors
 ---@param field '_pre_hooks'|'_post_hooks'|'_backward_pre_hooks'|'_backward_hooks'

@@ -1,4 +1,4 @@
---- Gives its first argument back. It takes any arguments when it is made.
+--- Returns its first argument. The constructor accepts and ignores any arguments.
 
 local Module = require 'moonshard.nn.module'
 

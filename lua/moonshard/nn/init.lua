@@ -1,8 +1,8 @@
---- Layers: what models are made of.
+--- Layers.
 
 local namespace = require 'moonshard.base.namespace'
 
--- By file; one with several names returns a table of them.
+-- Classes by file; a file that defines several returns a table of them.
 local FILES = {
   ['moonshard.nn.module'] = { 'Module' },
   ['moonshard.nn.linear'] = { 'Linear' },

@@ -1,7 +1,8 @@
---- gelu(x W^T + b) in one pass over the pre-activation: the values of Linear, then GELU.
+--- gelu(x W^T + b), with the values of Linear followed by GELU, in one pass over the
+--- pre-activation.
 ---
---- Declares what Linear declares, and is none: a policy or an adapter that looks for Linear may
---- replace what it finds by an affine map.
+--- Has Linear's parameters but is not a subclass: a policy or an adapter that finds a Linear may
+--- replace it by an affine map.
 
 local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'

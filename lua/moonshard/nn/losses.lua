@@ -1,11 +1,11 @@
---- Losses: the functions of ops with their options as fields.
+--- Losses: the functions of ms.ops as modules, with their options as fields.
 
 local Module = require 'moonshard.nn.module'
 local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 
---- A loss over operator `_operator`. `_options`: name, check and default of each option; tensors
---- are buffers.
+--- A loss over operator `_operator`. `_options` lists name, check and default of each option.
+--- Options that are tensors become buffers.
 ---@class ms.nn._Loss: ms.nn.Module
 ---@field reduction 'mean'|'sum'|'none'
 local Loss = Module.extend('nn._Loss')
@@ -34,7 +34,7 @@ end
 
 ---@param x ms.Tensor
 ---@param y ms.Tensor  the targets
----@return ms.Tensor  (), with reduction = 'none' one number an element or target
+---@return ms.Tensor  (); with reduction = 'none', one value for each element or target
 function Loss:forward(x, y)
   local opts = {}
   for _, option in ipairs(self._options) do
@@ -51,19 +51,19 @@ local function loss(name, settings, opts)
   return cls
 end
 
---- (x - y)^2 of all elements of equal shapes.
+--- Squared difference (x - y)^2.
 ---@class ms.nn.MSELoss: ms.nn._Loss
 ---@overload fun(opts?: { reduction?: 'mean'|'sum'|'none' }): ms.nn.MSELoss
 classes.MSELoss = loss('MSELoss', { 'reduction' }, { REDUCTION })
 classes.MSELoss._operator = 'mse_loss'
 
---- |x - y| of all elements of equal shapes, see ops.l1_loss.
+--- Absolute difference |x - y|, see ops.l1_loss.
 ---@class ms.nn.L1Loss: ms.nn._Loss
 ---@overload fun(opts?: { reduction?: 'mean'|'sum'|'none' }): ms.nn.L1Loss
 classes.L1Loss = loss('L1Loss', { 'reduction' }, { REDUCTION })
 classes.L1Loss._operator = 'l1_loss'
 
---- Squares of small differences, magnitudes of others, see ops.smooth_l1_loss.
+--- Quadratic for small and linear for large differences, see ops.smooth_l1_loss.
 ---@class ms.nn.SmoothL1Loss: ms.nn._Loss
 ---@field beta number
 ---@overload fun(opts?: { beta?: number, reduction?: 'mean'|'sum'|'none' }): ms.nn.SmoothL1Loss
@@ -71,7 +71,7 @@ classes.SmoothL1Loss = loss('SmoothL1Loss', { 'reduction', 'beta' },
   { REDUCTION, { 'beta', 'number', 1 } })
 classes.SmoothL1Loss._operator = 'smooth_l1_loss'
 
---- Squares of small differences, magnitudes of others, see ops.huber_loss.
+--- Quadratic for small and linear for large differences, see ops.huber_loss.
 ---@class ms.nn.HuberLoss: ms.nn._Loss
 ---@field delta number
 ---@overload fun(opts?: { delta?: number, reduction?: 'mean'|'sum'|'none' }): ms.nn.HuberLoss
@@ -79,7 +79,7 @@ classes.HuberLoss = loss('HuberLoss', { 'reduction', 'delta' },
   { REDUCTION, { 'delta', 'number', 1 } })
 classes.HuberLoss._operator = 'huber_loss'
 
---- Minus the log probability of the targets, see ops.nll_loss.
+--- Negative log-likelihood of the targets, see ops.nll_loss.
 ---
 --- Shapes: x (..., C) or (N, C, ...)  targets i64 (...)  weight (C)
 ---@class ms.nn.NLLLoss: ms.nn._Loss

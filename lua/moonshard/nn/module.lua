@@ -1,13 +1,13 @@
---- The base of everything with parameters: declares parameters, buffers and children into arrays,
---- names them by their path, and runs `forward` between its hooks inside a scope.
+--- The base class of modules: keeps parameters, buffers and children in arrays, names them by their
+--- paths, and runs `forward` between its hooks in a scope.
 ---
---- Order never comes from pairs(): what a module declares first comes first, on every rank.
---- Parameters take no memory when they are declared. The first call (or a state dict) names them by
---- their path from the outermost module and gives them memory and first values, which depend on
---- nothing but name, element index, the seed when the module was made, and how many modules with
---- parameters were made before this tree since the seed was set (none for the first, whatever wraps
---- it). So a module put into a model that has run, `model.head = nn.Linear(4, 2)`, has the first
---- values of a model that was made with it; one that was called alone before that keeps its own.
+--- Order never comes from pairs(): it is the order of declaration, which is equal on all ranks. A
+--- declared parameter has no memory. The first call (or a state dict) names parameters by their
+--- paths from the outermost module and allocates and initializes them. Initial values depend on the
+--- name, the element index, the seed when the module was made, and the number of modules with
+--- parameters that were made between that seed and this tree (0 for the first tree; wrapping does
+--- not change it). So `model.head = nn.Linear(4, 2)` gets the same initial values before and after
+--- the model's first run. A module that was called on its own first keeps its values.
 
 local arguments = require 'moonshard_ffi.arguments'
 local casts = require 'moonshard.nn.casts'
@@ -28,13 +28,13 @@ local without_jit = require 'moonshard.base.without_jit'
 local zero_grad = require 'moonshard.autograd.zero_grad'
 
 ---@class ms.nn.Module
----@field training boolean  what train() and eval() set
+---@field training boolean  set by train() and eval()
 ---@field _params ms.nn.DeclaredParam[]
 ---@field _buffers ms.nn.Buffer[]
 ---@field _children { name: string, module: ms.nn.Module, key: string|integer }[]
----@field _owner ms.nn.Module?  the first of the modules that hold this one as their child
----@field _home ms.nn.Module?  see [Note: homes] in moonshard.nn.tree
----@field _fields ms.nn.Watched[]|false|nil  false: to be listed again
+---@field _owner ms.nn.Module?  the first module that has this one as its child
+---@field _home ms.nn.Module?  see [Note: homes] in moonshard.nn.names
+---@field _fields ms.nn.Watched[]|false|nil  false: must be listed again
 local Module = class('nn.Module')
 
 Module._is_module = true
@@ -43,15 +43,15 @@ Module._params = {}
 Module._buffers = {}
 Module._children = {}
 Module._ready = false
---- Names of fields that forward computes with, equal on all ranks: see moonshard.fsdp.settings.
+--- Fields that forward reads and that must be equal on all ranks: see moonshard.fsdp.settings.
 Module._settings = {}
---- A transparent module adds nothing to the paths of what is below it.
+--- A transparent module adds nothing to the paths of modules below it.
 Module._transparent = false
 
--- Called with a dot, it must know its class: so each class has one of its own.
+-- Each class has its own function, because extend() is called with a dot and must know its class.
 local function extend_of(cls)
-  --- A class that inherits from this one (or from `parent`).
-  ---@param name string  e.g. 'nn.Linear'; what printing and errors call it
+  --- Make a subclass of this class (or of `parent`).
+  ---@param name string  e.g. 'nn.Linear'; used in printing and errors
   ---@param parent? table  default: the class this is called on
   ---@return table
   return function(name, parent)
@@ -89,7 +89,7 @@ local function prepare(self)
   end
 end
 
---- What must have happened before parameters are handed out; a wrapper groups them here.
+--- Called before parameters are returned. A wrapper forms its units here.
 function Module:_prepare()
   without_jit.run(prepare, self)
 end
@@ -119,20 +119,20 @@ local function materialize(self)
   watched.by(self)
 end
 
---- Give all declared parameters their names, memory and first values. The first call does it.
+--- Name, allocate and initialize all declared parameters. The first call does it.
 ---@return self
 function Module:materialize()
   without_jit.run(materialize, self)
   return self
 end
 
--- For subclasses that depend on where they stand.
+-- Called with path and random stream. Subclasses that depend on them override it.
 function Module:_materialized(_, _) end
 
 -- -- calling -------------------------------------------------------------------------------------
 
--- Tensors assigned to the fields of buffers leave the scope, also when forward fails: its error is
--- the one to raise then.
+-- Move tensors that were assigned to buffers out of the scope. If forward failed, its error is the
+-- one to raise.
 local function keep_buffers(module, ok)
   for _, b in ipairs(module._buffers) do
     if ok then
@@ -148,7 +148,7 @@ local function forward_with_buffers(module, ...)
   return finally.run(keep_buffers, module, forward, module, ...)
 end
 
--- The same in a scope that is open.
+-- Run forward; a scope is open.
 local function run_forward(module, ...)
   if rawget(module, '_buffers') then
     return forward_with_buffers(module, ...)
@@ -158,8 +158,8 @@ local function run_forward(module, ...)
   return module:forward(...)
 end
 
---- Calling a module: opens a scope, runs pre hooks, `forward` and post hooks, and closes it. Of the
---- tensors made inside, the results and the values of the module's buffers live on.
+--- Call the module: open a scope, run the pre hooks, `forward` and the post hooks, and close the
+--- scope. Only results and values of buffers outlive it.
 function Module:__call(...)
   if not rawget(self, '_ready') then
     self:materialize()
@@ -184,8 +184,8 @@ function Module:forward()
   errors.raise('NotImplementedError', '%s has no forward', self._name)
 end
 
---- Call `fn(module, args)` before each forward; `args` is an array with its length in `n`.
---- What it returns, unless nil, takes the place of `args`: an array, or the one argument.
+--- Call `fn(module, args)` before each forward. `args` is an array with its length in `n`. A result
+--- other than nil replaces `args`: an array, or a single argument.
 ---@param fn fun(module: ms.nn.Module, args: table): any
 ---@param opts? { prepend?: boolean }  prepend: before other hooks (default false)
 ---@return ms.Hook
@@ -193,9 +193,9 @@ function Module:register_forward_pre_hook(fn, opts)
   return hooks.register(self, 'register_forward_pre_hook', '_pre_hooks', fn, opts)
 end
 
---- Call `fn(module, args, output)` after each forward; `args` as above, `output` what forward
---- returned: the one result itself, or an array of several with their number in `n`. What it
---- returns, unless nil, takes the place of `output`.
+--- Call `fn(module, args, output)` after each forward. `args` is as above. `output` is the result
+--- of forward, or an array of several results with their number in `n`. A result other than nil
+--- replaces `output`.
 ---@param fn fun(module: ms.nn.Module, args: table, output: any): any
 ---@param opts? { prepend?: boolean }
 ---@return ms.Hook
@@ -203,13 +203,13 @@ function Module:register_forward_hook(fn, opts)
   return hooks.register(self, 'register_forward_hook', '_post_hooks', fn, opts)
 end
 
---- Call `fn(module, grad_input, grad_output)` in backward, when the gradients of the arguments of
---- forward are complete. Both are arrays with their length in `n`. An entry is false for what is no
---- tensor or requires no gradient, and for a result that backward did not reach. What `fn` returns,
---- unless nil, takes the place of grad_input: as many entries, or the one tensor. When no argument
---- requires a gradient, `fn` is called when the gradients of the results are complete, with a
---- warning. Hooks that were registered when forward ran are called. Gradients are released after
---- the call; `ms.keep(grad)` keeps one.
+--- Call `fn(module, grad_input, grad_output)` in backward, when the gradients of forward's
+--- arguments are complete. Both are arrays with their length in `n`. An entry is false if the value
+--- is not a tensor, requires no gradient, or is a result that backward did not reach. A result of
+--- `fn` other than nil replaces grad_input: an array of the same length, or a single tensor. If no
+--- argument requires a gradient, `fn` is called with a warning when the gradients of the results
+--- are complete. Only hooks registered before forward are called. Gradients are released after the
+--- call; `ms.keep(grad)` keeps one.
 ---@param fn fun(module: ms.nn.Module, grad_input: table, grad_output: table): any
 ---@param opts? { prepend?: boolean }
 ---@return ms.Hook
@@ -218,7 +218,7 @@ function Module:register_full_backward_hook(fn, opts)
 end
 
 --- Call `fn(module, grad_output)` in backward, before the gradients inside the module are computed.
---- What it returns, unless nil, takes the place of grad_output.
+--- A result other than nil replaces grad_output.
 ---@param fn fun(module: ms.nn.Module, grad_output: table): any
 ---@param opts? { prepend?: boolean }
 ---@return ms.Hook
@@ -228,7 +228,7 @@ end
 
 -- -- all at once ---------------------------------------------------------------------------------
 
---- Set training mode here and below (dropout is active in it). Ranks do not compare modes.
+--- Set training mode (which enables dropout) here and below. Modes are not compared between ranks.
 ---@param mode? boolean  default true
 ---@return self
 function Module:train(mode)
@@ -244,7 +244,7 @@ function Module:eval()
   return self:train(false)
 end
 
---- Call `fn` with every module below, children before parents, then with this one.
+--- Call `fn` with every module below, children before parents, and then with this one.
 ---@param fn fun(module: ms.nn.Module)
 ---@return self
 function Module:apply(fn)
@@ -256,17 +256,17 @@ function Module:apply(fn)
   return self
 end
 
---- A module like this one, with all below it: equal values of parameters and buffers, ties, modes,
---- hooks, and fields with their tensors and plain tables; other objects in fields are shared.
---- Gradients and hooks of tensors are not copied. Parameters without values get them first. An
---- FSDP instance becomes one with the same options, and each rank copies its elements; RuntimeError
---- for a part of an instance. Dropout draws other masks.
+--- Copy the module and all modules below it: values of parameters and buffers, ties, modes, hooks,
+--- and fields that are tensors or plain tables. Other objects in fields are shared. Gradients and
+--- hooks of tensors are not copied. Parameters without values are initialized first. The copy of an
+--- FSDP instance is an instance with the same options, and each rank copies its shard; RuntimeError
+--- for a part of an instance. The copy's dropout draws other masks.
 ---@return self
 function Module:deepcopy()
   return without_jit.run(require('moonshard.nn.copy').deep, self)
 end
 
---- Drop all gradients.
+--- Release all gradients.
 ---@param opts? { set_to_none?: boolean }  default true; false fills them with zeros
 function Module:zero_grad(opts)
   local params = opts ~= nil and {} or nil
@@ -298,13 +298,14 @@ end
 
 -- -- casting --------------------------------------------------------------------------------------
 
---- Cast all floating parameters and buffers, and gradients with them, in place. An optimizer made
---- before keeps the parameters; state that it has keeps its dtype, and its next step is an error.
---- The device of this process changes nothing: its parameters are there. Any other is an error.
---- RuntimeError after the first use of an FSDP unit, which `mixed_precision` casts, and while a
---- graph over the parameters waits for its backward.
----@param dtype ms.DType|ms.Tensor|string  floating, a tensor of such a dtype, or a place: 'cuda'
----@param other? ms.DType|string  the other one of place and dtype
+--- Cast all floating parameters and buffers, and their gradients, in place. An existing optimizer
+--- keeps the parameters, but its state keeps its dtype, so its next step raises an error. The
+--- device of this process is accepted and changes nothing; any other raises an error. RuntimeError
+--- after the first use of an FSDP unit (use `mixed_precision`), and while a graph over the
+--- parameters waits for its backward.
+---@param dtype ms.DType|ms.Tensor|string  a floating dtype, a tensor of that dtype, or a device:
+---  'cuda'
+---@param other? ms.DType|string  the dtype if the first argument is a device, and vice versa
 ---@return self
 function Module:to(dtype, other)
   return casts.to(self, dtype, other)
@@ -336,20 +337,19 @@ end
 
 -- -- state dicts ---------------------------------------------------------------------------------
 
---- Parameters and persistent buffers by path: `sd[name]` is a tensor, `sd[i]` the i-th name. Those
---- of a module come before those of its children.
---- Plain parameters share the module's memory; of sharded ones every rank gets a full copy in the
---- master's precision. Collective when there are such.
----@param opts? { rank0_only?: boolean }  rank0_only: other ranks get no parameters and buffers of
----  FSDP instances
+--- Parameters and persistent buffers by path: `sd[name]` is a tensor, `sd[i]` the i-th name.
+--- Entries of a module come before those of its children. Plain parameters share the module's
+--- memory. For sharded parameters every rank gets a full copy in the precision of the master
+--- weights. Collective if any parameter is sharded.
+---@param opts? { rank0_only?: boolean }  rank0_only: other ranks get no entries of FSDP instances
 ---@return ms.StateDict
 function Module:state_dict(opts)
   return require('moonshard.nn.state_dict').of(self, opts)
 end
 
---- Copy values in by name, all or none; a buffer that a forward recorded gets a tensor of its own.
---- RuntimeError names what is missing, unexpected or of another shape. Collective where parameters
---- are sharded: all ranks give equal values, or none loads anything.
+--- Copy values in by name, all or none. A buffer that autograd recorded gets a new tensor.
+--- RuntimeError lists names that are missing, unexpected or of another shape. Collective if
+--- parameters are sharded: if values differ between ranks, nothing is loaded.
 ---@param sd ms.StateDict|table<string, ms.Tensor>
 ---@param opts? { strict?: boolean }  strict: names must match exactly (default true)
 ---@return { missing_keys: string[], unexpected_keys: string[] }
@@ -359,13 +359,13 @@ end
 
 -- -- printing ------------------------------------------------------------------------------------
 
---- What stands between the parentheses when the module is printed.
+--- The text between the parentheses when the module is printed.
 ---@return string
 function Module:extra_repr()
   return ''
 end
 
--- Lines for the children, each already indented by two.
+-- Lines for the children, indented by two.
 function Module:_repr_children()
   local lines = {}
   for i, child in ipairs(tree.children(self)) do

@@ -1,4 +1,4 @@
---- Modules by name, in order of insertion. They are fields too: dict.name, dict['name'].
+--- Modules by name, in order of insertion. They are also fields: dict.name, dict['name'].
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
@@ -13,7 +13,7 @@ local ModuleDict = Module.extend('nn.ModuleDict')
 
 ---@alias ms.nn.NamedModules table<string, ms.nn.Module>|{ [1]: string, [2]: ms.nn.Module }[]
 
---- A table has no order: its modules are inserted in order of their names. A list of pairs has one.
+--- A plain table is inserted in sorted order of its names, a list of pairs in its own order.
 ---@param modules? ms.nn.NamedModules
 function ModuleDict:init(modules)
   if modules ~= nil then
@@ -21,7 +21,7 @@ function ModuleDict:init(modules)
   end
 end
 
--- What an FSDP instance wraps has the entries.
+-- The module inside FSDP wrappers holds the entries.
 local function unwrapped(self)
   while self._shows_entries do
     self = self.module
@@ -29,7 +29,7 @@ local function unwrapped(self)
   return self
 end
 
---- Add modules, or put them in the place of those of the same names.
+--- Add modules, or replace those of the same names.
 ---@param modules ms.nn.NamedModules
 ---@return self
 function ModuleDict:update(modules)

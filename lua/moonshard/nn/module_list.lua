@@ -1,5 +1,5 @@
---- An array of modules. Children are named '0', '1', ... (so that checkpoints interchange) and
---- stand at [1], [2], ...: ipairs() walks them.
+--- An array of modules. Children are named '0', '1', ..., as in PyTorch's checkpoints, and their
+--- indices are 1, 2, ...: ipairs() iterates over them.
 
 local Module = require 'moonshard.nn.module'
 local errors = require 'moonshard.base.errors'
@@ -28,7 +28,7 @@ function ModuleList:init(...)
   end
 end
 
---- Let a class, with this one's entries, say that they count from 1: there is nothing at 0.
+--- Let a class with such entries raise an IndexError for indices below 1.
 ---@param cls ms.Class
 function ModuleList._count_entries(cls)
   local parent = getmetatable(cls).__index
@@ -67,7 +67,7 @@ function ModuleList:len()
   return n
 end
 
--- Neighbours that print alike share an entry: '(0-11): 12 x TransformerBlock(...)'.
+-- Neighbours that print alike share a line: '(0-11): 12 x TransformerBlock(...)'.
 function ModuleList:_repr_children()
   local lines, i = {}, 1
   local children = self:children()

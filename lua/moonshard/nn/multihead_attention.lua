@@ -1,9 +1,9 @@
---- Attention of several heads between queries and keys with values (arXiv:1706.03762).
+--- Multi-head attention (arXiv:1706.03762).
 ---
---- Masks are bool, true where attention is not allowed, or floating and added to the scores. In a
---- key_padding_mask (N, S) entries stand for keys of samples, in an attn_mask (L, S), or
---- (N num_heads, L, S), for pairs of query and key. With need_weights = false the
---- scores are never stored in full, and a query that attends to no key gives zeros in place of NaN.
+--- A mask is bool, true where attention is not allowed, or floating and added to the scores. A
+--- key_padding_mask (N, S) masks keys of samples; an attn_mask (L, S) or (N num_heads, L, S) masks
+--- pairs of query and key. With need_weights = false the scores are not stored, and a query that
+--- attends to no key gives zeros, not NaN.
 ---
 --- Shapes: query (L, N, E)  key (S, N, kdim)  value (S, N, vdim)  output (L, N, E); N comes
 ---         first with batch_first. One sample may come without N.
@@ -35,16 +35,16 @@ local util = require 'moonshard.base.util'
 ---@overload fun(embed_dim: integer, num_heads: integer, opts?: table): ms.nn.MultiheadAttention
 local MultiheadAttention = Module.extend('nn.MultiheadAttention')
 
-MultiheadAttention._is_dropout = true -- of the weights
+MultiheadAttention._is_dropout = true -- of the attention weights
 MultiheadAttention._settings = { 'num_heads', 'dropout', 'batch_first', 'add_zero_attn' }
 
 ---@class ms.nn.MultiheadAttention.Options
----@field dropout? number  of the weights (default 0)
+---@field dropout? number  of the attention weights (default 0)
 ---@field bias? boolean  of all projections (default true)
 ---@field kdim? integer  default embed_dim
 ---@field vdim? integer  default embed_dim
----@field add_bias_kv? boolean  learn a key and a value that all queries see (default false)
----@field add_zero_attn? boolean  append a key and a value of zeros (default false)
+---@field add_bias_kv? boolean  append a learned key and value (default false)
+---@field add_zero_attn? boolean  append a key and value of zeros (default false)
 ---@field batch_first? boolean  default false
 ---@field dtype? ms.DType
 
@@ -54,7 +54,7 @@ local OPTIONS = {
 }
 
 ---@param embed_dim integer
----@param num_heads integer  divides embed_dim
+---@param num_heads integer  must divide embed_dim
 ---@param opts? ms.nn.MultiheadAttention.Options
 function MultiheadAttention:init(embed_dim, num_heads, opts)
   check.sizes(self._name, 1, { 'embed_dim', 'num_heads' }, embed_dim, num_heads)
@@ -101,7 +101,7 @@ end
 
 -- -- projections ---------------------------------------------------------------------------------
 
--- Parts `first` to `last` of query, key and value, from one input.
+-- Projections `first` to `last` (of query, key, value) of one input.
 local function project(self, x, first, last)
   local width, n = self.embed_dim, last - first + 1
   local function part(t)
@@ -116,7 +116,7 @@ local function project_apart(self, x, i, name)
     bias and bias:narrow(1, (i - 1) * self.embed_dim + 1, self.embed_dim))
 end
 
--- Query, key and value (N, length, E) of inputs (N, length, ...); one product for equal inputs.
+-- Query, key and value (N, length, E). Inputs that are one tensor share a product.
 local function projections(self, query, key, value)
   local width = self.embed_dim
   if not self.in_proj_weight then
@@ -133,8 +133,8 @@ local function projections(self, query, key, value)
     all:narrow(3, 2 * width + 1, width)
 end
 
--- k, v (N, S, E) and the masks of a call with the keys that add_bias_kv and add_zero_attn append.
--- No mask hides these.
+-- k, v (N, S, E) and the masks, extended by the keys of add_bias_kv and add_zero_attn, which are
+-- never masked.
 local function extended(self, k, v, opts)
   local n, samples = 0, k:size(1)
   local function append(to_k, to_v)
@@ -168,7 +168,7 @@ local function check_mask(self, name, mask, ...)
   end
 end
 
--- Errors of masks for a query (N, L, ...) and a key (N, S, ...), of one sample without N.
+-- Check the masks against query (N, L, ...) and key (N, S, ...); N is absent for a single sample.
 local function check_masks(self, query, key, opts, is_batch)
   local n, from, to = query:size(1), query:size(2), key:size(2)
   local keys, pairs_of = opts.key_padding_mask, opts.attn_mask
@@ -184,7 +184,7 @@ local function check_masks(self, query, key, opts, is_batch)
   end
 end
 
--- The masks of a call, that of keys (N, 1, 1, S) and that of pairs (L, S) or (N, heads, L, S).
+-- The mask of keys (N, 1, 1, S) and that of pairs (L, S) or (N, heads, L, S).
 local function masks_of(q, k, opts)
   local keys, pairs_of = opts.key_padding_mask, opts.attn_mask
   if pairs_of and pairs_of:dim() == 3 then
@@ -202,8 +202,8 @@ local function masked(scores, mask)
   return scores + mask:to(scores:dtype())
 end
 
--- Both masks as one that ops.scaled_dot_product_attention takes: true where attention is allowed,
--- or added.
+-- Merge both masks into one for ops.scaled_dot_product_attention: bool, true where attention is
+-- allowed, or floating.
 local function merged(keys, pairs_of, dtype)
   if keys and pairs_of and (keys:dtype() ~= 'bool' or pairs_of:dtype() ~= 'bool') then
     return masked(masked(create.zeros(1, 1, { dtype = dtype }), pairs_of), keys)
@@ -227,7 +227,7 @@ local function attend_without_weights(self, q, k, v, opts, active)
     active and self.dropout or 0, active and (self._site or self:materialize()._site))
 end
 
--- Weights (N, heads, L, S) of q and k (N, heads, length, width of a head).
+-- Weights (N, heads, L, S) from q and k (N, heads, length, head width).
 local function weights_of(self, q, k, opts, active)
   local scores = ops.matmul(q * q:size(4) ^ -0.5, k:transpose(3, 4))
   local keys, pairs_of = masks_of(q, k, opts)
@@ -242,11 +242,12 @@ local function weights_of(self, q, k, opts, active)
 end
 
 ---@class ms.nn.MultiheadAttention.Call
----@field key_padding_mask? ms.Tensor  (N, S), of one sample (S)
+---@field key_padding_mask? ms.Tensor  (N, S), or (S) for a single sample
 ---@field attn_mask? ms.Tensor  (L, S) or (N num_heads, L, S)
 ---@field need_weights? boolean  default true
 ---@field average_attn_weights? boolean  over the heads (default true)
----@field is_causal? boolean  query t attends to keys 1 to t; attn_mask, if given, is that mask
+---@field is_causal? boolean  query t attends to keys 1 to t; attn_mask, if given, must be that
+---  mask
 
 local CALL = {
   key_padding_mask = 'tensor', attn_mask = 'tensor', need_weights = 'flag',

@@ -1,4 +1,4 @@
---- Names of parameters, by the paths of the modules that declare them, and random streams.
+--- Names of parameters (the paths of their modules) and random streams.
 
 local parameter = require 'moonshard_ffi.parameter'
 local trace = require 'moonshard.base.trace'
@@ -14,7 +14,7 @@ local function paths_below(top)
   return paths
 end
 
--- `make(top)` for each outermost module, once.
+-- A table that computes `make(top)` on the first access of each outermost module.
 local function by_top(make)
   return setmetatable({}, {
     __index = function(made, top)
@@ -37,9 +37,9 @@ function names.paths(modules)
   return paths
 end
 
---- Random stream of the tree below a module: that of the module that was made first. Two trees
---- draw different values under equal names, and what a tree draws depends neither on its wrapping
---- nor on the order in which it was assembled.
+--- Random stream of the tree below a module: that of its earliest made module. So two trees draw
+--- different values for equal names, and the values do not depend on wrapping or on the order of
+--- assembly.
 ---@return integer
 function names.stream(module)
   local first
@@ -50,10 +50,10 @@ function names.stream(module)
   return first or 0
 end
 
--- [Note: homes] A module may be part of several trees, for example a probe that uses layers of a
+-- [Note: homes] A module may be part of several trees, for example of a probe that uses layers of a
 -- model. Its home is the outermost module that names its parameters: the first that was
--- materialised. A home that was only asked for parameters, became part of a larger model or no
--- longer contains the module is replaced.
+-- materialised. A home is replaced if it was never called, became part of a larger model, or no
+-- longer contains the module.
 local function home_of(module, top, paths)
   local home = rawget(module, '_home')
   if home == top or not (home and rawget(home, '_ready') and not rawget(home, '_owner')
@@ -64,7 +64,7 @@ local function home_of(module, top, paths)
   return home
 end
 
---- Path of this module and of all below it, and the random stream of their tree.
+--- Paths of this module and of all below it, with the random streams of their trees.
 ---@return { module: ms.nn.Module, path: string, stream: integer }[]
 function names.locations(module)
   local top, out = tree.outermost(module), {}
@@ -86,8 +86,8 @@ local function names_below(top)
   return out
 end
 
---- Name all parameters below an outermost module by their paths. Parameters without values get
---- those of this name.
+--- Name all parameters below an outermost module by their paths. The name also determines the
+--- initial values of parameters that have none yet.
 ---@param top ms.nn.Module
 function names.assign_names(top)
   local paths, names_in = by_top(paths_below), by_top(names_below)
@@ -102,8 +102,8 @@ function names.assign_names(top)
   end
 end
 
---- A module that replaced another since the last walk and is called by that model now becomes part
---- of the tree before it is named.
+--- If a module replaced another one since the last walk, and its model is calling it now, update
+--- the tree before the module is named.
 ---@param module ms.nn.Module
 function names.join_caller(module)
   local caller = trace.module()

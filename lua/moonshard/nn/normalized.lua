@@ -1,11 +1,11 @@
---- The last dimensions of x, over which LayerNorm and RMSNorm normalise.
+--- The normalized_shape of LayerNorm and RMSNorm: the last dimensions of x.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
 
 local normalized = {}
 
---- One size, or a list of them.
+--- Check one size or a list of sizes.
 ---@param what string  the class
 ---@param given integer|integer[]
 ---@return integer[]
@@ -23,7 +23,7 @@ function normalized.shape(what, given)
   return shape
 end
 
---- x (..., normalized_shape) with its last dimensions as one.
+--- x (..., normalized_shape) with its last dimensions merged into one.
 ---@param module ms.nn.LayerNorm|ms.nn.RMSNorm
 ---@param x ms.Tensor
 ---@return ms.Tensor
@@ -44,7 +44,7 @@ function normalized.flat(module, x)
   return x:reshape(unpack(found, 1, lead + 1))
 end
 
---- As PyTorch prints the shape.
+--- The shape in PyTorch's format.
 ---@param shape integer[]
 ---@return string
 function normalized.text(shape)

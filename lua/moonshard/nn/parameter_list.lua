@@ -1,5 +1,5 @@
---- An array of parameters. They are named '0', '1', ... in state dicts and stand at [1], [2], ...;
---- `for i = 1, list:len()` and `for p in list:parameters()` walk them.
+--- An array of parameters. Their names in state dicts are '0', '1', ... and their indices 1, 2,
+--- .... Iterate with `for i = 1, list:len()` or `for p in list:parameters()`.
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
@@ -10,7 +10,7 @@ local parameter = require 'moonshard_ffi.parameter'
 ---@overload fun(tensors?: ms.Tensor[]): ms.nn.ParameterList
 local ParameterList = Module.extend('nn.ParameterList')
 
----@param tensors? ms.Tensor[]  become parameters
+---@param tensors? ms.Tensor[]  they become parameters
 function ParameterList:init(tensors)
   tensors = tensors == nil and {} or arguments.array(self._name, 'tensors', tensors)
   for i = 1, #tensors do
@@ -22,7 +22,7 @@ local function is_index(key)
   return type(key) == 'number' and key >= 1 and key % 1 == 0
 end
 
--- Entries have one field each, that of the name in state dicts.
+-- Each entry is a field under its name in state dicts.
 function ParameterList.__index(self, key)
   if is_index(key) then
     return rawget(self, tostring(key - 1))
@@ -33,7 +33,7 @@ end
 function ParameterList.__newindex(self, key, value)
   if is_index(key) and parameter.is_tensor(value) then
     key = tostring(key - 1)
-    if rawget(self, key) ~= nil then -- which an assignment would not reach
+    if rawget(self, key) ~= nil then -- __newindex of Module ignores existing fields
       rawset(self, key, value)
       return
     end
@@ -41,10 +41,10 @@ function ParameterList.__newindex(self, key, value)
   Module.__newindex(self, key, value)
 end
 
---- Add a tensor, which becomes a parameter, or declare a parameter as Module:param() does.
----@param tensor ms.Tensor|integer[]  or a shape
----@param rule? ms.nn.InitRule  of a declared one
----@param opts? ms.nn.ParamOptions  of a declared one
+--- Append a tensor, which becomes a parameter, or declare a parameter as Module:param() does.
+---@param tensor ms.Tensor|integer[]  a tensor, or the shape to declare
+---@param rule? ms.nn.InitRule  with a shape
+---@param opts? ms.nn.ParamOptions  with a shape
 ---@return self
 function ParameterList:append(tensor, rule, opts)
   local name = tostring(self:len())

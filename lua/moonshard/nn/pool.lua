@@ -7,14 +7,14 @@ local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 local spatial = require 'moonshard.ops.spatial'
 
---- Largest elements or averages over windows.
+--- Maximum or average over windows.
 ---@class ms.nn._Pool: ms.nn.Module
 ---@field kernel_size integer[]
 ---@field stride integer[]
 ---@field padding integer[]
 local Pool = Module.extend('nn._Pool')
 
---- TypeError and ValueError for arguments of other kinds and sizes.
+--- TypeError or ValueError for invalid arguments.
 ---@param kernel_size integer|integer[]
 ---@param opts? ms.ops.MaxPoolOptions|ms.ops.AvgPoolOptions
 function Pool:init(kernel_size, opts)
@@ -47,7 +47,7 @@ function Pool:extra_repr()
     tuple(self.stride), tuple(self.padding))
 end
 
---- Averages over windows that give a result of one size.
+--- Averages over windows chosen to give the requested output size.
 ---@class ms.nn._AdaptiveAvgPool: ms.nn.Module
 ---@field output_size (integer|false)[]
 local AdaptiveAvgPool = Module.extend('nn._AdaptiveAvgPool')
@@ -73,47 +73,47 @@ end
 
 local classes = {}
 
---- Largest elements of (N, C, L).
+--- Maximum pooling of (N, C, L).
 ---@class ms.nn.MaxPool1d: ms.nn._Pool
 ---@overload fun(kernel_size: integer|integer[], opts?: ms.ops.MaxPoolOptions): ms.nn.MaxPool1d
 classes.MaxPool1d = Pool.extend('nn.MaxPool1d')
 
---- Largest elements of (N, C, H, W).
+--- Maximum pooling of (N, C, H, W).
 ---@class ms.nn.MaxPool2d: ms.nn._Pool
 ---@overload fun(kernel_size: integer|integer[], opts?: ms.ops.MaxPoolOptions): ms.nn.MaxPool2d
 classes.MaxPool2d = Pool.extend('nn.MaxPool2d')
 
---- Largest elements of (N, C, D, H, W).
+--- Maximum pooling of (N, C, D, H, W).
 ---@class ms.nn.MaxPool3d: ms.nn._Pool
 ---@overload fun(kernel_size: integer|integer[], opts?: ms.ops.MaxPoolOptions): ms.nn.MaxPool3d
 classes.MaxPool3d = Pool.extend('nn.MaxPool3d')
 
---- Averages of (N, C, L).
+--- Average pooling of (N, C, L).
 ---@class ms.nn.AvgPool1d: ms.nn._Pool
 ---@overload fun(kernel_size: integer|integer[], opts?: ms.ops.AvgPoolOptions): ms.nn.AvgPool1d
 classes.AvgPool1d = Pool.extend('nn.AvgPool1d')
 
---- Averages of (N, C, H, W).
+--- Average pooling of (N, C, H, W).
 ---@class ms.nn.AvgPool2d: ms.nn._Pool
 ---@overload fun(kernel_size: integer|integer[], opts?: ms.ops.AvgPoolOptions): ms.nn.AvgPool2d
 classes.AvgPool2d = Pool.extend('nn.AvgPool2d')
 
---- Averages of (N, C, D, H, W).
+--- Average pooling of (N, C, D, H, W).
 ---@class ms.nn.AvgPool3d: ms.nn._Pool
 ---@overload fun(kernel_size: integer|integer[], opts?: ms.ops.AvgPoolOptions): ms.nn.AvgPool3d
 classes.AvgPool3d = Pool.extend('nn.AvgPool3d')
 
---- Averages of (N, C, L).
+--- Average pooling of (N, C, L).
 ---@class ms.nn.AdaptiveAvgPool1d: ms.nn._AdaptiveAvgPool
 ---@overload fun(output_size: integer|integer[]): ms.nn.AdaptiveAvgPool1d
 classes.AdaptiveAvgPool1d = AdaptiveAvgPool.extend('nn.AdaptiveAvgPool1d')
 
---- Averages of (N, C, H, W).
+--- Average pooling of (N, C, H, W).
 ---@class ms.nn.AdaptiveAvgPool2d: ms.nn._AdaptiveAvgPool
 ---@overload fun(output_size: integer|integer[]): ms.nn.AdaptiveAvgPool2d
 classes.AdaptiveAvgPool2d = AdaptiveAvgPool.extend('nn.AdaptiveAvgPool2d')
 
---- Averages of (N, C, D, H, W).
+--- Average pooling of (N, C, D, H, W).
 ---@class ms.nn.AdaptiveAvgPool3d: ms.nn._AdaptiveAvgPool
 ---@overload fun(output_size: integer|integer[]): ms.nn.AdaptiveAvgPool3d
 classes.AdaptiveAvgPool3d = AdaptiveAvgPool.extend('nn.AdaptiveAvgPool3d')

@@ -1,5 +1,5 @@
---- x / sqrt(mean(x^2) + eps) over the last dimensions (arXiv:1910.07467). Narrow dtypes are
---- computed in f32.
+--- x / sqrt(mean(x^2) + eps) over the last dimensions (arXiv:1910.07467). f16 and bf16 are computed
+--- in f32.
 ---
 --- Shapes: x (..., normalized_shape)  weight normalized_shape
 

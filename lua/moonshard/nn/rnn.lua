@@ -1,9 +1,9 @@
---- Recurrent networks: nn.RNN, nn.LSTM (arXiv:1402.1128 with proj_size) and nn.GRU
---- (arXiv:1406.1078) over sequences, and their cells for one step. Composed of linear operators and
---- activations, step by step; there is no fused kernel, and there are no packed sequences.
+--- Recurrent networks: nn.RNN, nn.LSTM (with proj_size: arXiv:1402.1128) and nn.GRU
+--- (arXiv:1406.1078) over sequences, and their cells for one step. Each step is composed of linear
+--- operators and activations; there is no fused kernel, and packed sequences are not supported.
 ---
---- D is 2 for bidirectional networks, else 1; R is proj_size, or H where that is 0; G is H times
---- the number of gates: 1 of RNN, 4 of LSTM (input, forget, cell, output), 3 of GRU (reset, update,
+--- D is 2 for bidirectional networks, else 1. R is proj_size, or H if that is 0. G is H times the
+--- number of gates: 1 for RNN, 4 for LSTM (input, forget, cell, output), 3 for GRU (reset, update,
 --- new).
 ---
 --- Shapes: x (T, N, in), (N, T, in) with batch_first, or (T, in)  y likewise, D R wide
@@ -25,14 +25,14 @@ local util = require 'moonshard.base.util'
 
 -- -- one step ------------------------------------------------------------------------------------
 
--- Part i of n of the last dimension.
+-- Chunk i of n along the last dimension.
 local function part(x, i, n)
   local width = x:size(-1) / n
   return x:narrow(-1, (i - 1) * width + 1, width)
 end
 
--- A step gives the next state, h or h and c, from the linear maps of input and h, each (N, G), and
--- the state.
+-- A step function returns the next state (h, or h and c) from the linear maps of input and h, each
+-- (N, G), and the current state.
 
 local function rnn_step(x, hidden, _, _, nonlinearity)
   return ops[nonlinearity](x + hidden)
@@ -53,7 +53,7 @@ local function gru_step(x, hidden, h)
   return new + update * (h - new)
 end
 
--- states: tensors of a state.
+-- states: number of tensors in a state.
 local KINDS = {
   RNN = { gates = 1, states = 1, step = rnn_step },
   LSTM = { gates = 4, states = 2, step = lstm_step },
@@ -68,7 +68,7 @@ local SEQUENCE_OPTIONS = util.merged(OPTIONS, {
 })
 local NONLINEARITY = { nonlinearity = { 'tanh', 'relu' } }
 
--- What sequences and cells have in common. Returns the checked options.
+-- Set what sequence networks and cells share. Returns the checked options.
 local function init_shared(self, input_size, hidden_size, opts, known)
   check.sizes(self._name, 1, { 'input_size', 'hidden_size' }, input_size, hidden_size)
   opts = errors.options(self._name, opts, util.merged(known, self._options))
@@ -79,7 +79,7 @@ local function init_shared(self, input_size, hidden_size, opts, known)
   return opts
 end
 
--- Weights and biases of one layer and direction, or of a cell.
+-- Declare weights and biases of one layer and direction, or of a cell.
 local function declare(self, suffix, input_size, opts)
   local hidden, proj = self.hidden_size, self.proj_size or 0
   local gates, rule = self._kind.gates * hidden, rules.fan_in_uniform(hidden)
@@ -107,7 +107,7 @@ local function check_input(self, x, most)
   return n == most
 end
 
--- The tensors of the state that forward was given, or zeros, of these shapes.
+-- The given state, checked against these shapes, or zeros.
 local function state_of(self, given, x, shapes)
   local n, state = self._kind.states, {}
   if given ~= nil and n == 1 then
@@ -155,11 +155,11 @@ RNNBase._options = {}
 ---@field num_layers? integer  default 1
 ---@field bias? boolean  default true
 ---@field batch_first? boolean  x and output are (N, T, ...) (default false)
----@field dropout? number  of the outputs of all layers but the last (default 0)
+---@field dropout? number  of the outputs of every layer but the last (default 0)
 ---@field bidirectional? boolean  default false
 ---@field dtype? ms.DType
 
--- Ends of the names of a layer's parameters, by direction.
+-- Suffixes of the names of a layer's parameters, one for each direction.
 local function suffixes(self, layer)
   local suffix = ('_l%d'):format(layer - 1)
   return self.bidirectional and { suffix, suffix .. '_reverse' } or { suffix }
@@ -201,14 +201,15 @@ function RNNBase:_materialized(path, stream)
   self._site = dropout_streams.of_module(path, stream, self._site)
 end
 
--- A view of a parameter that many steps use. Their gradients add up in the view's, and the
--- parameter gets one: sums over steps, micro-batches and ranks have the order of other modules.
+-- A view of a parameter that all steps use. The gradients of the steps add up in the view, and the
+-- parameter gets one gradient, so the order of summation over micro-batches and ranks is that of
+-- other modules.
 local function shared(p)
   return p and p:reshape(p:shape())
 end
 
--- One layer in one direction over x (T, N, in), from a state { h, c }. Returns the outputs
--- (T, N, R) and the last state.
+-- Run one layer in one direction over x (T, N, in) from the state { h, c }. Returns the outputs (T,
+-- N, R) and the last state.
 local function run_direction(self, suffix, x, state, is_reverse)
   local step, proj = self._kind.step, shared(self['weight_hr' .. suffix])
   local weight, bias = shared(self['weight_hh' .. suffix]), shared(self['bias_hh' .. suffix])
@@ -224,7 +225,7 @@ local function run_direction(self, suffix, x, state, is_reverse)
   return ops.stack(outputs, 1), { h, c }
 end
 
--- Dropout of x (T, N, ...), whose samples are its dimension 2.
+-- Dropout of x (T, N, ...); dimension 2 holds the samples.
 local function drop(self, x)
   if not self.training or self.dropout == 0 then
     return x
@@ -233,7 +234,7 @@ local function drop(self, x)
   return ops.dropout(x:transpose(1, 2), self.dropout, site):transpose(1, 2)
 end
 
--- All layers over x (T, N, in). `state`: tensors of all layers and directions.
+-- Run all layers over x (T, N, in). `state` holds the tensors of all layers and directions.
 local function run_layers(self, x, state)
   local last, at = {}, 0
   for i = 1, #state do
@@ -263,8 +264,8 @@ local function run_layers(self, x, state)
 end
 
 ---@param x ms.Tensor  (T, N, in), (N, T, in) with batch_first, or (T, in)
----@param state? ms.Tensor|ms.Tensor[]  before the first step; of LSTM { h, c } (default: zeros)
----@return ms.Tensor output, ms.Tensor|ms.Tensor[] state  after the last step; of LSTM { h, c }
+---@param state? ms.Tensor|ms.Tensor[]  before the first step; { h, c } for LSTM (default: zeros)
+---@return ms.Tensor output, ms.Tensor|ms.Tensor[] state  after the last step; { h, c } for LSTM
 function RNNBase:forward(x, state)
   local is_batch = check_input(self, x, 3)
   local time = is_batch and self.batch_first and 2 or 1
@@ -320,7 +321,7 @@ local RNN = RNNBase.extend('nn.RNN')
 RNN._kind, RNN._options = KINDS.RNN, NONLINEARITY
 
 ---@class ms.nn.LSTM.Options: ms.nn.RNNBase.Options
----@field proj_size? integer  width to which h is projected; 0: it is not (default 0)
+---@field proj_size? integer  width of the projection of h; 0: no projection (default 0)
 
 ---@class ms.nn.LSTM: ms.nn._RNNBase
 ---@overload fun(input_size: integer, hidden_size: integer, opts?: ms.nn.LSTM.Options): ms.nn.LSTM
@@ -355,8 +356,8 @@ function RNNCellBase:init(input_size, hidden_size, opts)
 end
 
 ---@param x ms.Tensor  (N, in) or (in)
----@param state? ms.Tensor|ms.Tensor[]  (N, H) or (H); of LSTMCell { h, c } (default: zeros)
----@return ms.Tensor h, ms.Tensor? c  after the step; c of LSTMCell
+---@param state? ms.Tensor|ms.Tensor[]  (N, H) or (H); { h, c } for LSTMCell (default: zeros)
+---@return ms.Tensor h, ms.Tensor? c  after the step; c for LSTMCell only
 function RNNCellBase:forward(x, state)
   local shape = check_input(self, x, 2) and { x:size(1), self.hidden_size } or { self.hidden_size }
   local given = state_of(self, state, x, { shape, shape })

@@ -1,10 +1,11 @@
---- Rules for first values of parameters, and functions that overwrite tensors by them (`nn.init`).
+--- Rules for initial values of parameters, and functions that overwrite tensors (`nn.init`).
 ---
---- A rule is data: the runtime applies it to the elements a rank holds, as a function of seed,
---- parameter name and element index. `nn.init.normal_(t, ...)` and its like write at once, into any
---- tensor or parameter, sharded or not, before or after its first use; a parameter without memory
---- gets it. Their random numbers depend on the seed and on how many were drawn since, as those of
---- ms.randn() do, so ranks that make the same calls draw the same whole parameter.
+--- A rule is data. The runtime applies it to the elements that a rank holds, as a function of seed,
+--- parameter name and element index. `nn.init.normal_(t, ...)` and the other in-place functions
+--- write immediately into any tensor or parameter, sharded or not, before or after its first use;
+--- they allocate a parameter that has no memory. Like those of ms.randn(), their random numbers
+--- depend on the seed and on the number of tensors drawn since, so ranks that make the same calls
+--- draw the same parameter.
 
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
@@ -20,7 +21,7 @@ local util = require 'moonshard.base.util'
 ---@class ms.nn.init
 local init = {}
 
---- Leave the memory zero.
+--- All elements 0.
 ---@return ms.nn.InitRule
 function init.zeros()
   return { kind = 'constant', a = 0 }
@@ -63,8 +64,8 @@ function init.normal(mean, deviation)
   return { kind = 'normal', a = mean, b = deviation }
 end
 
---- What PyTorch's Linear begins with: uniform within 1/sqrt(fan_in)
---- (kaiming_uniform with a = sqrt(5), arXiv:1502.01852).
+--- The default of PyTorch's Linear: uniform within 1/sqrt(fan_in) (kaiming_uniform with a =
+--- sqrt(5), arXiv:1502.01852).
 ---@param fan_in integer
 ---@return ms.nn.InitRule
 function init.fan_in_uniform(fan_in)
@@ -73,7 +74,7 @@ function init.fan_in_uniform(fan_in)
   return init.uniform(-bound, bound)
 end
 
---- Glorot's uniform rule (Glorot and Bengio 2010).
+--- Glorot's uniform rule (Glorot and Bengio, 2010).
 ---@param fan_in integer
 ---@param fan_out integer
 ---@param gain? number  default 1
@@ -86,10 +87,10 @@ function init.xavier_uniform(fan_in, fan_out, gain)
   return init.uniform(-bound, bound)
 end
 
---- Overwrite a tensor that has memory by a rule.
+--- Overwrite a tensor that has memory with a rule's values.
 ---@param tensor ms.Tensor
 ---@param rule ms.nn.InitRule
----@param name string  keys the random stream
+---@param name string  determines the random stream
 ---@return ms.Tensor tensor
 function init.apply_(tensor, rule, name)
   arguments.tensor('init.apply_', 'tensor', tensor)
@@ -109,14 +110,13 @@ local function overwrite(what, tensor, rule)
   return tensor
 end
 
--- The shape of the whole tensor, of which a handle may show a shard.
+-- The shape of the whole tensor, also if this rank holds a shard.
 local function shape_of(tensor)
   local manager = parameter.manager(tensor)
   return manager and manager:_whole_shape(tensor) or parameter.shape(tensor)
 end
 
--- Numbers of inputs and outputs of one element of the result: of a convolution's weight
--- (out, in, ...) times the elements of its window.
+-- fan_in and fan_out. Those of a convolution's weight (out, in, ...) include the window's elements.
 local function fans(what, tensor)
   local shape = shape_of(arguments.tensor('init.' .. what, 'tensor', tensor))
   if #shape < 2 then
@@ -135,7 +135,7 @@ local GAINS = {
   selu = 3 / 4,
 }
 
---- The factor by which weights before this nonlinearity grow.
+--- The recommended gain of weights before this nonlinearity.
 ---@param nonlinearity string  'linear', 'conv1d' to 'conv3d', 'sigmoid', 'tanh', 'relu', 'selu' or
 ---                            'leaky_relu'
 ---@param slope? number  of leaky_relu (default 0.01)
@@ -186,7 +186,7 @@ function init.ones_(tensor)
   return overwrite('ones_', tensor, init.ones())
 end
 
---- Glorot and Bengio 2010.
+--- Glorot's uniform rule (Glorot and Bengio, 2010).
 ---@param tensor ms.Tensor  of two dimensions or more
 ---@param gain? number  default 1
 ---@return ms.Tensor tensor
@@ -195,7 +195,7 @@ function init.xavier_uniform_(tensor, gain)
   return overwrite('xavier_uniform_', tensor, init.xavier_uniform(fan_in, fan_out, gain))
 end
 
---- The same with a normal distribution.
+--- Glorot's normal rule.
 ---@param tensor ms.Tensor  of two dimensions or more
 ---@param gain? number  default 1
 ---@return ms.Tensor tensor
@@ -223,7 +223,7 @@ local function kaiming_deviation(what, tensor, opts)
   return gain / math.sqrt(mode == 'fan_in' and fan_in or fan_out)
 end
 
---- arXiv:1502.01852
+--- Kaiming's uniform rule (arXiv:1502.01852).
 ---@param tensor ms.Tensor  of two dimensions or more
 ---@param opts? ms.nn.init.KaimingOptions
 ---@return ms.Tensor tensor
@@ -232,7 +232,7 @@ function init.kaiming_uniform_(tensor, opts)
   return overwrite('kaiming_uniform_', tensor, init.uniform(-bound, bound))
 end
 
---- The same with a normal distribution.
+--- Kaiming's normal rule.
 ---@param tensor ms.Tensor  of two dimensions or more
 ---@param opts? ms.nn.init.KaimingOptions
 ---@return ms.Tensor tensor
@@ -241,7 +241,7 @@ function init.kaiming_normal_(tensor, opts)
     init.normal(0, kaiming_deviation('kaiming_normal_', tensor, opts)))
 end
 
--- The inverse of erf() in f64: the approximation of Giles (2010) for f32, and Newton's method.
+-- The inverse of erf() in f64: Giles' (2010) approximation for f32, refined by Newton's method.
 local CENTRE = {
   2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
   -0.00417768164, 0.246640727, 1.50140941,
@@ -268,24 +268,24 @@ local function inverse_erf(y)
   return x
 end
 
--- Uniform values within the bounds' images under the distribution function, mapped back.
+-- Map the bounds through the distribution function, draw uniform values between them, map back.
 local function draw_between(tensor, mean, deviation, low, high)
   local function image(bound)
     local z = (bound - mean) / deviation / math.sqrt(2)
     return create.full({ 1 }, z, { dtype = 'f64' }):erf():item()
   end
   overwrite('trunc_normal_', tensor, init.uniform(image(low), image(high)))
-  local most = 1 - 2 ^ -53 -- whose inverse is finite
+  local most = 1 - 2 ^ -53 -- its inverse is finite
   local normal = inverse_erf(tensor:detach():to('f64'):clamp(-most, most))
   tensor:copy_((normal * (deviation * math.sqrt(2)) + mean):clamp(low, high):to(tensor:dtype()))
 end
 
---- The normal distribution between two bounds.
+--- Values of a normal distribution truncated to [low, high].
 ---@param tensor ms.Tensor
 ---@param mean? number  default 0
----@param deviation? number  default 1; ValueError unless above 0
+---@param deviation? number  default 1; must be above 0
 ---@param low? number  default -2
----@param high? number  default 2; ValueError unless above `low`
+---@param high? number  default 2; must be above `low`
 ---@return ms.Tensor tensor
 function init.trunc_normal_(tensor, mean, deviation, low, high)
   local function number(name, value, default)
@@ -308,7 +308,7 @@ function init.trunc_normal_(tensor, mean, deviation, low, high)
   return tensor
 end
 
--- Write the elements of `whole`, of the tensor's full shape, that this rank holds.
+-- Write this rank's elements of `whole`, which has the full shape.
 local function write(what, tensor, whole)
   overwrite(what, tensor, init.zeros())
   local shape, n, start = parameter.shape(tensor), tensor:numel(), 0
@@ -342,8 +342,7 @@ end
 
 local BLOCK = 32
 
--- x without its components along the rows of `basis`, which are orthonormal; twice, because
--- rounding leaves some the first time.
+-- Remove from x its components along the orthonormal rows of `basis`; twice, because of rounding.
 local function without(x, basis)
   for _ = 1, 2 do
     x = x - ops.matmul(ops.matmul(x, basis:transpose(1, 2)), basis)
@@ -351,8 +350,8 @@ local function without(x, basis)
   return x
 end
 
--- Orthonormal rows that span those of x (n, m), n <= m, each with a positive component along the
--- row it comes from: Gram and Schmidt's method, in blocks of rows.
+-- Gram-Schmidt in blocks of rows: orthonormal rows with the span of the rows of x (n, m), n <= m.
+-- Each has a positive component along its original row.
 local function orthonormal_rows(x)
   local done
   for first = 1, x:size(1), BLOCK do
@@ -370,8 +369,9 @@ local function orthonormal_rows(x)
   return done
 end
 
---- A matrix (d1, d2 d3 ...) with orthonormal rows or columns, whichever are fewer, of the uniform
---- distribution of those, times `gain` (arXiv:1312.6120). Each rank computes all of it in f64.
+--- A random matrix (d1, d2 d3 ...) with orthonormal rows, or columns if there are fewer columns,
+--- uniformly distributed and scaled by `gain` (arXiv:1312.6120). Each rank computes the whole
+--- matrix in f64.
 ---@param tensor ms.Tensor  of two dimensions or more
 ---@param gain? number  default 1
 ---@return ms.Tensor tensor

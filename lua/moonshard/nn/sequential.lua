@@ -1,4 +1,4 @@
---- Modules called one after another; children are named '0', '1', ... and stand at [1], [2], ...
+--- Calls modules one after another. Children are named '0', '1', ...; their indices are 1, 2, ....
 
 local Module = require 'moonshard.nn.module'
 local ModuleList = require 'moonshard.nn.module_list'
@@ -9,7 +9,7 @@ local ModuleList = require 'moonshard.nn.module_list'
 ---@overload fun(modules: ms.nn.Module[]): ms.nn.Sequential
 local Sequential = Module.extend('nn.Sequential')
 
--- Built like a list, but not one: policies treat lists apart, because they have no forward.
+-- Not a subclass of ModuleList: policies treat lists differently, because lists have no forward.
 Sequential.init = ModuleList.init
 Sequential.append = ModuleList.append
 Sequential.len = ModuleList.len

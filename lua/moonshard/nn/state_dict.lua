@@ -1,9 +1,9 @@
 --- State dicts: tensors by path, in order.
 ---
---- `sd[name]` is a tensor, `sd[i]` the i-th name, so `for _, name in ipairs(sd)` keeps the order of
---- declaration; pairs() gives both. A tied parameter has an entry for each of its names, and so has
---- a buffer of a shared module. Scripts rename and drop entries by name alone, so the list holds no
---- more than the order.
+--- `sd[name]` is a tensor and `sd[i]` the i-th name, so `for _, name in ipairs(sd)` iterates in
+--- order of declaration; pairs() visits both kinds of keys. A tied parameter, and a buffer of a
+--- shared module, has an entry for each of its names. Scripts may rename and drop entries by name
+--- only: the list gives no more than the order.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
@@ -21,7 +21,7 @@ local function is_sharded(value)
   return type(value) == 'table' and value._name == 'fsdp.ShardedTensor'
 end
 
---- Buffers that are part of state dicts, each under its first name.
+--- Persistent buffers, each under its first name.
 function state_dict.buffers(module)
   local out, seen = {}, {}
   for _, b in ipairs(tree.buffers(module, true, false)) do
@@ -32,8 +32,8 @@ function state_dict.buffers(module)
   return out
 end
 
--- The innermost FSDP instance around each module that does not ignore it, of those from `module`
--- down.
+-- The innermost FSDP instance that manages each module from `module` down. Ignored modules have
+-- none.
 local function managers_of(module, around, out)
   around = tree.manager(module) or around
   out[module] = around and not around:ignores(module) and around or nil
@@ -43,7 +43,7 @@ local function managers_of(module, around, out)
   return out
 end
 
--- Parameters and persistent buffers under all their names: those of a module, then its children's.
+-- Parameters and persistent buffers under all their names; a module's own before its children's.
 local function entries(module)
   module:_prepare()
   local by_path = {}
@@ -76,7 +76,8 @@ local function entries(module)
   return out
 end
 
--- Values of managed parameters come unit by unit: the first one asked for brings all of its unit.
+-- The value of an entry. Managed parameters are gathered unit by unit: the first access gathers the
+-- whole unit.
 local function value_of(entry, rank0_only, gathered)
   local manager = parameter.manager(entry.tensor)
   if entry.buffer then
@@ -120,8 +121,8 @@ local function same(a, b)
   return true
 end
 
---- Names of the entries of `sd`: those it lists, but for what was set to nil, then the others,
---- sorted. What it lists that is no name is given back as it is, to be told.
+--- Names of the entries of `sd`: the listed ones, except those set to nil, then the others, sorted.
+--- List items that are not strings are returned too, so that they can be reported.
 ---@param sd ms.StateDict|table<string, ms.Tensor>
 ---@return any[]
 function state_dict.names(sd)
@@ -141,7 +142,7 @@ function state_dict.names(sd)
   return names
 end
 
--- Refuse what cannot be loaded; gives what `sd` lacks or has too much.
+-- Raise for values that cannot be loaded; returns missing and unexpected names.
 local function examine(module, list, sd, strict)
   local wanted, missing, unexpected, problems = {}, {}, {}, {}
   for _, entry in ipairs(list) do
@@ -177,7 +178,7 @@ local function examine(module, list, sd, strict)
   return { missing_keys = missing, unexpected_keys = unexpected }
 end
 
--- The units' parameters by the group of ranks that shares them, the largest group first.
+-- The units' parameters by process group, the largest group first.
 local function by_group(list, numbers)
   local parts = {}
   for _, entry in ipairs(list) do
@@ -201,11 +202,11 @@ local function by_group(list, numbers)
   return parts
 end
 
--- Raise the error that keeps this rank from loading, if one does; where there are units, on all
--- ranks when one has an error or other values than the others, whose numbers are here by name.
+-- Raise `problem`, if there is one. With units, raise on all ranks if one rank has a problem or if
+-- `numbers`, by name, differ between ranks.
 local function agree(list, numbers, problem)
   local parts = by_group(list, numbers)
-  for _, part in ipairs(parts) do -- the first one raises a problem
+  for _, part in ipairs(parts) do -- the first group raises the problem
     part.unit:_agree_on_load(problem, part.names, part.keys)
   end
   if problem then
@@ -213,11 +214,11 @@ local function agree(list, numbers, problem)
   end
 end
 
--- Gives the function that writes it.
+-- Returns the function that writes the entry.
 local function prepare_entry(entry, value, numbers)
   local unit = entry.flat_of or not entry.buffer and parameter.manager(entry.tensor)
   if is_sharded(value) and unit then
-    numbers[entry.name] = 1 -- ranks have different elements
+    numbers[entry.name] = 1 -- constant, because shards differ between ranks
     return unit:_prepare_part(entry.name, entry.tensor, value)
   end
   value = is_sharded(value) and value:full_tensor() or value
@@ -229,7 +230,7 @@ local function prepare_entry(entry, value, numbers)
   return write
 end
 
--- Everything of a load that can fail but for what other ranks were given.
+-- Do all of a load that can fail, except comparing ranks.
 ---@return { report: table, writes: fun()[], numbers: table<string, integer> }  numbers: of the
 ---  values of managed parameters
 local function prepare_load(module, list, sd, strict)

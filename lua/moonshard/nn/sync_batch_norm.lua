@@ -1,5 +1,5 @@
---- Batch normalisation of (N, C, ...) by the mean and variance over the batches of all ranks of a
---- group, while it trains. Ranks may have batches of different sizes. The backward is collective.
+--- Batch normalisation of (N, C, ...) whose training statistics are over the batches of all ranks
+--- of a group. Batch sizes may differ between ranks. Forward and backward are collective.
 
 local BatchNorm = require('moonshard.nn.batch_norm')._BatchNorm
 local B = require 'moonshard_ffi'
@@ -31,9 +31,9 @@ end
 
 local CONVERT = 'nn.SyncBatchNorm.convert_sync_batchnorm'
 
---- Make SyncBatchNorms of all batch normalisations in a module, and of itself if it is one. They
---- keep their parameters, buffers, hooks and settings. PyTorch makes new modules, here the modules
---- stay the same objects. Call it before the model is wrapped.
+--- Convert all batch normalisations in a module, and the module itself if it is one, to
+--- SyncBatchNorm. They keep their parameters, buffers, hooks and settings. Unlike PyTorch's, they
+--- stay the same objects. Call it before wrapping the model.
 ---@param module ms.nn.Module
 ---@param process_group? ms.dist.Group  default: all ranks
 ---@return ms.nn.Module module
@@ -56,8 +56,8 @@ function SyncBatchNorm:_is_local()
   return not self.training or B.C.ms_comm_size(self.process_group or B.world()) == 1
 end
 
--- Two sums over the group, that of the values and that of the squares of what is left without the
--- mean: a difference of squares would cancel.
+-- Two reductions: of the values, and of the squared differences from the mean. A difference of
+-- squares would cancel.
 function SyncBatchNorm:_statistics(x)
   if self:_is_local() then
     return BatchNorm._statistics(self, x)
@@ -71,7 +71,7 @@ function SyncBatchNorm:_statistics(x)
     errors.raise('ValueError', 'Expected more than 1 value per channel when training, got 1 on '
       .. 'all ranks')
   end
-  local divisor = n:clamp(1) -- statistics of nothing are 0, as in the base class
+  local divisor = n:clamp(1) -- statistics of an empty batch are 0, as in the base class
   local mean = self._channels(sums:narrow(1, 1, channels) / divisor, x)
   local centred = x - mean
   local squares = functional.all_reduce(centred:square():sum(over), 'sum', group)

@@ -77,7 +77,7 @@ function Transformer:init(opts)
   part('decoder', TransformerDecoderLayer, TransformerDecoder)
 end
 
---- An additive mask (size, size) with -infinity where a key comes after its query.
+--- An additive mask (size, size) that is -infinity where the key comes after the query.
 ---@param size integer
 ---@param opts? { dtype?: ms.DType }
 ---@return ms.Tensor
@@ -112,11 +112,11 @@ local function check_inputs(self, src, tgt)
   end
 end
 
---- Masks are those of nn.MultiheadAttention.
+--- Masks are as in nn.MultiheadAttention.
 ---@param src ms.Tensor
 ---@param tgt ms.Tensor
 ---@param opts? ms.nn.Transformer.Call
----@return ms.Tensor  as tgt
+---@return ms.Tensor  of the shape of tgt
 function Transformer:forward(src, tgt, opts)
   opts = errors.options(self._name, opts, CALL)
   check_inputs(self, src, tgt)

@@ -1,4 +1,4 @@
---- Copies of a decoder layer, one after another. Each has parameters of its own.
+--- A stack of copies of a decoder layer. Each copy has its own parameters.
 
 local Module = require 'moonshard.nn.module'
 local parts = require 'moonshard.nn.transformer_parts'
@@ -9,9 +9,9 @@ local parts = require 'moonshard.nn.transformer_parts'
 ---@overload fun(layer: ms.nn.Module, n: integer, norm?: ms.nn.Module): ms.nn.TransformerDecoder
 local TransformerDecoder = Module.extend('nn.TransformerDecoder')
 
----@param decoder_layer ms.nn.Module  is copied, and no part of the decoder itself
+---@param decoder_layer ms.nn.Module  copied; not part of the decoder itself
 ---@param num_layers integer
----@param norm? ms.nn.Module  behind the last layer
+---@param norm? ms.nn.Module  applied after the last layer
 function TransformerDecoder:init(decoder_layer, num_layers, norm)
   parts.init_stack(self, decoder_layer, num_layers, norm)
 end

@@ -1,5 +1,5 @@
---- Self-attention, attention to the memory of an encoder, and a feed-forward network, each with a
---- residual and a LayerNorm (arXiv:1706.03762).
+--- Self-attention, attention to the encoder's output, and a feed-forward network, each with a
+--- residual connection and a LayerNorm (arXiv:1706.03762).
 ---
 --- Shapes: tgt (T, N, d_model)  memory (S, N, d_model); N comes first with batch_first
 
@@ -16,13 +16,13 @@ local TransformerDecoderLayer = Module.extend('nn.TransformerDecoderLayer')
 TransformerDecoderLayer._settings = { 'norm_first' }
 
 ---@param d_model integer
----@param nhead integer  divides d_model
+---@param nhead integer  must divide d_model
 ---@param opts? ms.nn.TransformerLayer.Options
 function TransformerDecoderLayer:init(d_model, nhead, opts)
   parts.init_layer(self, d_model, nhead, opts, { 'self_attn', 'multihead_attn' })
 end
 
----@class ms.nn.TransformerDecoder.Call  masks are those of nn.MultiheadAttention
+---@class ms.nn.TransformerDecoder.Call  masks are as in nn.MultiheadAttention
 ---@field tgt_mask? ms.Tensor
 ---@field memory_mask? ms.Tensor
 ---@field tgt_key_padding_mask? ms.Tensor

@@ -1,4 +1,4 @@
---- Copies of an encoder layer, one after another. Each has parameters of its own.
+--- A stack of copies of an encoder layer. Each copy has its own parameters.
 
 local Module = require 'moonshard.nn.module'
 local errors = require 'moonshard.base.errors'
@@ -10,9 +10,9 @@ local parts = require 'moonshard.nn.transformer_parts'
 ---@overload fun(layer: ms.nn.Module, n: integer, norm?: ms.nn.Module): ms.nn.TransformerEncoder
 local TransformerEncoder = Module.extend('nn.TransformerEncoder')
 
----@param encoder_layer ms.nn.Module  is copied, and no part of the encoder itself
+---@param encoder_layer ms.nn.Module  copied; not part of the encoder itself
 ---@param num_layers integer
----@param norm? ms.nn.Module  behind the last layer
+---@param norm? ms.nn.Module  applied after the last layer
 function TransformerEncoder:init(encoder_layer, num_layers, norm)
   parts.init_stack(self, encoder_layer, num_layers, norm)
 end

@@ -1,4 +1,4 @@
---- Self-attention and a feed-forward network, each with a residual and a LayerNorm
+--- Self-attention and a feed-forward network, each with a residual connection and a LayerNorm
 --- (arXiv:1706.03762).
 ---
 --- Shapes: src (S, N, d_model), with batch_first (N, S, d_model)
@@ -15,7 +15,7 @@ local TransformerEncoderLayer = Module.extend('nn.TransformerEncoderLayer')
 TransformerEncoderLayer._settings = { 'norm_first' }
 
 ---@param d_model integer
----@param nhead integer  divides d_model
+---@param nhead integer  must divide d_model
 ---@param opts? ms.nn.TransformerLayer.Options
 function TransformerEncoderLayer:init(d_model, nhead, opts)
   parts.init_layer(self, d_model, nhead, opts, { 'self_attn' })
@@ -23,7 +23,7 @@ end
 
 local CALL = { src_mask = 'tensor', src_key_padding_mask = 'tensor', is_causal = 'flag' }
 
---- Masks are those of nn.MultiheadAttention.
+--- Masks are as in nn.MultiheadAttention.
 ---@param src ms.Tensor
 ---@param opts? { src_mask?: ms.Tensor, src_key_padding_mask?: ms.Tensor, is_causal?: boolean }
 ---@return ms.Tensor

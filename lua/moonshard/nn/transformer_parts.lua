@@ -1,4 +1,4 @@
---- What the layers and stacks of nn.Transformer share.
+--- Code shared by the layers and stacks of nn.Transformer.
 
 local Dropout = require 'moonshard.nn.dropout'
 local LayerNorm = require 'moonshard.nn.layer_norm'
@@ -21,7 +21,7 @@ local parts = {}
 ---@field activation? 'relu'|'gelu'|fun(x: ms.Tensor): ms.Tensor  or a module; default 'relu'
 ---@field layer_norm_eps? number  default 1e-5
 ---@field batch_first? boolean  default false
----@field norm_first? boolean  normalise before the blocks, not after them (default false)
+---@field norm_first? boolean  normalise before each block, not after it (default false)
 ---@field bias? boolean  default true
 ---@field dtype? ms.DType
 
@@ -51,7 +51,7 @@ end
 ---@param d_model integer
 ---@param nhead integer
 ---@param opts ms.nn.TransformerLayer.Options?
----@param attentions string[]  their names
+---@param attentions string[]  names of the attention modules
 function parts.init_layer(self, d_model, nhead, opts, attentions)
   local what = self._name
   check.sizes(what, 1, { 'd_model', 'nhead' }, d_model, nhead)
@@ -81,7 +81,7 @@ function parts.init_layer(self, d_model, nhead, opts, attentions)
   self.activation = act
 end
 
---- x and block(x), added, with the i-th normalisation in front or behind.
+--- The residual connection around block(x), with the i-th normalisation before or after it.
 ---@param self ms.nn.Module  a layer
 ---@param i integer
 ---@param x ms.Tensor
@@ -107,7 +107,7 @@ function parts.self_attention(self, x, mask, key_padding_mask, is_causal)
   }))
 end
 
---- Declare the copies of a layer, and a normalisation behind them.
+--- Declare the copies of a layer and the final normalisation.
 ---@param self ms.nn.Module
 ---@param layer ms.nn.Module
 ---@param num_layers integer

@@ -1,8 +1,8 @@
---- The tree of modules below one: who is in it, under which path, with which parameters. Everything
---- is read from arrays in order of declaration.
+--- The tree of modules below a module: its modules, their paths and their parameters, in order of
+--- declaration.
 ---
---- Fields are the truth: `model.head = other` takes the place of the child declared as 'head', and
---- `head.weight = parameter` ties one, and a field set to nil holds nothing any more.
+--- Fields are authoritative: `model.head = other` replaces the child declared as 'head',
+--- `head.weight = parameter` ties a parameter, and setting a field to nil removes its entry.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
@@ -20,13 +20,13 @@ end
 
 local join = tree.join
 
---- What a room above attaches to a module whose parameters it manages (fsdp.State).
+--- Attached to a module by the code that manages its parameters (fsdp.State).
 ---@class ms.nn.Manager
----@field in_place boolean  calls of the module run through forward()
+---@field in_place boolean  calls of the module go through forward()
 ---@field forward fun(self, call: function, module: ms.nn.Module, ...): ...
----@field prepare fun(self)  before parameters are handed out
+---@field prepare fun(self)  called before parameters are returned
 ---@field param_assigned fun(self, module: ms.nn.Module, p: ms.nn.DeclaredParam, now: any):
----  ms.Tensor  a field of a parameter below the module holds something else now
+---  ms.Tensor  called when the field of a parameter below the module was assigned
 ---@field ignores fun(self, module: ms.nn.Module): boolean
 ---@field copy_onto fun(self, copy: ms.nn.Copy, module: ms.nn.Module): ms.nn.Module
 
@@ -46,14 +46,14 @@ function tree.is_module(value)
 end
 
 -- [Note: shown entries] ipairs() and # read fields without metamethods, so a wrapper around a list
--- holds its entries itself. `entry.module` is what both showed last: the one of the two fields that
--- holds something else was assigned to since.
+-- also stores the list's entries in its own fields. `entry.module` is the value that both fields
+-- had last: the field that differs from it was assigned since.
 local function shown_by(module, entry)
   local owner = type(entry.key) == 'number' and rawget(module, '_owner')
   return owner and owner._shows_entries and owner or nil
 end
 
---- The wrappers whose fields show an entry of this module too, innermost first.
+--- The wrappers whose fields also hold an entry of this module, innermost first.
 ---@return ms.fsdp.FSDP[]
 function tree.shown_by(module, entry)
   local out, wrapper = {}, shown_by(module, entry)
@@ -72,8 +72,8 @@ local function numbered(module)
   return out
 end
 
--- What was assigned to the field of a child last, through a wrapper or not.
-local function standing(module, entry)
+-- The value that was assigned to a child's field last, on the module or on a wrapper.
+local function assigned(module, entry)
   local now, wrapper = rawget(module, entry.key), shown_by(module, entry)
   while wrapper and now == entry.module do
     now, wrapper = rawget(wrapper, entry.key), shown_by(wrapper, entry)
@@ -81,7 +81,7 @@ local function standing(module, entry)
   return now
 end
 
---- Let the field of a child, and wrappers that show it, hold `value`.
+--- Set the field of a child, on the module and on its wrappers, to `value`.
 ---@param value ms.nn.Module?
 function tree.place(module, entry, value)
   rawset(module, entry.key, value)
@@ -90,7 +90,7 @@ function tree.place(module, entry, value)
   end
 end
 
---- Let a wrapper, and those around it, show the entries of what it wraps now.
+--- Copy the entries of the wrapped module to the fields of a wrapper and of those around it.
 ---@param wrapper ms.nn.Module
 function tree.show_entries(wrapper)
   local module = wrapper
@@ -111,7 +111,7 @@ local function reaches(top, module, seen)
   end
   seen[top] = true
   for _, entry in ipairs(top._children) do
-    local child = standing(top, entry)
+    local child = assigned(top, entry)
     if tree.is_module(child) and not seen[child] and reaches(child, module, seen) then
       return true
     end
@@ -119,7 +119,7 @@ local function reaches(top, module, seen)
   return false
 end
 
---- Is `module` this one or one below it?
+--- Is `module` equal to `top` or below it?
 ---@param top ms.nn.Module
 ---@param module ms.nn.Module
 ---@return boolean
@@ -127,7 +127,7 @@ function tree.contains(top, module)
   return reaches(top, module, {})
 end
 
---- Refuse a child that contains its parent.
+--- Raise if a child contains its parent.
 ---@param module ms.nn.Module
 ---@param name string  of the child
 ---@param child ms.nn.Module
@@ -138,15 +138,16 @@ function tree.check_acyclic(module, name, child)
   end
 end
 
--- [Note: seals] A manager that relies on the structure of a module sets its `_sealed`: a table with
+-- [Note: seals] A manager that relies on a module's structure sets `_sealed`: a table with
 -- refuse_new(module, what, name) and child_replaced(module, entry, now), which raise.
 
---- Refuse to add to a sealed module.
+--- Raise if the module is sealed.
 ---@param module ms.nn.Module
 ---@param what 'child'|'parameter'
 ---@param name string
 ---@param old? ms.nn.Module
----@param new? ms.nn.Module  replaces `old`: a wrapper around it holds the same parameters
+---@param new? ms.nn.Module  replaces `old`; allowed if it wraps `old`, because parameters stay the
+---  same
 function tree.check_unsealed(module, what, name, old, new)
   while new and new._transparent and new ~= old do
     new = new.module
@@ -162,8 +163,8 @@ local function misplaced(what, name, module, value)
     module._name, arguments.noun(value), what == 'child' and 'module' or 'tensor')
 end
 
---- What is declared in this module, or stands below it, is not what it was: it and the modules
---- around it look again when they are called next.
+--- Record that declarations of this module or modules below it changed. It and the modules around
+--- it are examined again at their next call.
 ---@param module ms.nn.Module
 function tree.changed(module)
   while module do
@@ -172,14 +173,14 @@ function tree.changed(module)
   end
 end
 
---- A module stands in another one now; the first that holds it stays its owner. What depends on its
---- path is made anew.
+--- Record a module as a child. Its first parent stays its owner. State that depends on its path is
+--- reset.
 ---@param owner ms.nn.Module
 ---@param module ms.nn.Module
 function tree.adopt(owner, module)
   local first = rawget(module, '_owner')
   for _, entry in ipairs(first and first ~= owner and first._children or {}) do
-    if standing(first, entry) == module then
+    if assigned(first, entry) == module then
       owner = first
     end
   end
@@ -188,10 +189,10 @@ function tree.adopt(owner, module)
   tree.changed(module)
 end
 
---- The module that stands where `entry` of `module._children` was declared, or nil when the field
---- was set to nil.
+--- The current module of the entry `entry` of `module._children`, or nil if the field was set to
+--- nil.
 function tree.child(module, entry)
-  local now = standing(module, entry)
+  local now = assigned(module, entry)
   if now == entry.module then
     return now
   elseif rawget(module, '_sealed') then
@@ -218,7 +219,7 @@ local function manager_around(module)
   return module and tree.manager(module)
 end
 
--- A tensor that is no parameter: an optimizer would go on with the old one.
+-- Put back the old value: an optimizer would continue with it if a plain tensor replaced it.
 local function put_back_plain(module, p, now)
   rawset(module, p.name, p.tensor)
   errors.raise('TypeError', "parameter '%s' of %s was replaced by a plain tensor (%s), expected a "
@@ -227,7 +228,7 @@ local function put_back_plain(module, p, now)
     tree.describe(module), table.concat(parameter.shape(now), ', '), p.name)
 end
 
---- The tensor that stands where `p` of `module._params` was declared, or nil.
+--- The current tensor of the entry `p` of `module._params`, or nil.
 ---@return ms.Tensor?
 function tree.param(module, p)
   local now = rawget(module, p.name)
@@ -256,7 +257,7 @@ function tree.param(module, p)
   return now
 end
 
---- As tree.param(), for an entry of `module._buffers`.
+--- The current tensor of a buffer, or nil.
 ---@param b ms.nn.Buffer
 ---@return ms.Tensor?
 function tree.buffer(b)
@@ -287,8 +288,8 @@ local function walk(module, path, seen, out)
   return out
 end
 
---- All modules from this one down, parents first.
----@param distinct? boolean  a module reached twice is listed once (default true)
+--- All modules from this one down, parents before children.
+---@param distinct? boolean  list a shared module once (default true)
 ---@return { path: string, module: ms.nn.Module }[]
 function tree.walk(module, distinct)
   return walk(module, '', distinct ~= false and {} or nil, {})
@@ -312,9 +313,9 @@ end
 ---@field tensor ms.Tensor
 ---@field shape integer[]  of the whole parameter, sharded or not
 ---@field module ms.nn.Module  that declared it
----@field flat_of? ms.fsdp.State  of a flat parameter: its instance
+---@field flat_of? ms.fsdp.State  of a flat parameter: its FSDP instance
 
--- The flat parameter that scripts see in place of the parameters of an FSDP instance's unit.
+-- The flat parameter of an FSDP unit, which is listed in place of the unit's parameters.
 local function flat_entry(path, state, method)
   local flat = state[method](state)
   return flat and {
@@ -325,9 +326,9 @@ end
 
 --- Parameters by path.
 ---@param recurse? boolean  those of submodules too (default true)
----@param distinct? boolean  a tied parameter is listed once, under its first name (default true)
----@param flat? string  the method of an FSDP instance that gives the flat parameter to list in
----  place of those of its unit, or nil (default: none is)
+---@param distinct? boolean  list a tied parameter once, under its first name (default true)
+---@param flat? string  method of an FSDP instance that returns the flat parameter to list, or nil
+---  to list the unit's parameters (default: list the parameters)
 ---@return ms.nn.ParamEntry[]
 function tree.params(module, recurse, distinct, flat)
   local out, seen = {}, {}
@@ -354,7 +355,7 @@ function tree.params(module, recurse, distinct, flat)
   return out
 end
 
---- All original parameters, named by their paths and grouped by units.
+--- All original parameters with their paths, after units are formed.
 ---@param module ms.nn.Module
 ---@return ms.nn.ParamEntry[]
 function tree.prepared_params(module)
@@ -362,7 +363,7 @@ function tree.prepared_params(module)
   return tree.params(module)
 end
 
---- Declarations of the buffers of this module alone.
+--- The buffers declared by this module itself.
 ---@return ms.nn.Buffer[]
 function tree.own_buffers(module)
   local out = {}
@@ -372,9 +373,9 @@ function tree.own_buffers(module)
   return out
 end
 
---- Buffers by path; `entry` is the declaration.
+--- Buffers by path; `entry` is the ms.nn.Buffer.
 ---@param recurse? boolean  those of submodules too (default true)
----@param distinct? boolean  a tensor is listed once, under its first name (default true)
+---@param distinct? boolean  list a tensor once, under its first name (default true)
 ---@return { name: string, tensor: ms.Tensor, entry: ms.nn.Buffer, module: ms.nn.Module }[]
 function tree.buffers(module, recurse, distinct)
   local out, seen = {}, {}
@@ -396,14 +397,14 @@ function tree.buffers(module, recurse, distinct)
   return out
 end
 
---- A list that can also be walked directly: `for name, value in list do`, its entries' fields
---- `first` and `second`; without them the entries themselves, `for value in list do`.
+--- Make a list callable as an iterator: `for name, value in list do` yields the fields `first` and
+--- `second` of each entry; without them `for value in list do` yields the entries.
 function tree.iterable(list, first, second)
   local i = 0
   return setmetatable(list, {
     __call = function(_, ...)
       if select('#', ...) == 2 and select(2, ...) == nil then
-        i = 0 -- a `for` begins; the one before may have been left half way
+        i = 0 -- a new loop: the last one may have ended early
       end
       i = i + 1
       local entry = list[i]
@@ -417,7 +418,7 @@ end
 
 -- -- paths ---------------------------------------------------------------------------------------
 
---- The module that contains this one and is contained by none.
+--- The outermost module that contains this one.
 function tree.outermost(module)
   local owner = rawget(module, '_owner')
   while owner do
@@ -426,7 +427,7 @@ function tree.outermost(module)
   return module
 end
 
--- The first way down from `top` in order of declaration; nil when there is none.
+-- The first path from `top` to the module in order of declaration, or nil.
 local function way(top, module, seen)
   if top == module then
     return ''
@@ -443,8 +444,7 @@ local function way(top, module, seen)
   end
 end
 
---- Path of a module from the outermost one, '' for that one itself; the first, where a module
---- stands in several places.
+--- Path of a module from the outermost one ('' for that one); the first path of a shared module.
 ---@return string
 function tree.path(module)
   local home = rawget(module, '_home')
@@ -452,7 +452,7 @@ function tree.path(module)
     or way(tree.outermost(module), module, {}) or ''
 end
 
---- For messages: "head (nn.Linear)", or the class alone for the outermost module.
+--- For messages: "head (nn.Linear)", or only the class for the outermost module.
 ---@param module ms.nn.Module
 ---@return string
 function tree.describe(module)
@@ -460,7 +460,7 @@ function tree.describe(module)
   return path == '' and module._name or ('%s (%s)'):format(path, module._name)
 end
 
---- Parameters from here down that no FSDP instance manages, with values.
+--- Initialized parameters from here down that no FSDP instance manages.
 ---@return ms.nn.ParamEntry[]
 function tree.unmanaged(module)
   local out = {}

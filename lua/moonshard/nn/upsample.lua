@@ -1,4 +1,4 @@
---- Other sizes of spatial dimensions, see moonshard.ops.interpolate.
+--- Resizes spatial dimensions, see moonshard.ops.interpolate.
 
 local Module = require 'moonshard.nn.module'
 local interpolate = require 'moonshard.ops.interpolate'

@@ -1,4 +1,4 @@
---- Methods of modules that list what is below them, or find it by its path.
+--- Methods of modules that list the modules, parameters and buffers below, or find them by path.
 
 local errors = require 'moonshard.base.errors'
 local tree = require 'moonshard.nn.tree'
@@ -8,8 +8,8 @@ local parameter = require 'moonshard_ffi.parameter'
 
 local walking = {}
 
---- Iterate over (path, module), this module first under the path ''. Also an array of
---- { path, module }.
+--- Iterate over (path, module), beginning with this module under the path ''. The result is also an
+--- array of { path, module }.
 ---@param remove_duplicates? boolean  default true
 ---@return fun(): string?, ms.nn.Module?
 function walking:named_modules(remove_duplicates)
@@ -17,7 +17,7 @@ function walking:named_modules(remove_duplicates)
   return tree.iterable(tree.walk(self, remove_duplicates), 'path', 'module')
 end
 
---- All distinct modules, this one first: an array, and `for module in model:modules() do`.
+--- All distinct modules, this one first. An array; also `for module in model:modules() do`.
 ---@return ms.nn.Module[]
 function walking:modules()
   local out = {}
@@ -43,11 +43,11 @@ function walking:named_children()
   return tree.iterable(tree.children(self), 'name', 'module')
 end
 
---- Iterate over (path, parameter), in order of declaration. Also an array of
---- { name, tensor, shape, module }, the shape being that of the whole parameter. FSDP with
---- use_orig_params = false shows one flat parameter a unit, `<path>._flat_param`, but inside
+--- Iterate over (path, parameter) in order of declaration. The result is also an array of { name,
+--- tensor, shape, module }; `shape` is that of the whole parameter. FSDP with use_orig_params =
+--- false lists one flat parameter for each unit, `<path>._flat_param`, except inside
 --- summon_full_params.
----@param recurse? boolean  those of submodules too (default true)
+---@param recurse? boolean  include submodules (default true)
 ---@param remove_duplicates? boolean  list a tied parameter once, by its first name (default true)
 ---@return fun(): string?, ms.Tensor?
 function walking:named_parameters(recurse, remove_duplicates)
@@ -58,10 +58,10 @@ function walking:named_parameters(recurse, remove_duplicates)
   return tree.iterable(params, 'name', 'tensor')
 end
 
---- All distinct parameters: what an optimizer takes. An array, and
---- `for p in model:parameters() do`. Those of a wrapped module are this rank's shards between
---- forwards, so their sum is not that of the model. A loss term over them is computed in the
---- forward of the module that is wrapped with them; elsewhere its backward is a RuntimeError.
+--- All distinct parameters, for an optimizer. An array; also `for p in model:parameters() do`.
+--- Between forwards the parameters of a wrapped module are this rank's shards, so a sum over them
+--- is not the model's. Compute a loss term over parameters in the forward of the module wrapped
+--- with them; elsewhere its backward raises RuntimeError.
 ---@param recurse? boolean  default true
 ---@return ms.Tensor[]
 function walking:parameters(recurse)
@@ -74,8 +74,8 @@ function walking:parameters(recurse)
   return tree.iterable(out)
 end
 
---- Iterate over (path, buffer). Also an array of { name, tensor, module }.
----@param recurse? boolean  those of submodules too (default true)
+--- Iterate over (path, buffer). The result is also an array of { name, tensor, module }.
+---@param recurse? boolean  include submodules (default true)
 ---@param remove_duplicates? boolean  list a tensor once, by its first name (default true)
 ---@return fun(): string?, ms.Tensor?
 function walking:named_buffers(recurse, remove_duplicates)
@@ -84,7 +84,7 @@ function walking:named_buffers(recurse, remove_duplicates)
   return tree.iterable(tree.buffers(self, recurse, remove_duplicates), 'name', 'tensor')
 end
 
---- All distinct buffers: an array, and `for b in model:buffers() do`.
+--- All distinct buffers. An array; also `for b in model:buffers() do`.
 ---@param recurse? boolean  default true
 ---@return ms.Tensor[]
 function walking:buffers(recurse)
@@ -96,13 +96,13 @@ function walking:buffers(recurse)
   return tree.iterable(out)
 end
 
---- Path of this module from the outermost one, '' for that one itself.
+--- Path of this module from the outermost one ('' for that one).
 ---@return string
 function walking:path()
   return tree.path(self)
 end
 
---- The module at a path; '' is this one. KeyError names what is missing.
+--- The module at a path; '' is this one. KeyError if it does not exist.
 ---@param path string
 ---@return ms.nn.Module
 function walking:get_submodule(path)
@@ -124,7 +124,7 @@ local function named(self, what, list, path)
   errors.raise('KeyError', "%s has no %s '%s'", self._name, what, path)
 end
 
---- The parameter at a path, as named_parameters() shows it. KeyError if there is none.
+--- The parameter at a path of named_parameters(). KeyError if it does not exist.
 ---@param path string
 ---@return ms.Tensor
 function walking:get_parameter(path)
@@ -132,7 +132,7 @@ function walking:get_parameter(path)
   return named(self, 'parameter', self:named_parameters(true, false), path)
 end
 
---- The buffer at a path. KeyError if there is none.
+--- The buffer at a path. KeyError if it does not exist.
 ---@param path string
 ---@return ms.Tensor
 function walking:get_buffer(path)
@@ -140,7 +140,7 @@ function walking:get_buffer(path)
   return named(self, 'buffer', tree.buffers(self, true, false), path)
 end
 
---- Put another module in the place of the one at a path: set_child() of its parent.
+--- Replace the module at a path: set_child() of its parent.
 ---@param path string  not ''
 ---@param module ms.nn.Module
 function walking:set_submodule(path, module)
@@ -149,7 +149,7 @@ function walking:set_submodule(path, module)
   self:get_submodule(parent or ''):set_child(name or path, module)
 end
 
---- Elements of all distinct parameters, sharded or not.
+--- Number of elements of all distinct parameters, sharded or not.
 ---@return integer
 function walking:num_parameters()
   local total = 0
@@ -159,9 +159,9 @@ function walking:num_parameters()
   return total
 end
 
---- 16 hexadecimal digits over names and values of all parameters, in order of declaration: what a
---- wrapped model's hash() says of the same values. RuntimeError when some are sharded: then the
---- model that FSDP wraps has it.
+--- A hash of 16 hexadecimal digits over names and values of all parameters in order of declaration.
+--- An FSDP model with the same values has the same hash(). RuntimeError if some parameters are
+--- sharded: call hash() of the FSDP model.
 ---@return string
 function walking:hash()
   local tensors = {}

@@ -1,5 +1,5 @@
---- Fields of parameters that an outermost module compares before a call: they are plain fields, so
---- an assignment is seen at the next call. (A wrapped model compares its own: fsdp/watch.lua.)
+--- Detects assignments to fields of parameters: an outermost module compares the fields before each
+--- call. (For FSDP models see fsdp/watch.lua.)
 
 local tree = require 'moonshard.nn.tree'
 
@@ -19,7 +19,7 @@ local function params_of(top)
   return out
 end
 
---- Nil when there are none. Listed again after tree.changed().
+--- The parameters to compare, or nil. They are listed again after tree.changed().
 ---@param module ms.nn.Module
 ---@return ms.nn.Watched[]?
 function watched.by(module)

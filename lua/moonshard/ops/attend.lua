@@ -1,5 +1,5 @@
---- Attention with masks and dropout: what ops.scaled_dot_product_attention and
---- nn.MultiheadAttention share.
+--- Attention with masks and dropout, shared by ops.scaled_dot_product_attention and
+--- nn.MultiheadAttention.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -11,7 +11,7 @@ local calls = B.calls
 
 local attend = {}
 
---- The operator itself. A mask and `causal` both hold.
+--- The attention operator. A mask and `causal` are combined.
 ---@param q ms.Tensor  (B, H, T, D)
 ---@param k ms.Tensor  (B, G, S, D), H a multiple of G
 ---@param v ms.Tensor  (B, G, S, D)
@@ -19,7 +19,7 @@ local attend = {}
 ---@param causal boolean
 ---@param scale number
 ---@param p number  of dropout
----@param site ms.Site?  where p is not 0
+---@param site ms.Site?  required if p is not 0
 ---@return ms.Tensor  (B, H, T, D)
 function attend.heads(q, k, v, mask, causal, scale, p, site)
   if p == 0 then
@@ -31,7 +31,7 @@ function attend.heads(q, k, v, mask, causal, scale, p, site)
   return out
 end
 
--- x (..., H, T, D) as (B, H, T, D). Of three dimensions the first is that of samples, unless query
+-- x (..., H, T, D) as (B, H, T, D). The first of three dimensions is that of samples, unless query
 -- heads share key heads.
 local function four(x, n, is_shared)
   if n == 4 then
@@ -44,7 +44,7 @@ local function four(x, n, is_shared)
   return x:flatten(1, n - 3)
 end
 
--- The mask for operands that four() changed; `shape` is that of the scores.
+-- The mask for operands reshaped by four(); `shape` is that of the scores.
 local function mask_of(mask, n, is_shared, shape)
   if mask == nil or n == 4 or mask:dim() < 3 then
     return mask
@@ -54,7 +54,7 @@ local function mask_of(mask, n, is_shared, shape)
   return four(mask, n > 4 and mask:dim() == 3 and 4 or n, is_shared)
 end
 
--- x with zeros after its last dimension up to a width.
+-- x padded with zeros to a width of the last dimension.
 local function widened(x, width)
   local shape = x:shape()
   if shape[#shape] == width then
@@ -81,10 +81,10 @@ local function check(what, q, k, v, enable_gqa)
   return n
 end
 
---- Operands of any dimensions. The kernel takes heads of one width: where v's is another, zeros
---- make them equal.
+--- Attention for operands of any number of dimensions. The kernel needs one head width, so narrower
+--- heads are padded with zeros.
 ---@param what string  the function
----@param opts table  mask, causal, scale, p, site: as above; shared: key heads may be fewer
+---@param opts table  mask, causal, scale, p, site as above; shared: key heads may be fewer
 ---@return ms.Tensor
 function attend.any(what, q, k, v, opts)
   local n = check(what, q, k, v, opts.shared)

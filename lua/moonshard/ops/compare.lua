@@ -1,7 +1,7 @@
---- Comparing tensors, choosing by what came out, and questions that are answered yes or no.
+--- Comparisons, elementwise selection, and predicates.
 ---
---- Comparisons are methods, not operators: Lua turns the result of `a < b` into one boolean, and
---- `a == b` asks whether both are the same object.
+--- Comparisons are methods, not operators: Lua converts the result of `a < b` to one boolean, and
+--- `a == b` compares identity.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -32,27 +32,27 @@ local function relation(name, code)
   end
 end
 
---- bool of a == b; shapes broadcast, nothing is differentiated.
+--- a == b as a bool tensor. Shapes broadcast; not differentiable.
 ---@type fun(a: ms.Tensor, b: ms.Tensor|number|boolean): ms.Tensor
 compare.eq = relation('eq', C.MS_COMPARE_EQ)
---- bool of a ~= b
+--- a ~= b as a bool tensor
 ---@type fun(a: ms.Tensor, b: ms.Tensor|number|boolean): ms.Tensor
 compare.ne = relation('ne', C.MS_COMPARE_NE)
---- bool of a < b
+--- a < b as a bool tensor
 ---@type fun(a: ms.Tensor, b: ms.Tensor|number|boolean): ms.Tensor
 compare.lt = relation('lt', C.MS_COMPARE_LT)
---- bool of a <= b
+--- a <= b as a bool tensor
 ---@type fun(a: ms.Tensor, b: ms.Tensor|number|boolean): ms.Tensor
 compare.le = relation('le', C.MS_COMPARE_LE)
---- bool of a > b
+--- a > b as a bool tensor
 ---@type fun(a: ms.Tensor, b: ms.Tensor|number|boolean): ms.Tensor
 compare.gt = relation('gt', C.MS_COMPARE_GT)
---- bool of a >= b
+--- a >= b as a bool tensor
 ---@type fun(a: ms.Tensor, b: ms.Tensor|number|boolean): ms.Tensor
 compare.ge = relation('ge', C.MS_COMPARE_GE)
 
---- A number as a tensor without dimensions, of the dtype `like` has (f32 beside another number).
---- Integers take what they hold: nothing is promoted.
+--- A number as a tensor without dimensions, in the dtype of `like` (f32 if `like` is a number). A
+--- number that an integer dtype cannot hold raises: dtypes are not promoted.
 local function as_tensor(value, like)
   if type(value) ~= 'number' then
     return value
@@ -66,7 +66,7 @@ local function as_tensor(value, like)
   return calls.tensor_full(code, 0, nil, value)
 end
 
---- a where `cond` is true, else b; the three broadcast. The gradient goes to what was chosen.
+--- a where `cond` is true, else b; the three broadcast. The gradient goes to the selected elements.
 ---@param cond ms.Tensor  bool
 ---@param a ms.Tensor|number
 ---@param b ms.Tensor|number
@@ -95,19 +95,19 @@ local function logical(what, combine)
   end
 end
 
---- bool of both true (not 0); shapes broadcast, nothing is differentiated.
+--- Logical and of elements (0 is false) as a bool tensor. Shapes broadcast; not differentiable.
 ---@type fun(a: ms.Tensor, b: ms.Tensor): ms.Tensor
 compare.logical_and = logical('logical_and', function(a, b) return compare.where(a, b, 0) end)
---- bool of one or both true
+--- Logical or of elements as a bool tensor
 ---@type fun(a: ms.Tensor, b: ms.Tensor): ms.Tensor
 compare.logical_or = logical('logical_or', function(a, b) return compare.where(a, 1, b) end)
---- bool of exactly one true
+--- Exclusive or of elements as a bool tensor
 ---@type fun(a: ms.Tensor, b: ms.Tensor): ms.Tensor
 compare.logical_xor = logical('logical_xor', function(a, b)
   return calls.compare(a, b, C.MS_COMPARE_NE)
 end)
 
---- bool of false (0)
+--- Logical negation of elements as a bool tensor
 ---@param x ms.Tensor
 ---@return ms.Tensor
 function compare.logical_not(x)
@@ -116,7 +116,7 @@ end
 
 -- -- yes or no -----------------------------------------------------------------------------------
 
---- Is every element of a bool tensor true (so of an empty one)?
+--- Are all elements of a bool tensor true? True for an empty tensor.
 ---@param x ms.Tensor  bool
 ---@return boolean
 function compare.all(x)
@@ -124,7 +124,7 @@ function compare.all(x)
   return answer[0]
 end
 
---- Is some element of a bool tensor true?
+--- Is any element of a bool tensor true?
 ---@param x ms.Tensor  bool
 ---@return boolean
 function compare.any(x)
@@ -132,7 +132,7 @@ function compare.any(x)
   return answer[0]
 end
 
---- Same shape, same dtype, and equal values everywhere? NaN equals nothing.
+--- Are shape, dtype and all values equal? NaN is unequal to every value.
 ---@param a ms.Tensor
 ---@param b ms.Tensor
 ---@return boolean
@@ -143,7 +143,7 @@ end
 
 local tolerances = { rtol = 'number', atol = 'number' }
 
---- |a - b| <= atol + rtol |b| everywhere? NaN is close to nothing.
+--- Is |a - b| <= atol + rtol |b| for all elements? False for NaN.
 ---@param a ms.Tensor
 ---@param b ms.Tensor
 ---@param rtol? number|{ rtol?: number, atol?: number }  default 1e-5

@@ -1,4 +1,4 @@
---- Sums of products by subscripts, over permute, reshape, sum and batched products.
+--- Einstein summation, composed of permute, reshape, sum and batched products.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -13,15 +13,15 @@ local einsum = {}
 
 local info = B.new('ms_tensor_info')
 
--- A term is a tensor and its labels, one a dimension: letters, and numbers (counted from the end)
--- for the dimensions of an ellipsis.
+-- A term is a tensor with a label for each dimension: a letter, or for a dimension of an ellipsis a
+-- number (counted from the end).
 
 local function fail(equation, ...)
   errors.raise('ValueError', "einsum: '%s': %s", equation, string.format(...))
 end
 
--- Labels of one subscript, e.g. 'b...ij', for `n` dimensions (nil: of the result, whose ellipsis
--- has `wide` dimensions). @return labels, the number of dimensions of the ellipsis
+-- Labels of a subscript, e.g. 'b...ij', of an operand with `n` dimensions. For the result n is nil,
+-- and its ellipsis has `wide` dimensions. @return labels, number of dimensions of the ellipsis
 local function labels_of(equation, text, n, wide)
   local first, last = text:find('...', 1, true)
   local letters = first and text:sub(1, first - 1) .. text:sub(last + 1) or text
@@ -48,11 +48,11 @@ local function labels_of(equation, text, n, wide)
 end
 
 local function permuted(x, order)
-  local places = B.new('int32_t[?]', math.max(#order, 1))
+  local axes = B.new('int32_t[?]', math.max(#order, 1))
   for i, d in ipairs(order) do
-    places[i - 1] = d - 1
+    axes[i - 1] = d - 1
   end
-  return calls.permute(x, #order, places)
+  return calls.permute(x, #order, axes)
 end
 
 local function reshaped(x, sizes)
@@ -88,8 +88,8 @@ local function diagonal(equation, term, i, j)
   return { x = positions.index_select(square, #kept, index), labels = labels }
 end
 
--- Without labels that repeat, and without dimensions of size 1 whose label has another size
--- elsewhere: they broadcast.
+-- Take diagonals of repeated labels, and remove dimensions of size 1 that broadcast to another
+-- size.
 local function plain(equation, term, size)
   for i = 1, #term.labels do
     for j = i + 1, #term.labels do
@@ -107,7 +107,7 @@ local function plain(equation, term, size)
   return { x = #kept < #sizes and reshaped(term.x, kept) or term.x, labels = labels }
 end
 
--- Sum over the labels that `needed` lacks.
+-- Sum over the labels that are not in `needed`.
 local function summed(term, needed)
   local mask, labels = 0, {}
   for d, label in ipairs(term.labels) do
@@ -120,7 +120,7 @@ local function summed(term, needed)
   return mask == 0 and term or { x = calls.sum(term.x, mask, false), labels = labels }
 end
 
--- The term as (batch, rows, columns), by three lists of labels.
+-- The term as (batch, rows, columns), given by three lists of labels.
 local function as_matrices(term, lists, size)
   local order, sizes = {}, {}
   for k, list in ipairs(lists) do
@@ -133,7 +133,7 @@ local function as_matrices(term, lists, size)
   return reshaped(permuted(term.x, order), sizes)
 end
 
--- Matrix products are of floats; integers are multiplied and summed.
+-- Matrix products need floats; integers are multiplied and summed.
 local function product(x, y)
   calls.tensor_describe(x, info)
   if C.ms_dtype_is_floating(info.dtype) then
@@ -142,7 +142,7 @@ local function product(x, y)
   return calls.sum(calls.mul(x:unsqueeze(4), y:unsqueeze(2)), 4, false)
 end
 
--- One term of two; labels that only they have, and that `needed` lacks, are summed.
+-- Contract two terms. Labels that are in no other term and not in `needed` are summed.
 local function contract(a, b, needed, size)
   local batch, inner, rows, columns = {}, {}, {}, {}
   local in_a, in_b = {}, {}
@@ -170,7 +170,7 @@ local function contract(a, b, needed, size)
   return { x = reshaped(#inner == 0 and calls.mul(x, y) or product(x, y), sizes), labels = labels }
 end
 
--- Labels of the result that is not given: those that come once, in order, after the ellipsis.
+-- Labels of an implicit result: those that occur once, in order, after the ellipsis.
 local function implied(terms, wide)
   local count, labels = {}, {}
   for _, term in ipairs(terms) do
@@ -205,7 +205,7 @@ local function terms_of(equation, left, operands)
   return terms, wide
 end
 
--- The size of every label, the larger one beside 1.
+-- The size of every label. A size of 1 broadcasts to another one.
 local function sizes_of(equation, terms)
   local size = {}
   for _, term in ipairs(terms) do
@@ -236,7 +236,7 @@ local function result_labels(equation, right, terms, wide, size)
   return labels
 end
 
--- Labels of the result and of the terms from `first` on.
+-- Labels of the result and of the terms from index `first` on.
 local function needed_after(result, terms, first)
   local needed = {}
   for _, label in ipairs(result) do
@@ -250,12 +250,12 @@ local function needed_after(result, terms, first)
   return needed
 end
 
---- Sum of products: einsum('bij,bjk->bik', a, b). A letter names a dimension; letters that the
---- result lacks are summed; a letter twice in one operand is its diagonal; '...' are further
---- dimensions, which broadcast. Without '->' the result has the letters that come once, in order.
---- Operands are multiplied from left to right.
+--- Sum of products: einsum('bij,bjk->bik', a, b). Each letter labels a dimension. Letters that are
+--- not in the result are summed, a letter that occurs twice in an operand takes its diagonal, and
+--- '...' labels any further dimensions, which broadcast. Without '->' the result has the letters
+--- that occur once, in order. Operands are multiplied from left to right.
 ---@param equation string
----@param ... ms.Tensor  one dtype; or one list of them
+---@param ... ms.Tensor  of one dtype; or a list of tensors
 ---@return ms.Tensor
 function einsum.einsum(equation, ...)
   arguments.text('einsum', 'equation', equation)
@@ -286,8 +286,8 @@ function einsum.einsum(equation, ...)
   return permuted(term.x, order):reshape(sizes)
 end
 
---- a (..., K), b (..., K) -> a's other dimensions, then b's: the sum of products over the last one.
---- A number of dimensions of 0 multiplies.
+--- a (..., K), b (..., K) -> a's other dimensions, then b's: the sum of products over the last
+--- dimension. If a or b has no dimensions, it multiplies elementwise.
 ---@param a ms.Tensor
 ---@param b ms.Tensor
 ---@return ms.Tensor

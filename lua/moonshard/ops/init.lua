@@ -1,6 +1,6 @@
---- Differentiable operators. Each is one call into C; shapes broadcast as in NumPy.
+--- Differentiable operators. Each calls C once; shapes broadcast as in NumPy.
 ---
---- Letters in shapes: B batch, T positions, C width, H heads, D width of a head, V vocabulary.
+--- Letters in shapes: B batch, T positions, C width, H heads, D head width, V vocabulary.
 
 local B = require 'moonshard_ffi'
 local attend = require 'moonshard.ops.attend'
@@ -33,7 +33,7 @@ local ops = {}
 local info = B.new('ms_tensor_info')
 
 local function ndim(what, x)
-  if type(x) ~= 'cdata' then -- the call would not say who was called
+  if type(x) ~= 'cdata' then -- C's error would not name the operator
     arguments.no_tensor(what, 'x', x)
   end
   calls.tensor_describe(x, info)
@@ -42,15 +42,15 @@ end
 
 -- -- arithmetic ----------------------------------------------------------------------------------
 
--- Beside a tensor a number takes its dtype. Integers take whole ones and nothing is promoted:
--- t:to('f32') computes with fractions.
+-- A number takes the dtype of the tensor operand. Integer tensors accept only integers, because
+-- dtypes are not promoted: use t:to('f32') for fractions.
 local ADD, SUB, SUB_FROM, MUL = C.MS_NUMBER_ADD, C.MS_NUMBER_SUB, C.MS_NUMBER_SUB_FROM,
   C.MS_NUMBER_MUL
 
 local NARROW = { [C.MS_DTYPE_BF16] = true, [C.MS_DTYPE_F16] = true }
 
---- `op` of the tensor and of the number, which is a tensor without dimensions then, freed in the
---- end. Narrow tensors compute in f32, where the number is what it is, and are rounded once.
+--- Apply `op` to the tensor and to the number as a temporary tensor without dimensions. For f16 and
+--- bf16 it computes in f32 with the exact number and rounds once.
 local function with_scalar(what, like, number, op)
   calls.tensor_describe(like, info)
   B.check(C.ms_dtype_check(what, info.dtype, number))
@@ -110,7 +110,7 @@ function ops.mul(a, b)
   return calls.mul(a, b)
 end
 
---- A division, not a multiplication by the reciprocal: the bits are those of a / b.
+--- Divides: a multiplication by the reciprocal would give other bits.
 ---@param a ms.Tensor|number
 ---@param b ms.Tensor|number
 ---@return ms.Tensor
@@ -135,8 +135,8 @@ local function check_divisor(b)
   end
 end
 
---- a - b floor(a / b), which has the sign of b; shorter: a % b. Integers too: RuntimeError where b
---- is 0, so a divisor that is a tensor of integers waits for the device.
+--- a - b floor(a / b), which has the sign of b; short form: a % b. For integers RuntimeError if b
+--- is 0, so a tensor of integer divisors waits for the device.
 ---@param a ms.Tensor|number
 ---@param b ms.Tensor|number
 ---@return ms.Tensor
@@ -156,8 +156,7 @@ function ops.remainder(a, b)
   return calls.remainder(a, b)
 end
 
---- x^p, one of them perhaps a number; shorter: x ^ p. A negative x has a power where p is an
---- integer, else NaN.
+--- x^p; x or p may be a number; short form: x ^ p. NaN for a negative x unless p is an integer.
 ---@param x ms.Tensor|number
 ---@param p ms.Tensor|number
 ---@return ms.Tensor
@@ -183,11 +182,11 @@ end
 
 local round_options = { decimals = 'whole' }
 
---- The nearest multiple of 10^-decimals; halves to the even one. Narrow dtypes are scaled in f32.
---- An element that overflows when it is scaled becomes infinite.
+--- Round to a multiple of 10^-decimals, half to even. f16 and bf16 are scaled in f32. An element
+--- that overflows when it is scaled becomes infinite.
 ---@param x ms.Tensor
----@param decimals? integer|{ decimals?: integer }  negative: in front of the decimal point
----  (default 0: whole numbers)
+---@param decimals? integer|{ decimals?: integer }  negative: positions before the decimal point
+---  (default 0)
 ---@return ms.Tensor
 function ops.round(x, decimals)
   if type(decimals) == 'table' then
@@ -209,7 +208,7 @@ function ops.round(x, decimals)
   return narrow and calls.cast(out, narrow) or out
 end
 
---- bool, of x: not a number; infinite; neither.
+--- Tests of each element for NaN, infinity and a finite value, as bool tensors.
 ---@type fun(x: ms.Tensor): ms.Tensor
 ops.isnan = calls.isnan
 ---@type fun(x: ms.Tensor): ms.Tensor
@@ -231,7 +230,7 @@ function ops.gelu(x, approximate)
   return calls.gelu(x, is_tanh('gelu', approximate))
 end
 
---- log(1 + exp(beta x)) / beta, and x itself where beta x > threshold.
+--- log(1 + exp(beta x)) / beta; x itself where beta x > threshold.
 ---@param x ms.Tensor
 ---@param beta? number  default 1
 ---@param threshold? number  default 20
@@ -249,14 +248,14 @@ function ops.leaky_relu(x, negative_slope)
   return calls.leaky_relu(x, arguments.number('leaky_relu', 'negative_slope', negative_slope, 0.01))
 end
 
---- The larger of two elements, NaN where one is.
+--- Elementwise maximum; NaN if either operand is NaN.
 ---@type fun(a: ms.Tensor, b: ms.Tensor): ms.Tensor
 ops.maximum = calls.maximum
---- The smaller of two elements, NaN where one is.
+--- Elementwise minimum; NaN if either operand is NaN.
 ---@type fun(a: ms.Tensor, b: ms.Tensor): ms.Tensor
 ops.minimum = calls.minimum
 
---- x, but at least `low` and at most `high`; one of them may be nil.
+--- x limited to [low, high]; one bound may be nil.
 ---@param x ms.Tensor
 ---@param low? number
 ---@param high? number
@@ -271,8 +270,8 @@ end
 
 -- -- matrices and layers -------------------------------------------------------------------------
 
---- a (..., M, K), b (..., K, N) -> (..., M, N). Leading dimensions broadcast; a vector (K) is a row
---- on the left, a column on the right, and the result has no M, or N, then.
+--- a (..., M, K), b (..., K, N) -> (..., M, N). Leading dimensions broadcast. A vector (K) is a row
+--- on the left and a column on the right; the result then lacks M or N.
 ---@type fun(a: ms.Tensor, b: ms.Tensor): ms.Tensor
 ops.matmul = calls.matmul
 
@@ -280,7 +279,7 @@ ops.matmul = calls.matmul
 ---@type fun(x: ms.Tensor, w: ms.Tensor, bias: ms.Tensor?): ms.Tensor
 ops.linear = calls.linear
 
---- gelu(linear(x, w, bias)) in one pass, the same values.
+--- gelu(linear(x, w, bias)) in one pass, with the same values.
 ---@param x ms.Tensor  (..., in)
 ---@param w ms.Tensor  (out, in)
 ---@param bias? ms.Tensor  (out)
@@ -291,11 +290,11 @@ function ops.linear_gelu(x, w, bias, approximate)
 end
 
 ---@class ms.ops.EmbeddingOptions
----@field padding_idx? integer  row whose gradient is 0, counted from 0, or from -1 at the end
+---@field padding_idx? integer  row that gets no gradient; counted from 0, or from -1 at the end
 
 local embedding_options = { padding_idx = 'whole' }
 
---- table (V, C), ids i64 (...) with values from 0 -> (..., C)
+--- table (V, C), ids i64 (...) from 0 -> (..., C)
 ---@param table ms.Tensor
 ---@param ids ms.Tensor
 ---@param opts? ms.ops.EmbeddingOptions
@@ -310,7 +309,7 @@ function ops.embedding(table, ids, opts)
   return calls.where(is_padding, out:detach(), out)
 end
 
---- Over the last dimension.
+--- Layer normalisation over the last dimension.
 ---@param x ms.Tensor  (..., C)
 ---@param w? ms.Tensor  (C)
 ---@param bias? ms.Tensor  (C)
@@ -343,10 +342,10 @@ function ops.softmax(x, dim)
 end
 
 ---@class ms.ops.AttentionOptions
----@field causal? boolean  position t sees s <= t only (default false)
----@field scale? number    finite, and not 0 (default 1 / sqrt(D))
+---@field causal? boolean  position t attends to positions s <= t only (default false)
+---@field scale? number  finite, not 0 (default 1 / sqrt(D))
 
--- For C 0 stands for the default.
+-- 0 means the default in C.
 local function scale(what, given)
   if given == 0 then
     errors.raise('ValueError', "%s: 'scale' is 0, expected another number, or none for 1 / sqrt(D)",
@@ -362,7 +361,7 @@ local function attention_arguments(what, opts)
   return arguments.flag(what, 'causal', opts.causal, false), scale(what, opts.scale)
 end
 
---- softmax(q k^T scale) v without ever holding the scores.
+--- softmax(q k^T scale) v; the scores are not stored.
 ---@param q ms.Tensor  (B, H, T, D)
 ---@param k ms.Tensor  (B, H, S, D)
 ---@param v ms.Tensor  (B, H, S, D)
@@ -372,7 +371,7 @@ function ops.attention(q, k, v, opts)
   return calls.attention(q, k, v, attention_arguments('attention', opts))
 end
 
---- The same on a packed projection holding q, k and v one after another.
+--- The same for a packed projection, which contains q, k and v in this order.
 ---@param qkv ms.Tensor  (B, T, 3 C)
 ---@param heads integer
 ---@param opts? ms.ops.AttentionOptions
@@ -381,14 +380,14 @@ function ops.attention_packed(qkv, heads, opts)
   return calls.attention_packed(qkv, heads, attention_arguments('attention_packed', opts))
 end
 
---- The random stream of a place in the model, from its path.
+--- The dropout stream of a module path, for ops.dropout.
 ---@param path string
----@return ms.Site  opaque; give it to ops.dropout
+---@return ms.Site  opaque
 function ops.site(path)
   return dropout_streams.of(arguments.text('site', 'path', path))
 end
 
-local ANYWHERE = dropout_streams.of('ms.ops.dropout') -- no module's path
+local ANYWHERE = dropout_streams.of('ms.ops.dropout') -- not a module's path
 
 local function site_of(site)
   if dropout_streams.is(site) then
@@ -401,14 +400,15 @@ local function site_of(site)
   return ops.site(site)
 end
 
---- Zero elements with probability p, divide the rest by 1 - p. The mask depends on the seed, the
---- site, the call and the global sample, not on how samples are dealt to ranks. Every call draws
---- another one, as nn.Dropout does, which says what samples those are.
+--- Zero elements with probability p and divide the rest by 1 - p. The mask depends on the seed, the
+--- stream, the call and the global sample index, not on how samples are assigned to ranks. Every
+--- call draws a new mask. See nn.Dropout for the sample indices.
 ---@param x ms.Tensor  (samples, ...)
 ---@param p number
----@param site? boolean|string|ms.Site  false: not training, x as it is; true: training, as without
----  it; or the path of a place that draws for itself, or what ops.site() gave for it
----@param call? integer  how many times this site ran before in this micro-batch (default: counted)
+---@param site? boolean|string|ms.Site  false: not training, returns x; true or nil: training; a
+---  module path or the result of ops.site(): draw from that stream
+---@param call? integer  number of earlier calls with this stream in the micro-batch (default:
+---  counted)
 ---@return ms.Tensor
 function ops.dropout(x, p, site, call)
   if site == false then
@@ -430,18 +430,18 @@ end
 
 ---@class ms.ops.ScaledDotProductAttentionOptions
 ---@field attn_mask? ms.Tensor  broadcasts to (..., H, T, S). bool: true where a query attends to a
----  key; or f32 or q's dtype: added to the scaled scores
----@field dropout_p? number  of the probabilities (default 0)
----@field is_causal? boolean  position t sees s <= t only; without attn_mask (default false)
+---  key; f32 or q's dtype: added to the scaled scores
+---@field dropout_p? number  of the attention probabilities (default 0)
+---@field is_causal? boolean  position t attends to s <= t only; not with attn_mask (default false)
 ---@field scale? number  finite (default 1 / sqrt(D))
----@field enable_gqa? boolean  k and v may have fewer heads, a divisor of H (default false)
----@field site? boolean|string|ms.Site  of the dropout, as in ops.dropout
+---@field enable_gqa? boolean  k and v may have fewer heads, which must divide H (default false)
+---@field site? boolean|string|ms.Site  dropout stream, as in ops.dropout
 
 local SDPA = 'scaled_dot_product_attention'
 local sdpa_options = { 'attn_mask', 'dropout_p', 'is_causal', 'scale', 'enable_gqa', 'site' }
 
---- softmax(q k^T scale + attn_mask) v without ever holding the scores. A query that attends to no
---- key gives 0. What a mask hides must be finite in k and v.
+--- softmax(q k^T scale + attn_mask) v; the scores are not stored. A query that attends to no key
+--- gives 0. k and v must be finite also at masked positions.
 ---@param q ms.Tensor  (..., H, T, D), of two dimensions or more
 ---@param k ms.Tensor  (..., H, S, D)
 ---@param v ms.Tensor  (..., H, S, E)
@@ -468,7 +468,7 @@ end
 
 -- -- reductions and shapes -----------------------------------------------------------------------
 
---- Sum over all dimensions, or over those given.
+--- Sum over all dimensions, or over the given ones.
 ---@param x ms.Tensor
 ---@param over? integer|integer[]
 ---@param keepdim? boolean|{ keepdim: boolean }
@@ -487,7 +487,7 @@ function ops.mean(x, over, keepdim)
     dims.keepdim('mean', keepdim))
 end
 
---- Running sums along a dimension. Of integers and bool in i64.
+--- Cumulative sums along a dimension, in i64 for integers and bool.
 ---@param x ms.Tensor
 ---@param dim integer
 ---@return ms.Tensor
@@ -495,7 +495,7 @@ function ops.cumsum(x, dim)
   return calls.cumsum(x, dims.index(dim, ndim('cumsum', x), 'cumsum'))
 end
 
---- A view when the strides allow, a copy otherwise. One size may be -1.
+--- A view if the strides allow it, else a copy. One size may be -1.
 ---@param x ms.Tensor
 ---@param ... integer|integer[]
 ---@return ms.Tensor
@@ -505,7 +505,7 @@ end
 
 local order = B.new('int32_t[?]', C.MS_MAX_DIMS)
 
---- A view with dimension i taken from the i-th one given.
+--- A view with permuted dimensions: dimension i is the i-th argument.
 ---@param x ms.Tensor
 ---@param ... integer|integer[]
 ---@return ms.Tensor
@@ -536,7 +536,7 @@ function ops.transpose(x, a, b)
   return calls.permute(x, n, order)
 end
 
---- A view of `length` entries from `start` (counted from 1) along a dimension.
+--- A view of `length` entries of a dimension, beginning at `start` (counted from 1).
 ---@param x ms.Tensor
 ---@param dim integer
 ---@param start integer
@@ -554,7 +554,7 @@ function ops.narrow(x, dim, start, length)
   return calls.narrow(x, d, start - 1, length)
 end
 
---- A view of entry `index` (counted from 1, or from the end) along a dimension, which goes away.
+--- A view without dimension `dim`, at index `index` (counted from 1, or from the end).
 ---@param x ms.Tensor
 ---@param dim integer
 ---@param index integer
@@ -564,7 +564,7 @@ function ops.select(x, dim, index)
   return calls.select(x, d, dims.entry(index, tonumber(info.shape[d]), d + 1, 'select'))
 end
 
---- Join along a dimension.
+--- Concatenate along a dimension.
 ---@param list ms.Tensor[]
 ---@param dim? integer  default 1
 ---@return ms.Tensor
@@ -576,10 +576,10 @@ function ops.cat(list, dim)
   return calls.cat(refs, n, dims.index(dim == nil and 1 or dim, ndim('cat', list[1]), 'cat'))
 end
 
---- To another dtype; the same values where they fit. Fractions are cut towards zero for integers;
---- i64 holds the nearest it can of what lies beyond it (infinities too), and 0 for NaN; i32 and u8
---- take the low 32 and 8 bits of that. bool is "not 0", true for NaN. Floats round to the nearest,
---- and are infinite for what is too large.
+--- Cast to another dtype. To integers, fractions are truncated; i64 saturates (infinities too) and
+--- is 0 for NaN; i32 and u8 take the low 32 and 8 bits of the i64 value. bool is true for every
+--- value except 0, also for NaN. Floats round to nearest; values that are too large become
+--- infinite.
 ---@param x ms.Tensor
 ---@param to ms.DType
 ---@return ms.Tensor

@@ -1,5 +1,5 @@
---- ops.interpolate: each spatial dimension is resampled by itself, as a sum of a few selections of
---- its entries times weights: one of nearest, two of linear, four of cubic.
+--- ops.interpolate: each spatial dimension is resampled on its own, as a weighted sum of one
+--- (nearest), two (linear) or four (cubic) selections of its entries.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -21,9 +21,9 @@ end
 
 -- -- entries and weights of one position ---------------------------------------------------------
 
--- Functions of position i (from 0) of the result give the entries (from 0) of n that it is made of,
--- and their weights. PyTorch computes positions of nearest in f32, which decides between entries
--- where they are close to a whole number.
+-- Each function maps index i (from 0) of the result to the n entries (from 0) that contribute to
+-- it, and their weights. nearest computes in f32 as PyTorch does, because rounding decides between
+-- entries near integer positions.
 
 local function nearest(shift)
   return function(i, scale, n)
@@ -42,7 +42,7 @@ local function linear(i, scale, n, align_corners)
   return { first, clamp(first + 1, n) }, { 1 - t, t }
 end
 
-local A = -0.75 -- of Keys's cubic convolution (1981)
+local A = -0.75 -- parameter of Keys' cubic convolution (1981)
 
 local function near(t) -- 0 <= t <= 1
   return ((A + 2) * t - (A + 3)) * t * t + 1
@@ -60,7 +60,7 @@ local function cubic(i, scale, n, align_corners)
     { far(t + 1), near(t), near(1 - t), far(2 - t) }
 end
 
--- dims: of inputs that the mode takes.
+-- dims: numbers of input dimensions that the mode accepts.
 local MODES = {
   nearest = { entries = nearest(0) },
   ['nearest-exact'] = { entries = nearest(0.5) },
@@ -77,7 +77,7 @@ local NAMES = {
 
 -- -- resampling ----------------------------------------------------------------------------------
 
--- x with `size` entries along a dimension; `scale`: how far apart they are.
+-- Resample a dimension to `size` entries; `scale` is their distance in the input.
 local function resample(x, dim, size, scale, mode, align_corners)
   local taps, n = {}, x:size(dim)
   for i = 0, size - 1 do
@@ -104,13 +104,13 @@ end
 
 ---@class ms.ops.InterpolateOptions
 ---@field size? integer|integer[]  of the spatial dimensions
----@field scale_factor? number|number[]  in place of size
----@field mode? string  'nearest', 'nearest-exact', 'area', 'linear' of (N, C, L), 'bilinear' and
----                     'bicubic' of (N, C, H, W), 'trilinear' of (N, C, D, H, W); default 'nearest'
----@field align_corners? boolean  the first and last positions are those of the input, in modes with
----                               weights (default false)
----@field recompute_scale_factor? boolean  positions follow from the sizes also where scale_factor
----                                        times a size is no whole number (default false)
+---@field scale_factor? number|number[]  alternative to size
+---@field mode? string  'nearest', 'nearest-exact', 'area', 'linear' for (N, C, L), 'bilinear' and
+---  'bicubic' for (N, C, H, W), 'trilinear' for (N, C, D, H, W); default 'nearest'
+---@field align_corners? boolean  the corner positions of input and result coincide; not for
+---  nearest and area (default false)
+---@field recompute_scale_factor? boolean  compute positions from the rounded sizes, not from
+---  scale_factor (default false)
 
 local OPTIONS = { 'size', 'scale_factor', 'mode', 'align_corners', 'recompute_scale_factor' }
 
@@ -132,7 +132,7 @@ local function factors(what, given, n)
   return out
 end
 
---- Options that are valid for some input.
+--- Check options as far as possible without an input.
 ---@param what string  the function or class
 ---@param opts? ms.ops.InterpolateOptions
 ---@return ms.ops.InterpolateOptions
@@ -155,7 +155,7 @@ end
 
 local WHAT = 'interpolate'
 
---- x with spatial dimensions of other sizes (PyTorch's F.interpolate, without antialias).
+--- Resample the spatial dimensions of x (PyTorch's F.interpolate, without antialias).
 ---@param x ms.Tensor  (N, C, L), (N, C, H, W) or (N, C, D, H, W)
 ---@param opts ms.ops.InterpolateOptions
 ---@return ms.Tensor
@@ -185,7 +185,7 @@ local function run(x, opts)
     errors.raise('TypeError', "%s: x is %s, expected a floating dtype in mode '%s'", WHAT, dtype,
       name)
   elseif mode.weighted and dtype ~= 'f64' and dtype ~= 'f32' then
-    out = x:f32() -- so that a narrow result is rounded once
+    out = x:f32() -- so that an f16 or bf16 result is rounded once
   end
   for d = 1, n do
     local from, to = sizes[d + 2], size[d]

@@ -1,4 +1,4 @@
---- Losses. Reductions are 'mean', 'sum' and 'none', as in PyTorch. Reduced losses of narrow dtypes
+--- Losses. Reductions are 'mean', 'sum' and 'none', as in PyTorch. Reduced losses of f16 and bf16
 --- are f32.
 
 local B = require 'moonshard_ffi'
@@ -49,7 +49,7 @@ end
 
 local info, target_info = B.new('ms_tensor_info'), B.new('ms_tensor_info')
 
--- Do the targets have the shape of x without dimension `dim`, counted from 0?
+-- Do the targets have the shape of x without dimension `dim` (counted from 0)?
 local function fits(dim)
   if dim >= info.ndim or target_info.ndim ~= info.ndim - 1 then
     return false
@@ -62,8 +62,8 @@ local function fits(dim)
   return true
 end
 
--- The dimension of the classes: the one given, or the last, or 2 as in PyTorch where only that fits
--- the targets. The operator refuses targets that do not fit.
+-- The class dimension: the given one, else the last, else 2 as in PyTorch if only that fits the
+-- targets. The operator raises if the targets do not fit.
 local function class_dim(what, x, targets, dim)
   calls.tensor_describe(arguments.tensor(what, 'x', x), info)
   calls.tensor_describe(arguments.tensor(what, 'targets', targets), target_info)
@@ -73,7 +73,7 @@ local function class_dim(what, x, targets, dim)
   return not fits(info.ndim - 1) and fits(1) and 2 or info.ndim
 end
 
--- x with dimension `dim` last.
+-- x with dimension `dim` moved to the end.
 local function classes_last(x, dim)
   local order = {}
   if dim == info.ndim then
@@ -93,8 +93,8 @@ local function check_weight(what, weight, n)
   end
 end
 
--- From log probabilities with the classes last, f32 or f64. `smoothing` of the targets goes to all
--- classes alike.
+-- Loss from f32 or f64 log probabilities with the classes last. `smoothing` is distributed equally
+-- over all classes.
 local function from_log(what, logp, targets, opts, smoothing)
   local reduction, weight = reduction_of(what, opts), opts.weight
   local ignored = arguments.whole(what, 'ignore_index', opts.ignore_index, -100)
@@ -122,18 +122,18 @@ local function from_log(what, logp, targets, opts, smoothing)
 end
 
 ---@class ms.ops.NLLOptions
----@field weight? ms.Tensor  (C): a factor for each class
----@field ignore_index? integer  targets that do not count (default -100)
----@field reduction? 'mean'|'sum'|'none'  the mean is over the weights of the targets
----@field dim? integer  the dimension of the classes (default: the last, or 2 where only that fits)
+---@field weight? ms.Tensor  (C), a factor for each class
+---@field ignore_index? integer  target that is not counted (default -100)
+---@field reduction? 'mean'|'sum'|'none'  the mean is weighted by the targets' weights
+---@field dim? integer  class dimension (default: the last, or 2 if only that fits)
 
 local nll_options = { 'weight', 'ignore_index', 'reduction', 'dim' }
 
---- Minus the log probability of the targets. IndexError for a target that is no class.
+--- Negative log-likelihood of the targets. IndexError if a target is not a class.
 ---@param x ms.Tensor  log probabilities (..., C) or (N, C, ...)
----@param targets ms.Tensor  i64, the shape of x without the classes; from 0
+---@param targets ms.Tensor  i64, from 0, of the shape of x without the class dimension
 ---@param opts? ms.ops.NLLOptions
----@return ms.Tensor  (), with reduction = 'none' the shape of the targets
+---@return ms.Tensor  (); with reduction = 'none' the shape of the targets
 function losses.nll_loss(x, targets, opts)
   opts = errors.options('nll_loss', opts, nll_options)
   local dim = class_dim('nll_loss', x, targets, opts.dim)
@@ -141,11 +141,12 @@ function losses.nll_loss(x, targets, opts)
 end
 
 ---@class ms.ops.CrossEntropyOptions: ms.ops.NLLOptions
----@field label_smoothing? number  part of each target that goes to all classes alike (default 0)
+---@field label_smoothing? number  part of each target that is distributed over all classes
+---  (default 0)
 
 local cross_entropy_options = { 'ignore_index', 'reduction', 'weight', 'label_smoothing', 'dim' }
 
--- Targets are probabilities of the classes.
+-- Loss of targets that are probabilities of the classes.
 local function from_probabilities(logits, targets, dim, opts, smoothing)
   local n = logits:dim()
   if not same_sizes(logits:shape(), targets:shape()) then
@@ -168,12 +169,11 @@ local function from_probabilities(logits, targets, dim, opts, smoothing)
   return reduced((logp * targets):sum(-1):neg(), reduction_of('cross_entropy', opts))
 end
 
---- Negative log-likelihood of `targets` under softmax(logits). IndexError for an id that is no
---- class.
+--- Negative log-likelihood of `targets` under softmax(logits). IndexError if an id is not a class.
 ---@param logits ms.Tensor  (..., V), or (N, V, ...) as in PyTorch
----@param targets ms.Tensor  i64 (...), ids from 0; or probabilities, of the shape of the logits
+---@param targets ms.Tensor  i64 (...), ids from 0; or probabilities of the shape of the logits
 ---@param opts? ms.ops.CrossEntropyOptions
----@return ms.Tensor  (), with reduction = 'none' one number per target
+---@return ms.Tensor  (); with reduction = 'none' one number per target
 function losses.cross_entropy(logits, targets, opts)
   opts = errors.options('cross_entropy', opts, cross_entropy_options)
   local reduction = reduction_of('cross_entropy', opts)
@@ -207,11 +207,11 @@ end
 
 local mse_loss_options = { 'reduction' }
 
---- Mean (or sum, or each) of (x - y)^2.
+--- Mean squared error: the mean, the sum or each of (x - y)^2.
 ---@param x ms.Tensor
 ---@param y ms.Tensor  same shape
 ---@param opts? { reduction?: 'mean'|'sum'|'none' }
----@return ms.Tensor  (), with 'none' the shape of x
+---@return ms.Tensor  (); with 'none' the shape of x
 function losses.mse_loss(x, y, opts)
   opts = errors.options('mse_loss', opts, mse_loss_options)
   local reduction = reduction_of('mse_loss', opts)
@@ -224,11 +224,11 @@ end
 
 local l1_loss_options = { 'reduction' }
 
---- Mean (or sum, or each) of |x - y|.
+--- Absolute error: the mean, the sum or each of |x - y|.
 ---@param x ms.Tensor
 ---@param y ms.Tensor  same shape
 ---@param opts? { reduction?: 'mean'|'sum'|'none' }
----@return ms.Tensor  (), with 'none' the shape of x
+---@return ms.Tensor  (); with 'none' the shape of x
 function losses.l1_loss(x, y, opts)
   opts = errors.options('l1_loss', opts, l1_loss_options)
   check_pair('l1_loss', x, y)
@@ -257,7 +257,7 @@ local smooth_l1_options = { 'beta', 'reduction' }
 ---@param x ms.Tensor
 ---@param y ms.Tensor  same shape
 ---@param opts? { beta?: number, reduction?: 'mean'|'sum'|'none' }  beta: default 1; 0: l1_loss
----@return ms.Tensor  (), with 'none' the shape of x
+---@return ms.Tensor  (); with 'none' the shape of x
 function losses.smooth_l1_loss(x, y, opts)
   opts = errors.options('smooth_l1_loss', opts, smooth_l1_options)
   local beta = positive('smooth_l1_loss', 'beta', opts.beta, 0)
@@ -272,7 +272,7 @@ local huber_options = { 'delta', 'reduction' }
 ---@param x ms.Tensor
 ---@param y ms.Tensor  same shape
 ---@param opts? { delta?: number, reduction?: 'mean'|'sum'|'none' }  delta: above 0 (default 1)
----@return ms.Tensor  (), with 'none' the shape of x
+---@return ms.Tensor  (); with 'none' the shape of x
 function losses.huber_loss(x, y, opts)
   opts = errors.options('huber_loss', opts, huber_options)
   local delta = positive('huber_loss', 'delta', opts.delta)
@@ -287,12 +287,12 @@ local bce_options = { 'weight', 'pos_weight', 'reduction' }
 ---@param y ms.Tensor  probabilities, same shape
 ---@param opts? { weight?: ms.Tensor, pos_weight?: ms.Tensor, reduction?: 'mean'|'sum'|'none' }
 ---  both weights broadcast against x
----@return ms.Tensor  (), with 'none' the shape of x
+---@return ms.Tensor  (); with 'none' the shape of x
 function losses.binary_cross_entropy_with_logits(x, y, opts)
   local what = 'binary_cross_entropy_with_logits'
   opts = errors.options(what, opts, bce_options)
   check_pair(what, x, y)
-  local log = x:neg():softplus(1, 40) -- -log(s); beyond 40 exp() adds less than one rounding
+  local log = x:neg():softplus(1, 40) -- -log(s); above 40 exp() adds less than a rounding error
   if opts.pos_weight then
     log = log * ((arguments.tensor(what, 'pos_weight', opts.pos_weight) - 1) * y + 1)
   end
@@ -306,13 +306,13 @@ end
 local KL_REDUCTIONS = { 'mean', 'batchmean', 'sum', 'none' }
 local kl_options = { 'log_target', 'reduction' }
 
---- target (log(target) - x), 0 where the target is 0: the divergence of distributions.
+--- Kullback-Leibler divergence: target (log(target) - x), 0 where the target is 0.
 ---@param x ms.Tensor  log probabilities
 ---@param target ms.Tensor  probabilities, same shape
 ---@param opts? { log_target?: boolean, reduction?: 'mean'|'batchmean'|'sum'|'none' }  log_target:
----  the target is log probabilities, too (default false); batchmean: the sum over the size of
----  dimension 1
----@return ms.Tensor  (), with 'none' the shape of x
+---  the target contains log probabilities (default false); batchmean: the sum divided by the size
+---  of dimension 1
+---@return ms.Tensor  (); with 'none' the shape of x
 function losses.kl_div(x, target, opts)
   opts = errors.options('kl_div', opts, kl_options)
   local sizes = check_pair('kl_div', x, target, 'target')

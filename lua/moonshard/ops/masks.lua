@@ -1,5 +1,5 @@
---- Elements that others take the place of: where a mask says so, and on one side of a diagonal. All
---- is made of comparisons and of where, so the gradient goes to the elements that stay.
+--- Replacement of elements where a mask is true or on one side of a diagonal. Composed of
+--- comparisons and where, so the gradient goes to the elements that are kept.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -21,16 +21,16 @@ local function describe(what, name, x)
   return info
 end
 
--- A number as a tensor without dimensions, of a dtype that holds it.
+-- A number as a tensor without dimensions, in a dtype that can hold it.
 local function scalar(what, code, value)
   B.check(C.ms_dtype_check(what, code, value))
   return calls.tensor_full(code, 0, nil, value)
 end
 
---- x with `value` in the places where `mask` is true; x and mask broadcast.
+--- x with `value` where `mask` is true; x and mask broadcast.
 ---@param x ms.Tensor
 ---@param mask ms.Tensor  bool
----@param value number|ms.Tensor  a tensor has no dimensions; its gradient is the sum of theirs
+---@param value number|ms.Tensor  a tensor must have no dimensions; its gradient is summed
 ---@return ms.Tensor
 function masks.masked_fill(x, mask, value)
   if describe('masked_fill', 'mask', mask).dtype ~= C.MS_DTYPE_BOOL then
@@ -49,7 +49,7 @@ function masks.masked_fill(x, mask, value)
   return calls.where(mask, value, x)
 end
 
--- bool (rows, columns): is the column's number less the row's in this relation to `diagonal`?
+-- bool (rows, columns): compares column index minus row index with `diagonal`.
 local function triangle(rows, columns, diagonal, relation)
   local place = calls.tensor_arange(C.MS_DTYPE_I64, diagonal, 1, rows)
   local row, column = place:unsqueeze(2), calls.tensor_arange(C.MS_DTYPE_I64, 0, 1, columns)
@@ -77,11 +77,12 @@ local function keep(what, relation)
   end
 end
 
---- The lower triangle of the last two dimensions, with zeros (whatever was there) above it.
---- `diagonal` is the last one that stays: 0 the main one, 1 that above it, -1 that below.
+--- The lower triangle of the last two dimensions; elements above it become zero, also NaN.
+--- `diagonal` is the last diagonal that is kept: 0 the main one, 1 the one above it, -1 the one
+--- below.
 ---@type fun(x: ms.Tensor, diagonal?: integer): ms.Tensor
 masks.tril = keep('tril', C.MS_COMPARE_LE)
---- The upper triangle; `diagonal` is the first one that stays.
+--- The upper triangle; `diagonal` is the first diagonal that is kept.
 ---@type fun(x: ms.Tensor, diagonal?: integer): ms.Tensor
 masks.triu = keep('triu', C.MS_COMPARE_GE)
 

@@ -1,4 +1,4 @@
---- Elements put around a tensor, and rolled along it.
+--- Padding of a tensor, and rolling along dimensions.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -27,7 +27,7 @@ end
 
 -- -- pad -----------------------------------------------------------------------------------------
 
--- Position from 1 that entry i (from 1, below 1 and above n too) shows.
+-- The source index (from 1) of padded entry i, which may be below 1 or above n.
 local SOURCE = {
   reflect = function(i, n)
     return i < 1 and 2 - i or i > n and 2 * n - i or i
@@ -36,12 +36,12 @@ local SOURCE = {
     return math.max(1, math.min(i, n))
   end,
   circular = function(i, n, before, after)
-    local first = 1 + math.max(-before, 0) -- what is cut off does not come again
+    local first = 1 + math.max(-before, 0) -- removed entries are not a source
     return (i - first) % (n + math.min(before, 0) + math.min(after, 0)) + first
   end,
 }
 
--- Most entries that may be put at one end.
+-- Maximum padding at each end.
 local MOST = {
   reflect = function(n) return n - 1 end,
   replicate = function(n) return n > 0 and math.huge or 0 end,
@@ -91,12 +91,12 @@ end
 
 local pad_options = { 'mode', 'value' }
 
---- x with entries before and after, for the last dimension, then the one before it, ...: PyTorch's
---- pairs. Negative numbers cut entries off.
+--- Pad x at both ends of the last dimension, then of the one before it, ... (PyTorch's pairs).
+--- Negative numbers remove entries.
 ---@param x ms.Tensor
----@param pad integer[]  before and after of the last dimension, of the one before it, ...
+---@param pad integer[]  before and after for the last dimension, for the one before it, ...
 ---@param opts? { mode?: 'constant'|'reflect'|'replicate'|'circular', value?: number }  default:
----  constant, 0
+---  'constant', 0
 ---@return ms.Tensor
 function padding.pad(x, pad, opts)
   local sizes, code = sizes_of('pad', x)
@@ -146,11 +146,11 @@ local function as_list(value)
   return type(value) == 'table' and value or { value }
 end
 
---- Entries moved towards the end; those beyond it come in at the start. Without dimensions x is
---- rolled as one row.
+--- Shift entries towards the end; those shifted out come in at the start. Without `over` the
+--- flattened x is rolled.
 ---@param x ms.Tensor
 ---@param shifts integer|integer[]
----@param over? integer|integer[]  as many dimensions
+---@param over? integer|integer[]  dimensions, one for each shift
 ---@return ms.Tensor
 function padding.roll(x, shifts, over)
   local sizes = sizes_of('roll', x)

@@ -1,5 +1,4 @@
---- Elements at given positions along a dimension, and the positions of sorted elements. Positions
---- are i64 tensors that count from 1.
+--- Gather, scatter, sort and related operators. Indices are i64 tensors that count from 1.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -15,7 +14,7 @@ local positions = {}
 
 local info = B.new('ms_tensor_info')
 
--- Dimension `dim` of x from 0. Leaves x in `info`.
+-- Dimension `dim` of x, counted from 0. Fills `info` with x's description.
 local function along(what, x, dim)
   if type(x) ~= 'cdata' then
     arguments.no_tensor(what, 'x', x)
@@ -26,8 +25,8 @@ end
 
 -- -- gather and scatter --------------------------------------------------------------------------
 
---- x at positions along a dimension, in the shape of `index`, whose other sizes are at most those
---- of x. IndexError for a position outside 1 .. size.
+--- Elements of x at indices along a dimension, in the shape of `index`, whose other sizes must not
+--- exceed those of x. IndexError for an index outside 1 .. size.
 ---@param x ms.Tensor
 ---@param dim integer
 ---@param index ms.Tensor  i64, from 1
@@ -36,7 +35,7 @@ function positions.gather(x, dim, index)
   return calls.gather(x, along('gather', x, dim), index)
 end
 
--- Sizes of x, which `info` describes.
+-- Sizes of the tensor that `info` describes.
 local function sizes_in_info()
   local sizes = {}
   for i = 1, info.ndim do
@@ -45,7 +44,7 @@ local function sizes_in_info()
   return sizes
 end
 
--- An index (n) of whole slices along d as one of elements: a view of these sizes, with n along d.
+-- Expand an index (n) of slices along d to an index of elements: a view of these sizes.
 local function widened(what, index, d, sizes)
   arguments.tensor(what, 'index', index)
   calls.tensor_describe(index, info)
@@ -87,9 +86,10 @@ local function check_positions(what, index, dim, size)
   end
 end
 
--- `call` of x, positions of whole slices, and src if it takes one, whose shape is x's with as many
--- slices. On the CPU the call refuses positions with its own name and a count of elements: here
--- they are looked up again. A device reports them later, in the words of the call.
+-- Apply the elementwise operator `call` to whole slices. `src`, if used, has x's shape with as many
+-- slices as the index. On the CPU the error of an index outside the range is raised here, because
+-- `call` would name itself and count elements. A device reports it later with the message of
+-- `call`.
 local function with_slices(what, call, takes_source)
   return function(x, dim, index, src)
     local d = along(what, x, dim)
@@ -112,17 +112,17 @@ end
 
 local select_slices = with_slices('index_select', calls.gather)
 
---- Whole slices of x at positions along a dimension. IndexError as for gather.
+--- Slices of x at indices along a dimension. IndexError as for gather.
 ---@param x ms.Tensor
 ---@param dim integer
 ---@param index ms.Tensor  i64 (n), from 1
----@return ms.Tensor  x's shape with n in this dimension
+---@return ms.Tensor  x's shape with size n in this dimension
 function positions.index_select(x, dim, index)
   return select_slices(x, dim, index)
 end
 
---- A copy of x with `src` stored at positions along a dimension. Sizes of `index` are at most those
---- of `src` and, in the other dimensions, of x. Of equal positions the last one counts.
+--- A copy of x with `src` stored at indices along a dimension. Sizes of `index` must not exceed
+--- those of `src` and, in the other dimensions, of x. For equal indices the last one is stored.
 ---@param x ms.Tensor
 ---@param dim integer
 ---@param index ms.Tensor  i64, from 1
@@ -145,7 +145,7 @@ function positions.scatter(x, dim, index, src)
   return out
 end
 
---- The same, added to x. Equal positions add in ascending order.
+--- A copy of x with `src` added at indices. Equal indices add in ascending order.
 ---@param x ms.Tensor
 ---@param dim integer
 ---@param index ms.Tensor  i64, from 1
@@ -155,20 +155,20 @@ function positions.scatter_add(x, dim, index, src)
   return calls.scatter_add(x, along('scatter_add', x, dim), index, src)
 end
 
---- A copy of x with slices of `src` stored at positions along a dimension. Of equal positions the
---- last one counts.
+--- A copy of x with slices of `src` stored at indices along a dimension. For equal indices the last
+--- slice is stored.
 ---@type fun(x: ms.Tensor, dim: integer, index: ms.Tensor, src: ms.Tensor): ms.Tensor
 positions.index_copy = with_slices('index_copy', calls.scatter, true)
 
 local add_slices = with_slices('index_add', calls.scatter_add, true)
 local index_add_options = { alpha = 'number' }
 
---- A copy of x with alpha times the slices of `src` added at positions along a dimension. Equal
---- positions add in ascending order.
+--- A copy of x with alpha times the slices of `src` added at indices along a dimension. Equal
+--- indices add in ascending order.
 ---@param x ms.Tensor
 ---@param dim integer
 ---@param index ms.Tensor  i64 (n), from 1
----@param src ms.Tensor  x's shape with n in this dimension
+---@param src ms.Tensor  x's shape with size n in this dimension
 ---@param opts? { alpha?: number }  default 1
 ---@return ms.Tensor
 function positions.index_add(x, dim, index, src, opts)
@@ -179,9 +179,10 @@ function positions.index_add(x, dim, index, src, opts)
   return add_slices(x, dim, index, src)
 end
 
---- A matrix with a row on its diagonal and zeros elsewhere; of a matrix a copy of its diagonal.
+--- A matrix with the vector x on a diagonal and zeros elsewhere, or a copy of a diagonal of the
+--- matrix x.
 ---@param x ms.Tensor  of one or two dimensions
----@param diagonal? integer  0: the main one; 1: the one above it, -1: the one below (default 0)
+---@param diagonal? integer  0: the main one; 1: the one above; -1: the one below (default 0)
 ---@return ms.Tensor
 function positions.diag(x, diagonal)
   local k = arguments.whole('diag', 'diagonal', diagonal, 0)
@@ -207,7 +208,7 @@ end
 
 local sort_options = { descending = 'flag', stable = 'flag' }
 
--- (x, dim, descending), (x, dim, options) or (x, options).
+-- Parses (x, dim, descending), (x, dim, options) and (x, options).
 local function sort_arguments(what, x, dim, opts)
   if type(dim) == 'table' and opts == nil then
     dim, opts = nil, dim
@@ -220,12 +221,12 @@ local function sort_arguments(what, x, dim, opts)
   return d, arguments.flag(what, 'descending', descending, false)
 end
 
---- Elements in order along a dimension, and where each was (i64, from 1): two results. Equal
+--- Sort along a dimension. Returns the elements and their indices in x (i64, from 1). Equal
 --- elements keep their order. NaN is the largest.
 ---@param x ms.Tensor
 ---@param dim? integer  default: the last
----@param opts? boolean|{ descending?: boolean, stable?: boolean }  a boolean: descending; sorting
----  is always stable
+---@param opts? boolean|{ descending?: boolean, stable?: boolean }  a boolean means descending;
+---  sorting is always stable
 ---@return ms.Tensor values, ms.Tensor indices
 function positions.sort(x, dim, opts)
   local d, descending = sort_arguments('sort', x, dim, opts)
@@ -233,7 +234,7 @@ function positions.sort(x, dim, opts)
   return calls.gather(x, d, indices), indices
 end
 
---- The second result of sort.
+--- The indices returned by sort.
 ---@param x ms.Tensor
 ---@param dim? integer  default: the last
 ---@param opts? boolean|{ descending?: boolean, stable?: boolean }
@@ -245,13 +246,13 @@ end
 
 local topk_options = { largest = 'flag', sorted = 'flag' }
 
---- The k largest elements along a dimension, from the largest on, and where each is (i64, from 1):
---- two results. Of equal elements the first ones are taken.
+--- The k largest elements along a dimension, largest first, and their indices (i64, from 1). Among
+--- equal elements the first ones are taken.
 ---@param x ms.Tensor
 ---@param k integer
 ---@param dim? integer  default: the last
----@param opts? { largest?: boolean, sorted?: boolean }  largest = false: the smallest ones; results
----  are always sorted
+---@param opts? { largest?: boolean, sorted?: boolean }  largest = false: the smallest; results are
+---  always sorted
 ---@return ms.Tensor values, ms.Tensor indices
 function positions.topk(x, k, dim, opts)
   if type(dim) == 'table' and opts == nil then
@@ -270,14 +271,14 @@ end
 
 -- -- other positions -----------------------------------------------------------------------------
 
---- Positions of the elements that are not 0, in row-major order. Waits for the device.
+--- Indices of the elements that are not 0, in row-major order. Waits for the device.
 ---@param x ms.Tensor
 ---@return ms.Tensor  i64 (found, dimensions), from 1
 positions.nonzero = calls.tensor_nonzero
 
 --- 1 at each class, 0 elsewhere. IndexError for a class outside 0 .. num_classes - 1.
 ---@param ids ms.Tensor  i64 (...), classes from 0
----@param num_classes? integer  default: the largest class + 1, which waits for the device
+---@param num_classes? integer  default: the largest class + 1, for which it waits for the device
 ---@return ms.Tensor  i64 (..., num_classes)
 function positions.one_hot(ids, num_classes)
   arguments.tensor('one_hot', 'ids', ids)

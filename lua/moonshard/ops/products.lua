@@ -1,5 +1,5 @@
---- Products of matrices and vectors by the names that say what is multiplied. Each looks at its
---- operands' dimensions, which ops.matmul takes in any number, and is made of that.
+--- Matrix and vector products under PyTorch's names. Each checks the numbers of its operands'
+--- dimensions and calls ops.matmul, which accepts any.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -46,7 +46,7 @@ products.mv = product('mv', 2, 1)
 ---@type fun(a: ms.Tensor, b: ms.Tensor): ms.Tensor
 products.dot = product('dot', 1, 1)
 
---- a (B, M, K), b (B, K, N) -> (B, M, N); the B are one number, as nothing broadcasts here.
+--- a (B, M, K), b (B, K, N) -> (B, M, N); B does not broadcast.
 ---@param a ms.Tensor
 ---@param b ms.Tensor
 ---@return ms.Tensor
@@ -75,12 +75,12 @@ end
 
 local factors = { beta = 'number', alpha = 'number' }
 
--- factor x; x itself for 1.
+-- factor x; returns x itself if the factor is 1.
 local function scaled(x, factor)
   return factor == 1 and x or calls.with_number(x, factor, C.MS_NUMBER_MUL)
 end
 
--- beta input + alpha product, in the product's shape.
+-- beta input + alpha product, in the shape of the product.
 local function add_product(what, input, product_of, a, b, opts)
   opts = errors.options(what, opts, factors)
   local alpha = arguments.number(what, 'alpha', opts.alpha, 1)
@@ -91,8 +91,8 @@ local function add_product(what, input, product_of, a, b, opts)
   return beta == 0 and result or calls.add(scaled(wide, beta), result)
 end
 
---- beta input + alpha (a b): input broadcasts to (M, N), a (M, K), b (K, N). With a beta of 0 what
---- input holds does not count, NaN neither.
+--- beta input + alpha (a b): input broadcasts to (M, N), a (M, K), b (K, N). If beta is 0, input is
+--- not read, so its NaN has no effect.
 ---@param input ms.Tensor
 ---@param a ms.Tensor
 ---@param b ms.Tensor
@@ -104,7 +104,7 @@ function products.addmm(input, a, b, opts)
   return add_product('addmm', input, calls.matmul, a, b, opts)
 end
 
---- The same of batches: a (B, M, K), b (B, K, N).
+--- The same for batches: a (B, M, K), b (B, K, N).
 ---@param input ms.Tensor
 ---@param a ms.Tensor
 ---@param b ms.Tensor

@@ -1,4 +1,4 @@
---- Reductions over dimensions: extreme elements, products, truth, spread and norms.
+--- Reductions over dimensions: extrema, products, any and all, variance and norms.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -21,13 +21,13 @@ local function ndim(what, x)
   return info.ndim
 end
 
--- Bits of the dimensions to reduce; 0 for all.
+-- Bit mask of the dimensions to reduce; 0 for all.
 local function mask_of(what, x, over)
   local n = ndim(what, x)
   return over ~= nil and dims.mask(over, n, what) or 0
 end
 
--- x without the dimension d (from 0), whose size is 1: a view.
+-- A view of x without dimension d (from 0), whose size is 1.
 local function without(x, d)
   calls.tensor_describe(x, info)
   local sizes = {}
@@ -60,13 +60,13 @@ local function whole_or_along(what, whole, position)
   end
 end
 
---- The largest element, as a tensor without dimensions; its gradient is shared equally by equal
---- elements. With a dimension: the largest elements along it and where the first of each is (i64,
---- from 1), two results; the gradient goes to that one. NaN is the largest.
+--- The largest element as a tensor without dimensions; equal elements share its gradient equally.
+--- With a dimension: the largest elements along it and the index of the first of each (i64, from
+--- 1); the gradient goes to that one. NaN is the largest.
 ---@type fun(x: ms.Tensor, dim?: integer, keepdim?: boolean|{ keepdim: boolean }): ms.Tensor,
 ---  ms.Tensor?
 reductions.max = whole_or_along('max', calls.amax, calls.argmax)
---- The smallest element, likewise; NaN is the smallest, too.
+--- The smallest element, as for max. NaN is the smallest, too.
 ---@type fun(x: ms.Tensor, dim?: integer, keepdim?: boolean|{ keepdim: boolean }): ms.Tensor,
 ---  ms.Tensor?
 reductions.min = whole_or_along('min', calls.amin, calls.argmin)
@@ -77,27 +77,29 @@ local function over_dims(what, call)
   end
 end
 
---- The largest elements over all dimensions, or over those given. Equal ones share the gradient.
+--- The largest elements over all dimensions, or over the given ones. Equal elements share the
+--- gradient.
 ---@type fun(x: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table): ms.Tensor
 reductions.amax = over_dims('amax', calls.amax)
---- The smallest elements, likewise.
+--- The smallest elements, as for amax.
 ---@type fun(x: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table): ms.Tensor
 reductions.amin = over_dims('amin', calls.amin)
---- Products over all dimensions, or over those given (PyTorch: at most one). Of integers in i64.
+--- Products over all dimensions, or over the given ones (PyTorch: at most one). In i64 for
+--- integers.
 ---@type fun(x: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table): ms.Tensor
 reductions.prod = over_dims('prod', calls.prod)
 
---- i64: where the first of the largest elements along a dimension is, from 1; without a dimension
---- its position in row-major order.
+--- Indices (i64, from 1) of the first of the largest elements along a dimension; without a
+--- dimension the index in row-major order.
 ---@type fun(x: ms.Tensor, dim?: integer, keepdim?: boolean|table): ms.Tensor
 reductions.argmax = over_dims('argmax', calls.argmax)
---- The smallest, likewise.
+--- Indices of the smallest elements, as for argmax.
 ---@type fun(x: ms.Tensor, dim?: integer, keepdim?: boolean|table): ms.Tensor
 reductions.argmin = over_dims('argmin', calls.argmin)
 
--- -- truth ---------------------------------------------------------------------------------------
+-- -- all and any ---------------------------------------------------------------------------------
 
--- bool: is the number of elements that count (are `relation` 0) in this relation to 0?
+-- bool: compares the number of elements that match `relation` to 0 with 0, by `result`.
 local function counted(what, whole, relation, result)
   return function(x, over, keepdim)
     if over == nil then
@@ -113,17 +115,17 @@ local function counted(what, whole, relation, result)
   end
 end
 
---- Is every element true (not 0)? Without dimensions a Lua boolean, of a bool tensor; over some
---- dimensions a bool tensor. Over nothing it is true.
+--- Are all elements true (not 0)? For a bool tensor without dimensions given, a Lua boolean; over
+--- dimensions a bool tensor. True for no elements.
 ---@type fun(x: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table): boolean|ms.Tensor
 reductions.all = counted('all', compare.all, C.MS_COMPARE_EQ, C.MS_COMPARE_EQ)
---- Is some element true? Likewise; over nothing it is false.
+--- Is any element true? As for all; false for no elements.
 ---@type fun(x: ms.Tensor, over?: integer|integer[], keepdim?: boolean|table): boolean|ms.Tensor
 reductions.any = counted('any', compare.any, C.MS_COMPARE_NE, C.MS_COMPARE_NE)
 
 -- -- spread --------------------------------------------------------------------------------------
 
--- x in f32 if it is narrow, and the dtype to return to.
+-- x, in f32 if it is f16 or bf16, and the dtype of the result.
 local function widened(what, x)
   ndim(what, x)
   local code = info.dtype
@@ -158,9 +160,9 @@ end
 
 ---@class ms.ops.SpreadOptions
 ---@field keepdim? boolean     default false
----@field correction? number   subtracted from the number of elements in the divisor (default 1)
+---@field correction? number  subtracted from the number of elements (default 1)
 
---- Variance over all dimensions, or over those given. NaN for one element without correction = 0.
+--- Variance over all dimensions, or over the given ones. NaN for one element unless correction = 0.
 ---@param x ms.Tensor  floating
 ---@param over? integer|integer[]
 ---@param opts? ms.ops.SpreadOptions
@@ -169,13 +171,13 @@ function reductions.var(x, over, opts)
   return narrowed(variance('var', x, over, opts))
 end
 
--- f(x) where x is not 0, whose slope is finite then, else `value`.
+-- f(x) where x is not 0, else `value`, so that the gradient at 0 stays finite.
 local function unless_zero(x, f, value)
   local zero = calls.compare_number(x, 0, C.MS_COMPARE_EQ)
   return compare.where(zero, value, f(compare.where(zero, 1, x)))
 end
 
---- Standard deviation, the root of the variance. The gradient is 0 where it is 0.
+--- Standard deviation. Its gradient is 0 where it is 0.
 ---@param x ms.Tensor  floating
 ---@param over? integer|integer[]
 ---@param opts? ms.ops.SpreadOptions
@@ -185,7 +187,7 @@ function reductions.std(x, over, opts)
   return narrowed(unless_zero(value, calls.sqrt, 0), code)
 end
 
---- log(sum(exp(x))) over the dimensions given, without overflow.
+--- log(sum(exp(x))) over the given dimensions, without overflow.
 ---@param x ms.Tensor  floating
 ---@param over integer|integer[]
 ---@param keepdim? boolean|{ keepdim: boolean }
@@ -204,9 +206,9 @@ end
 
 -- -- norms ---------------------------------------------------------------------------------------
 
---- Norms over all dimensions, or over those given: (sum |x|^p)^(1/p); for p = math.huge the largest
---- |x|, for -math.huge the smallest, for 0 the number of elements that are not 0. The gradient is 0
---- where the norm is. (torch.linalg.vector_norm)
+--- Norms over all dimensions, or over the given ones: (sum |x|^p)^(1/p); p = math.huge: the largest
+--- |x|; p = -math.huge: the smallest |x|; p = 0: the number of elements that are not 0. The
+--- gradient is 0 where the norm is 0. (torch.linalg.vector_norm)
 ---@param x ms.Tensor  floating
 ---@param p? number  default 2
 ---@param over? integer|integer[]
@@ -242,10 +244,10 @@ end
 
 local normalize_options = { p = 'number', dim = 'whole', eps = 'number' }
 
---- x / max(norm, eps), the norm along one dimension.
+--- x / max(norm, eps), with the norm along one dimension.
 ---@param x ms.Tensor  floating
----@param opts? { p?: number, dim?: integer, eps?: number }  p: of the norm, default 2; dim: default
----  2; eps: default 1e-12
+---@param opts? { p?: number, dim?: integer, eps?: number }  p: of the norm, default 2; dim:
+---  default 2; eps: default 1e-12
 ---@return ms.Tensor
 function reductions.normalize(x, opts)
   opts = errors.options('normalize', opts, normalize_options)
@@ -261,14 +263,14 @@ local cosine_options = { dim = 'whole', eps = 'number' }
 ---@param a ms.Tensor  floating
 ---@param b ms.Tensor
 ---@param opts? { dim?: integer, eps?: number }  dim: default 2; eps: default 1e-8
----@return ms.Tensor  without the dimension
+---@return ms.Tensor  without that dimension
 function reductions.cosine_similarity(a, b, opts)
   local what = 'cosine_similarity'
   opts = errors.options(what, opts, cosine_options)
   local eps = { dim = opts.dim, eps = opts.eps or 1e-8 }
   arguments.tensor(what, 'b', b)
   local longer = arguments.tensor(what, 'a', a):dim() >= b:dim() and a or b
-  eps.dim = along(what, longer, opts.dim) - longer:dim() - 1 -- from the end, in both
+  eps.dim = along(what, longer, opts.dim) - longer:dim() - 1 -- from the end: fits both
   local wide, code = widened(what, a)
   local product = reductions.normalize(wide, eps) * reductions.normalize(widened(what, b), eps)
   return narrowed(product:sum(eps.dim), code)

@@ -1,4 +1,4 @@
---- Results whose shape depends on values: elements where a mask is true, distinct elements, counts,
+--- Operators whose result shape depends on values: selection by masks, distinct elements, counts,
 --- repeated entries. Each reads values once, which waits for the device; its gradient is that of
 --- index_select.
 
@@ -18,14 +18,14 @@ local function integers(sizes, value)
   return create.full(sizes, value, { dtype = 'i64' })
 end
 
--- Positions (from 1) where the elements of x, in one row, are not 0.
+-- Indices (from 1) of the elements of the flattened x that are not 0.
 local function places(x)
   return calls.tensor_nonzero(x:reshape(x:numel())):flatten()
 end
 
 -- -- masks ---------------------------------------------------------------------------------------
 
--- `instead`: how to do this with positions, which PyTorch writes in the same way.
+-- `instead`: how to use indices, which PyTorch writes in the same way.
 local function check_mask(what, mask, instead)
   local dtype = arguments.tensor(what, 'mask', mask):dtype()
   if dtype ~= 'bool' then
@@ -34,7 +34,7 @@ local function check_mask(what, mask, instead)
   end
 end
 
--- Sizes of two shapes that broadcast; nil if they do not.
+-- The broadcast shape of two shapes, or nil.
 local function broadcast(a, b)
   local out, n = {}, math.max(#a, #b)
   for i = 0, n - 1 do
@@ -63,7 +63,7 @@ function selected.masked_select(x, mask)
   return positions.index_select(x:expand(sizes):flatten(), 1, places(mask:expand(sizes)))
 end
 
--- t with the dimensions of the mask, which are its first ones, as one; the sizes of the others.
+-- t with the mask's dimensions (its first ones) merged into one, and the sizes of the others.
 local function masked_rows(t, mask, instead)
   check_mask('t[mask]', mask, instead)
   local sizes, of_mask, rest = t:shape(), mask:shape(), {}
@@ -81,18 +81,18 @@ local function masked_rows(t, mask, instead)
   return t:reshape({ mask:numel(), unpack(rest) }), rest
 end
 
---- t[mask]: entries of the first dimensions, in row-major order.
+--- t[mask]: entries along the first dimensions, in row-major order.
 ---@param t ms.Tensor
----@param mask ms.Tensor  bool, of t's first sizes
+---@param mask ms.Tensor  bool, with t's first sizes
 ---@return ms.Tensor  (found, ...)
 function entries.read(t, mask)
   return positions.index_select(masked_rows(t, mask, 't:index_select(1, index)'), 1,
     places(mask))
 end
 
---- t[mask] = value. Values that require grad are refused as by copy_.
+--- t[mask] = value. Raises for values that require grad, as copy_ does.
 ---@param t ms.Tensor
----@param mask ms.Tensor  bool, of t's first sizes
+---@param mask ms.Tensor  bool, with t's first sizes
 ---@param value number|ms.Tensor  a tensor broadcasts to (found, ...)
 function entries.write(t, mask, value)
   writable(t, 't[mask] = x')
@@ -121,12 +121,12 @@ end
 
 local unique_options = { sorted = 'flag', return_inverse = 'flag', return_counts = 'flag' }
 
---- The distinct elements in ascending order; of NaN each. With return_inverse also where each
---- element of x is among them (i64, from 1, x's shape), with return_counts also how many elements
---- are equal to each (i64). Waits for the device. Not differentiated.
+--- The distinct elements in ascending order; NaNs are all distinct. With return_inverse also the
+--- index in the result of each element of x (i64, from 1, x's shape); with return_counts also the
+--- number of occurrences of each (i64). Waits for the device. Not differentiable.
 ---@param x ms.Tensor
----@param opts? { sorted?: boolean, return_inverse?: boolean, return_counts?: boolean }  results are
----  always sorted
+---@param opts? { sorted?: boolean, return_inverse?: boolean, return_counts?: boolean }  results
+---  are always sorted
 ---@return ms.Tensor values, ms.Tensor? inverse_or_counts, ms.Tensor? counts
 function selected.unique(x, opts)
   opts = errors.options('unique', opts, unique_options)
@@ -154,12 +154,12 @@ end
 
 local bincount_options = { weights = 'tensor', minlength = 'whole' }
 
---- How often each of the numbers 0, 1, ... occurs; entry i is that of i - 1. With weights, their
---- sums. ValueError for a number below 0. Waits for the device.
+--- Count occurrences of the numbers 0, 1, ...; entry i counts i - 1. With weights, sum the weights
+--- instead. ValueError for a negative number. Waits for the device.
 ---@param x ms.Tensor  integers (n)
----@param opts? { weights?: ms.Tensor, minlength?: integer }  weights: (n); minlength: the least
----  length of the result (default 0)
----@return ms.Tensor  i64, or of the weights' dtype
+---@param opts? { weights?: ms.Tensor, minlength?: integer }  weights: (n); minlength: least length
+---  of the result (default 0)
+---@return ms.Tensor  i64, or the weights' dtype
 function selected.bincount(x, opts)
   opts = errors.options('bincount', opts, bincount_options)
   local sizes = arguments.tensor('bincount', 'x', x):shape()
@@ -185,10 +185,10 @@ function selected.bincount(x, opts)
   return positions.scatter_add(counts, 1, x + 1, weights or integers(sizes, 1))
 end
 
---- Each entry of a dimension several times. Waits for the device where `repeats` is a tensor.
+--- Repeat each entry of a dimension. Waits for the device if `repeats` is a tensor.
 ---@param x ms.Tensor
 ---@param repeats integer|integer[]|ms.Tensor  for all entries, or one number for each (i64)
----@param dim? integer  default: of x in one row
+---@param dim? integer  default: of the flattened x
 ---@return ms.Tensor
 function selected.repeat_interleave(x, repeats, dim)
   local what = 'repeat_interleave'
@@ -217,7 +217,7 @@ end
 
 return {
   functions = selected,
-  --- What `t[mask]` and `t[mask] = x` do.
+  --- Implement `t[mask]` and `t[mask] = x`.
   read = entries.read,
   write = entries.write,
 }

@@ -1,5 +1,6 @@
---- Shapes: dimensions put in, left out, merged, repeated and turned round, tensors cut into pieces
---- and stacked. All are views but repeat, tile, flip, stack, and flatten where strides forbid it.
+--- Shape operators: insert, remove, merge, move, repeat and flip dimensions, split and stack
+--- tensors. All return views except repeat, tile, flip, stack, and flatten if the strides prevent
+--- it.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -14,7 +15,7 @@ local shapes = {}
 
 local info = B.new('ms_tensor_info')
 
--- Sizes of x, and how many.
+-- Sizes of x and their number.
 local function sizes_of(what, x)
   if type(x) ~= 'cdata' then
     arguments.no_tensor(what, 'x', x)
@@ -27,7 +28,7 @@ local function sizes_of(what, x)
   return sizes, info.ndim
 end
 
--- Numbers one by one or as a list, which may be empty; not nothing at all.
+-- Numbers as arguments or as one list, which may be empty; at least one argument is required.
 local function numbers(what, ...)
   if ... == nil then
     arguments.refuse(what, 'list', nil, 'integers')
@@ -41,7 +42,7 @@ end
 
 -- -- one dimension more, some less ---------------------------------------------------------------
 
---- A view with a dimension of size 1 at place `dim`.
+--- A view with a new dimension of size 1 at index `dim`.
 ---@param x ms.Tensor
 ---@param dim integer  1 .. n + 1, or from the end
 ---@return ms.Tensor
@@ -51,7 +52,7 @@ function shapes.unsqueeze(x, dim)
   return reshaped('unsqueeze', x, sizes)
 end
 
---- A view without its dimensions of size 1, or without those of them that are given.
+--- A view without the dimensions of size 1, or without the given ones of them.
 ---@param x ms.Tensor
 ---@param over? integer|integer[]
 ---@return ms.Tensor
@@ -66,7 +67,8 @@ function shapes.squeeze(x, over)
   return reshaped('squeeze', x, kept)
 end
 
---- Dimensions `first` to `last` as one; a view where the strides allow. A number becomes a row.
+--- Merge dimensions `first` to `last`; a view if the strides allow it. A tensor without dimensions
+--- becomes (1).
 ---@param x ms.Tensor
 ---@param first? integer  default 1
 ---@param last? integer  default: the last
@@ -93,7 +95,7 @@ function shapes.flatten(x, first, last)
   return reshaped('flatten', x, merged)
 end
 
---- As reshape to the sizes of another tensor; an error instead of a copy.
+--- Like reshape to the shape of another tensor, but raises instead of copying.
 ---@param x ms.Tensor
 ---@param other ms.Tensor
 ---@return ms.Tensor
@@ -104,12 +106,12 @@ end
 
 local order = B.new('int32_t[?]', MAX)
 
--- Dimensions as a list of places counted from 0, none twice.
+-- Distinct dimensions, counted from 0.
 local function places(list, n)
   if type(list) ~= 'table' then
     return { dims.index(list, n, 'movedim') }
   end
-  dims.mask(list, n, 'movedim') -- looks for one that is given twice
+  dims.mask(list, n, 'movedim') -- raises if one is given twice
   local at = {}
   for i, d in ipairs(list) do
     at[i] = dims.index(d, n, 'movedim')
@@ -117,10 +119,10 @@ local function places(list, n)
   return at
 end
 
---- A view with dimensions moved to other places; the rest stay in their order.
+--- A view with dimensions moved; the others keep their order.
 ---@param x ms.Tensor
 ---@param source integer|integer[]
----@param destination integer|integer[]  as many
+---@param destination integer|integer[]  the same number of dimensions
 ---@return ms.Tensor
 function shapes.movedim(x, source, destination)
   local _, n = sizes_of('movedim', x)
@@ -146,7 +148,7 @@ end
 
 -- -- repeated ------------------------------------------------------------------------------------
 
---- A view in which sizes of 1 are repeated; -1 keeps a size, new dimensions come first.
+--- A view that repeats dimensions of size 1; -1 keeps a size, and new dimensions come first.
 ---@param x ms.Tensor
 ---@param ... integer|integer[]
 ---@return ms.Tensor
@@ -154,7 +156,7 @@ function shapes.expand(x, ...)
   return calls.expand(x, dims.shape(dims.list('expand', ...), 'expand', -1))
 end
 
---- The same to the sizes of another tensor.
+--- Expand to the shape of another tensor.
 ---@param x ms.Tensor
 ---@param other ms.Tensor
 ---@return ms.Tensor
@@ -162,7 +164,7 @@ function shapes.expand_as(x, other)
   return calls.expand(x, dims.shape(sizes_of('expand_as', other), 'expand_as', 0))
 end
 
--- Dimension d repeated: seen as (a, b) it becomes (a, times, b), a view, and that a copy.
+-- Repeat dimension d: view it as (a, b), expand to (a, times, b), and copy.
 local function repeat_one(what, x, sizes, d, times)
   local outer, inner = 1, 1
   for i = 1, #sizes do
@@ -174,7 +176,7 @@ local function repeat_one(what, x, sizes, d, times)
   end
   local lifted = reshaped(what, x, { outer, 1, inner })
   local expanded = calls.expand(lifted, dims.shape({ outer, times, inner }, what, 0))
-  local copy = calls.clone(expanded) -- which reshape would leave out where b is 1
+  local copy = calls.clone(expanded) -- reshape would not copy if b is 1
   sizes[d] = sizes[d] * times
   local out = reshaped(what, copy, sizes)
   C.ms_ref_release(lifted)
@@ -183,7 +185,7 @@ local function repeat_one(what, x, sizes, d, times)
   return out
 end
 
--- From the last dimension on, so that what is copied first is small.
+-- From the last dimension on, so that the first copies are small.
 local function repeated(what, x, sizes, times)
   local out
   for d = #sizes, 1, -1 do
@@ -198,7 +200,7 @@ local function repeated(what, x, sizes, times)
   return out or calls.clone(reshaped(what, x, sizes))
 end
 
--- Sizes of x and times for each, as many: the shorter list gets ones in front.
+-- Sizes of x and repetitions, the shorter list extended by leading ones.
 local function aligned(what, x, times)
   local sizes, n = sizes_of(what, x)
   dims.shape(times, what, 0)
@@ -215,7 +217,7 @@ local function aligned(what, x, times)
   return sizes, all
 end
 
---- A copy that repeats each dimension; how often may be left out for the first ones.
+--- A copy that repeats each dimension; leading repetitions may be omitted.
 ---@param x ms.Tensor
 ---@param ... integer|integer[]
 ---@return ms.Tensor
@@ -223,8 +225,8 @@ function shapes.tile(x, ...)
   return repeated('tile', x, aligned('tile', x, numbers('tile', ...)))
 end
 
---- The same, with a number for every dimension. As `repeat` is a word of Lua: t['repeat'](t, 2, 1),
---- or t:tile(2, 1).
+--- The same with a number for every dimension. Because `repeat` is a Lua keyword, write
+--- t['repeat'](t, 2, 1) or t:tile(2, 1).
 ---@param x ms.Tensor
 ---@param ... integer|integer[]
 ---@return ms.Tensor
@@ -238,7 +240,7 @@ shapes['repeat'] = function(x, ...)
   return repeated('repeat', x, aligned('repeat', x, times))
 end
 
---- A copy with the entries along these dimensions in reverse order.
+--- A copy with the entries of these dimensions in reverse order.
 ---@param x ms.Tensor
 ---@param ... integer|integer[]
 ---@return ms.Tensor
@@ -249,7 +251,7 @@ end
 
 -- -- cut and joined ------------------------------------------------------------------------------
 
--- Views of these lengths, one behind the other, along d (from 0).
+-- Consecutive views of these lengths along d (from 0).
 local function pieces(x, d, lengths)
   local out, start = {}, 0
   for i, length in ipairs(lengths) do
@@ -259,7 +261,7 @@ local function pieces(x, d, lengths)
   return out
 end
 
--- Lengths of pieces of `length`, the last one shorter; one of 0 where there is nothing.
+-- Lengths of chunks of at most `length`; one chunk of length 0 for an empty dimension.
 local function cut(size, length)
   local lengths = {}
   for start = 0, math.max(size - 1, 0), math.max(length, 1) do
@@ -286,7 +288,7 @@ local function given_lengths(lengths, size)
   return lengths
 end
 
---- Views along a dimension: all of one size, the last one perhaps smaller, or of the sizes given.
+--- Views along a dimension: chunks of one size (the last may be smaller), or of the given sizes.
 ---@param x ms.Tensor
 ---@param sizes integer|integer[]
 ---@param dim? integer  default 1
@@ -303,7 +305,7 @@ function shapes.split(x, sizes, dim)
   return pieces(x, d, cut(size, sizes))
 end
 
---- As split, with how many pieces there are at most.
+--- Split into at most `chunks` views of equal size (the last may be smaller).
 ---@param x ms.Tensor
 ---@param chunks integer
 ---@param dim? integer  default 1
@@ -321,7 +323,7 @@ function shapes.chunk(x, chunks, dim)
   return pieces(x, d, lengths)
 end
 
---- Views of all entries along a dimension, which goes away.
+--- Views of all entries of a dimension, without that dimension.
 ---@param x ms.Tensor
 ---@param dim? integer  default 1
 ---@return ms.Tensor[]
@@ -334,7 +336,7 @@ function shapes.unbind(x, dim)
   return out
 end
 
--- All have the first one's shape; one of another would be joined where that fits by chance.
+-- All must have the first one's shape; cat would accept some others.
 local function check_alike(list, sizes)
   for i = 2, #list do
     local other = sizes_of('stack', list[i])
@@ -345,7 +347,7 @@ local function check_alike(list, sizes)
   end
 end
 
---- Join tensors of one shape along a new dimension.
+--- Stack tensors of one shape along a new dimension.
 ---@param list ms.Tensor[]
 ---@param dim? integer  default 1
 ---@return ms.Tensor
@@ -371,7 +373,7 @@ end
 
 return {
   functions = shapes,
-  --- Those that are methods, too.
+  --- Operators that are also methods.
   methods = {
     'unsqueeze', 'squeeze', 'flatten', 'view_as', 'movedim', 'expand', 'expand_as', 'tile',
     'repeat', 'flip', 'split', 'chunk', 'unbind',

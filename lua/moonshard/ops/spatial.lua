@@ -1,4 +1,4 @@
---- Operators over spatial dimensions: convolutions and pooling of (N, C, ...) or (C, ...).
+--- Convolutions and pooling over the spatial dimensions of (N, C, ...) or (C, ...).
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -9,7 +9,7 @@ local calls = B.calls
 local spatial = { functions = {} }
 local functions = spatial.functions
 
---- One whole number per spatial dimension, given as a list of n numbers or as one number for all.
+--- Integers for n spatial dimensions, given as a list of n numbers or as one number for all.
 ---@param what string  the function
 ---@param name string  the argument
 ---@param value integer|integer[]|nil
@@ -34,7 +34,7 @@ end
 
 local sizes = spatial.sizes
 
---- The sizes of an adaptive pooling's result.
+--- Check the output size of adaptive pooling.
 ---@param what string
 ---@param value integer|(integer|false)[]  false: the size of the input
 ---@param n integer  number of spatial dimensions
@@ -57,7 +57,7 @@ local function buffer(list)
   return B.new('int64_t[?]', #list, list)
 end
 
--- x with its batch; and whether that was added.
+-- x with a batch dimension, and whether it was added.
 local function batched(what, x, n)
   local dim = arguments.tensor(what, 'x', x):dim()
   if dim == n + 1 then
@@ -69,7 +69,7 @@ local function batched(what, x, n)
   return x, false
 end
 
---- Zeros in front of and behind each dimension: 2 n numbers.
+--- Padding before and after each dimension: 2 n numbers.
 ---@param what string
 ---@param padding integer|integer[]|'same'|'valid'|nil
 ---@param kernel integer[]
@@ -104,13 +104,13 @@ end
 ---@field stride? integer|integer[]  default 1; a list has one number per spatial dimension
 ---@field padding? integer|integer[]|'same'|'valid'  zeros on both sides (default 0)
 ---@field dilation? integer|integer[]  distance of the filter's taps (default 1)
----@field groups? integer  parts of the channels with filters of their own (default 1)
+---@field groups? integer  number of channel groups, each with its own filters (default 1)
 
 ---@class ms.ops.ConvTransposeOptions
 ---@field stride? integer|integer[]  default 1
----@field padding? integer|integer[]  positions cut off on both sides (default 0)
----@field output_padding? integer|integer[]  positions added behind, less than stride or dilation
----                                          (default 0)
+---@field padding? integer|integer[]  positions removed on both sides (default 0)
+---@field output_padding? integer|integer[]  positions added at the end; less than stride or
+---  dilation (default 0)
 ---@field dilation? integer|integer[]  default 1
 ---@field groups? integer  default 1
 
@@ -164,14 +164,14 @@ end
 ---@class ms.ops.PoolOptions
 ---@field stride? integer|integer[]  default: kernel_size
 ---@field padding? integer|integer[]  on both sides, at most half of the window (default 0)
----@field ceil_mode? boolean  a last window may extend beyond the padding (default false)
+---@field ceil_mode? boolean  the last window may extend beyond the padding (default false)
 
 ---@class ms.ops.MaxPoolOptions: ms.ops.PoolOptions
 ---@field dilation? integer|integer[]  distance of the elements of a window (default 1)
 
 ---@class ms.ops.AvgPoolOptions: ms.ops.PoolOptions
----@field count_include_pad? boolean  the average counts zeros of the padding (default true)
----@field divisor_override? integer  divides sums by this number
+---@field count_include_pad? boolean  include zeros of the padding in averages (default true)
+---@field divisor_override? integer  divisor of the sums
 
 local max_pool_options = { 'stride', 'padding', 'dilation', 'ceil_mode' }
 local avg_pool_options = { 'stride', 'padding', 'ceil_mode', 'count_include_pad',
@@ -222,7 +222,7 @@ end
 
 -- -- types ---------------------------------------------------------------------------------------
 
----@alias ms.ops.Sizes integer|integer[]  one for all spatial dimensions, or one each
+---@alias ms.ops.Sizes integer|integer[]  one for all spatial dimensions, or one for each
 ---@alias ms.ops.Conv
 ---| fun(x: ms.Tensor, w: ms.Tensor, bias?: ms.Tensor, opts?: ms.ops.ConvOptions): ms.Tensor
 ---@alias ms.ops.ConvTranspose
@@ -235,10 +235,10 @@ end
 ---@alias ms.ops.AdaptiveAvgPool
 ---| fun(x: ms.Tensor, output_size: integer|(integer|false)[]): ms.Tensor
 
---- x (N, C, ...) or (C, ...), w (O, C / groups, ...), bias (O), or w (C, O / groups, ...) of
---- conv_transpose, the gradient of a convolution with respect to its input, whose result has
+--- x (N, C, ...) or (C, ...), w (O, C / groups, ...), bias (O). For conv_transpose w is (C, O /
+--- groups, ...); it is the gradient of a convolution with respect to its input, and its result has
 --- (size - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1 positions. ValueError
---- for other sizes.
+--- for other shapes.
 ---@class ms.ops.Spatial
 ---@field conv1d ms.ops.Conv
 ---@field conv2d ms.ops.Conv

@@ -1,9 +1,9 @@
---- Functions of every element of one tensor. A name in `functions` is an operator,
---- ms.ops.<name>(x), and a method, x:<name>().
+--- Elementwise functions of one tensor. Each name in `functions` is an operator, ms.ops.<name>(x),
+--- and a method, x:<name>().
 
 local unary = {}
 
---- A function of every element of x.
+--- Elementwise functions.
 ---@class ms.Unary
 ---@field abs fun(x: ms.Tensor): ms.Tensor
 ---@field ceil fun(x: ms.Tensor): ms.Tensor

@@ -1,4 +1,4 @@
---- Clipping of gradients, of plain parameters and of sharded ones together.
+--- Clipping of gradients of plain and sharded parameters.
 
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
@@ -19,7 +19,7 @@ local function list_of(what, params)
   return parameter.originals(params)
 end
 
--- The tree of the sharded parameters over the largest group; all trees are made ready.
+-- The tree over the largest group among those of the sharded parameters. Prepares all trees.
 local function tree_of(params)
   local group = members.of(params)
   local tree, done = nil, {}
@@ -34,7 +34,7 @@ local function tree_of(params)
   return tree
 end
 
--- The part of a tree: trees over one group of ranks, divided alike, are one.
+-- The part of a tree. Trees over the same group of ranks with the same sharding share a part.
 local function part_of(parts, tree)
   for _, part in ipairs(parts) do
     local root = part.tree.root
@@ -47,8 +47,8 @@ local function part_of(parts, tree)
   return parts[#parts]
 end
 
--- Parameters by the groups of ranks over which they are sharded, in their order; plain ones go with
--- the tree's, which may have no units of its own.
+-- Parameters by the group over which they are sharded, in order. Plain ones belong to the tree's
+-- part, which may have no units.
 local function by_group(tree, params)
   local parts, part = {}, {}
   for i, param in ipairs(params) do
@@ -62,7 +62,7 @@ local function by_group(tree, params)
   return parts, own
 end
 
--- Parts whose ranks are not all among those of the largest group have no common norm.
+-- Raise if a part has ranks outside the largest group: there would be no common norm.
 local function check_contained(parts, group)
   local is_member = {}
   for _, rank in ipairs(members.list(group)) do
@@ -80,14 +80,14 @@ local function check_contained(parts, group)
   end
 end
 
--- The norm over all groups. Each rank knows those of its own groups, so every member of a group
--- adds an equal part of that group's.
+-- The norm over all groups. Each rank knows the norms of its own groups, so each member of a group
+-- contributes an equal fraction of the group's norm.
 local function norm_of_parts(parts, norm_type, group)
   local is_max, sum = norm_type == math.huge, 0
   for _, part in ipairs(parts) do
     local norm = part.norm:item()
     if is_max then
-      sum = (norm ~= norm or norm > sum) and norm or sum -- NaN stays: nothing is above it
+      sum = (norm ~= norm or norm > sum) and norm or sum -- keeps NaN, which no comparison does
     else
       local share = 1 / members.size(part.tree.root.process_group)
       sum = sum + (norm_type == 0 and norm or norm ^ norm_type) * share
@@ -98,8 +98,8 @@ local function norm_of_parts(parts, norm_type, group)
   return (is_max or norm_type == 0) and total or total ^ (1 / norm_type)
 end
 
---- As grad_norm_() of parameters of `tree` and of others, which may be sharded over other groups of
---- ranks, all parts of the tree's.
+--- grad_norm_() for parameters of `tree` and of other trees, which may be sharded over subgroups of
+--- the tree's ranks.
 ---@param tree ms.fsdp.Tree
 ---@return ms.Tensor
 function clip.sharded(tree, params, max_norm, norm_type, strict)
@@ -119,7 +119,7 @@ function clip.sharded(tree, params, max_norm, norm_type, strict)
       .. 'the non-finite norm anyway, set `error_if_nonfinite=false`', norm_type)
   end
   local factor = max_norm / (total + 1e-6)
-  factor = factor > 1 and 1 or factor -- NaN stays
+  factor = factor > 1 and 1 or factor -- keeps NaN
   autograd.no_grad(function()
     for _, param in ipairs(params) do
       local grad = param:grad()
@@ -131,16 +131,17 @@ function clip.sharded(tree, params, max_norm, norm_type, strict)
   return create.full({}, total, { dtype = own.norm:dtype() })
 end
 
---- Scale gradients together by min(1, max_norm / (total + 1e-6)). Sharded parameters of any models
---- and plain ones count together; collective then, with the same parameters in the same order on
---- all ranks of a group. With several groups the largest has all ranks of the others, else it is a
---- ValueError. RuntimeError with `error_if_nonfinite` when the total is not finite: nothing is
---- scaled. Where a device fails some may be scaled and others not: drop them.
+--- Scale gradients by min(1, max_norm / (total + 1e-6)). The norm is over all given parameters,
+--- sharded ones of any models and plain ones. Collective if any is sharded: ranks of a group pass
+--- the same parameters in the same order. With several groups, the largest must contain the ranks
+--- of all others (ValueError). With `error_if_nonfinite` RuntimeError if the total is not finite,
+--- and nothing is scaled. If a device fails, only some gradients may have been scaled: discard all.
 ---@param params ms.Tensor[]|ms.Tensor
 ---@param max_norm number
 ---@param norm_type? number  0 or more, or math.huge (default 2)
 ---@param opts? { error_if_nonfinite?: boolean }  default false
----@return ms.Tensor  (), the norm before, in the promoted dtype of the gradients (f32 without any)
+---@return ms.Tensor  (), the norm before clipping, in the promoted dtype of the gradients (f32
+---  without any)
 function clip.grad_norm_(params, max_norm, norm_type, opts)
   local what = 'clip_grad_norm_'
   params = list_of(what, params)
@@ -154,15 +155,14 @@ function clip.grad_norm_(params, max_norm, norm_type, opts)
   return require('moonshard_ffi.optim').clip(params, max_norm, norm_type, strict)
 end
 
---- The option of clip_grad_norm_().
+--- Parse the options of clip_grad_norm_().
 ---@return boolean
 function clip.is_strict(opts)
   return errors.options('clip_grad_norm_', opts, { error_if_nonfinite = 'flag' })
     .error_if_nonfinite or false
 end
 
---- Limit each element of the gradients to [-clip_value, clip_value], on the elements this rank
---- holds.
+--- Limit each element of the gradients to [-clip_value, clip_value], on this rank's elements.
 ---@param params ms.Tensor[]|ms.Tensor
 ---@param clip_value number  0 or more
 function clip.grad_value_(params, clip_value)

@@ -1,6 +1,7 @@
---- A parameter group. Its options live in the runtime: reading a field asks for it, setting one
---- takes effect at once, and a bad value raises what torch.optim says and changes nothing. What is
---- written into the table that `betas` gives takes effect, or is refused, at the next step.
+--- A parameter group. Its options are stored in the runtime: reading a field reads them, and
+--- assigning one takes effect immediately; an invalid value raises torch.optim's error and changes
+--- nothing. Entries assigned in the table returned by `betas` take effect, or raise, at the next
+--- step.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
@@ -40,7 +41,7 @@ function Group:__index(name)
   return value
 end
 
--- The table that reading betas gave: a script may have written into it since.
+-- Apply the table that reading `betas` returned, in case the script has changed its entries.
 local function take_betas(self)
   local betas = rawget(self, '_betas')
   if betas then
@@ -48,7 +49,7 @@ local function take_betas(self)
   end
 end
 
---- Change options of a group, to copies of what is given.
+--- Change options of a group; tables are copied.
 ---@param self ms.optim.Group
 ---@param options table<string, any>
 function group.set(self, options)
@@ -69,7 +70,7 @@ function Group:__newindex(name, value)
   group.set(self, { [name] = value })
 end
 
---- Options by name.
+--- The options by name.
 ---@param self ms.optim.Group
 ---@return table<string, any>
 function group.options(self)
@@ -99,7 +100,7 @@ local function refuse_entry(what, i)
     .. 'set its fields, or add another one by opt:add_param_group', what, tostring(i))
 end
 
--- The list of an optimizer's groups is closed, so that a step need not look for names in it.
+-- The list of an optimizer's groups rejects new names, so that a step need not check for them.
 local List = {}
 
 function List.__newindex(_, key)
@@ -109,7 +110,7 @@ function List.__newindex(_, key)
   arguments.array('an optimizer', 'param_groups', { [key] = true })
 end
 
---- An empty list of groups, for group.add() alone.
+--- An empty list of groups, to be filled by group.add().
 ---@return ms.optim.Group[]
 function group.list()
   return setmetatable({}, List)
@@ -117,21 +118,21 @@ end
 
 ---@param optimizer ms.optim.Optimizer
 ---@param params ms.Tensor[]
----@param index integer  the runtime's, from 0
+---@param index integer  the group's index in the runtime, from 0
 function group.add(optimizer, params, index)
   rawset(optimizer.param_groups, index + 1,
     setmetatable({ _optimizer = optimizer, _params = params, _index = index }, Group))
 end
 
---- Are these the groups of the optimizer, with the parameters it has? Raises when a script changed
---- them by hand, which the runtime would not see, and lets it see what was written into betas.
+--- Check that the script has not replaced groups or parameters, which the runtime would not notice,
+--- and apply changes of `betas`.
 ---@param optimizer ms.optim.Optimizer
 function group.check(optimizer)
   local list, n = rawget(optimizer, 'param_groups'), 0
   if getmetatable(list) ~= List then
     arguments.array(optimizer._name, 'param_groups', list)
   end
-  for i = 1, #list do -- by number: one group takes no loop, and compiles into what surrounds it
+  for i = 1, #list do -- one group needs no loop, so the trace goes on
     local entry = list[i]
     if getmetatable(entry) ~= Group or entry._optimizer ~= optimizer or entry._index ~= i - 1 then
       refuse_entry(optimizer._name, i)

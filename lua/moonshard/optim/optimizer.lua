@@ -1,4 +1,4 @@
---- What all optimizers share: parameter groups, stepping, dropping gradients, their state.
+--- The base class of optimizers: parameter groups, steps, gradients, state.
 ---
 --- `opt.param_groups[i].lr` reads and writes a group's option; see moonshard.optim.group.
 
@@ -15,23 +15,23 @@ local util = require 'moonshard.base.util'
 local whole_state = require 'moonshard.optim.whole_state'
 
 ---@class ms.optim.Optimizer
----@field param_groups ms.optim.Group[]  add_param_group() appends; nothing else may
----@field defaults table  the options that were given; groups began with them
+---@field param_groups ms.optim.Group[]  changed only by add_param_group()
+---@field defaults table  the options passed to the constructor, used for new groups
 local Optimizer = class('optim.Optimizer')
 
 Optimizer._is_optimizer = true
---- Name of the runtime's update rule, and its options. rules.lua sets both.
+--- Name of the runtime's update rule, and its options. Set by rules.lua.
 Optimizer.kind = ''
 Optimizer.options = {}
 
 -- -- groups --------------------------------------------------------------------------------------
 
--- Or what somebody meant to be one.
+-- Is the value a group, or meant to be one?
 local function is_group(value)
   return arguments.noun(value) == 'a table'
 end
 
--- One list of { params, options } from what the constructor was given.
+-- A list of { params, options } from the constructor's first argument.
 local function groups_of(self, params)
   local is_object = type(params) == 'table' and (params._name or params._is_module)
   if type(params) ~= 'table' or is_object then
@@ -52,10 +52,11 @@ local function groups_of(self, params)
   return params
 end
 
--- Options of PyTorch's that choose between loops over parameters. Here one call steps them all.
+-- Options of PyTorch that select a loop over parameters. They have no effect here: one call updates
+-- all parameters.
 local LOOPS = { foreach = 'flag', fused = 'flag' }
 
--- Options without those, which are checked.
+-- The options without those, which are checked.
 local function without_loops(what, given)
   local out, loops = {}, {}
   for name, value in next, given do
@@ -70,7 +71,7 @@ end
 
 local function check_given(self, given)
   local is_list = given.params == nil and given[1] ~= nil
-  if not is_list then -- of one without params, a misspelt name says more
+  if not is_list then -- a misspelt key of a group gives a better message
     errors.options('a parameter group of ' .. self._name, given,
       { 'params', unpack(self.options) })
   end
@@ -80,7 +81,7 @@ local function check_given(self, given)
   end
 end
 
---- The parameters of all groups, in a new list.
+--- The parameters of all groups as a new list.
 ---@return ms.Tensor[]
 function Optimizer:_params()
   local params = {}
@@ -93,7 +94,7 @@ function Optimizer:_params()
 end
 
 --- Append a parameter group.
----@param given { params: ms.Tensor[]|ms.Tensor, [string]: any }  options override the defaults
+---@param given { params: ms.Tensor[]|ms.Tensor, [string]: any }  its options override the defaults
 function Optimizer:add_param_group(given)
   given = without_loops('add_param_group', arguments.list('add_param_group', 'group', given))
   check_given(self, given)
@@ -119,23 +120,22 @@ function Optimizer:init(params, opts)
   local options = type(opts) == 'table' and without_loops(self._name, opts) or opts
   self.defaults = util.merged(errors.options(self._name, options, self.options))
   self._handle = runtime.new(self.kind)
-  self._stepped = false -- what schedulers ask
+  self._stepped = false -- read by schedulers
   self.param_groups = param_group.list()
   for _, given in ipairs(groups_of(self, params)) do
     self:add_param_group(given)
   end
 end
 
---- Update every parameter that has a gradient, on the elements this rank holds. Where a device
---- refuses one when others have been updated, every step from then on is an error, until the
---- optimizer is loaded.
+--- Update this rank's elements of every parameter that has a gradient. If a device fails after some
+--- have been updated, every later step raises until state is loaded into the optimizer.
 function Optimizer:step()
   param_group.check(self)
   runtime.step(self._handle)
   self._stepped = true
 end
 
---- Drop the gradients of all parameters in all groups.
+--- Release the gradients of all parameters in all groups.
 ---@param opts? { set_to_none?: boolean }  default true; false fills them with zeros
 function Optimizer:zero_grad(opts)
   if opts == nil then
@@ -155,7 +155,7 @@ local function warn_of_one_rate(self)
   end
 end
 
---- Set the learning rate of all groups, with a warning when theirs differ, or of one.
+--- Set the learning rate of one group, or of all groups with a warning if their rates differ.
 ---@param lr number
 ---@param group? integer  from 1
 function Optimizer:set_lr(lr, group)
@@ -189,11 +189,10 @@ end
 ---@field name string
 ---@field param ms.Tensor
 ---@field group ms.optim.Group
----@field steps integer  taken
----@field state table<string, ms.Tensor>  1-D over the elements this rank holds; absent while it has
----  none
+---@field steps integer  number of steps so far
+---@field state table<string, ms.Tensor>  1-D over this rank's elements; absent if it has none yet
 
---- One entry per parameter, in order of addition, and the names of the states.
+--- One entry for each parameter in order of addition, and the names of the states.
 ---@return ms.optim.Entry[]
 ---@return string[]
 function Optimizer:_entries()
@@ -208,10 +207,10 @@ end
 
 ---@class ms.optim.StateDict
 ---@field state { name: string, steps: integer, [string]: ms.Tensor }[]
----@field param_groups table[]  options, and `params`: numbers of entries of `state`
+---@field param_groups table[]  options, and `params`: indices into `state`
 
---- Copies of this rank's state, by parameter, and the groups' options. For state that moves between
---- numbers of ranks, see moonshard.checkpoint.
+--- Copies of this rank's state, by parameter, and the options of the groups. Use
+--- moonshard.checkpoint for state that moves to another number of ranks.
 ---@return ms.optim.StateDict
 function Optimizer:state_dict()
   param_group.check(self)
@@ -227,7 +226,7 @@ function Optimizer:state_dict()
 end
 
 --- Options of all groups, each with its `params`.
----@param of fun(i: integer): any  what stands for parameter i, in order of addition
+---@param of fun(i: integer): any  the representation of parameter i, in order of addition
 ---@return table[]
 function Optimizer:_group_options(of)
   local out, before = {}, 0
@@ -242,7 +241,7 @@ function Optimizer:_group_options(of)
   return out
 end
 
---- Would _set_group_options() take them?
+--- Check the options for _set_group_options().
 function Optimizer:_check_group_options(groups)
   if #groups ~= #self.param_groups then
     errors.raise('ValueError', 'loaded state dict has a different number of parameter groups: '
@@ -263,8 +262,8 @@ local function empty_ones(groups)
   return out
 end
 
--- The group that has all parameters of `own`, and no others: those of no group here are ignored
--- with `partial`.
+-- The saved group with exactly the parameters of `own`; with `partial`, parameters that are in no
+-- group here are ignored.
 local function group_with(what, groups, group_of, own, partial)
   local g, is_own = group_of[own.params[1]], {}
   for _, name in ipairs(own.params) do
@@ -287,8 +286,8 @@ local function group_with(what, groups, group_of, own, partial)
   return groups[g]
 end
 
---- Groups of a saved optimizer in the order of this one's, matched by their parameters. ValueError
---- that names a parameter if a group has other parameters than each of the saved ones.
+--- Order the groups of a saved optimizer like this one's, matched by their parameters. ValueError
+--- that names a parameter if a group has no match.
 ---@param what string
 ---@param groups table[]  options, and `params`: names
 ---@param names string[]  of this optimizer's parameters, in order of addition
@@ -309,8 +308,8 @@ function Optimizer:_match_groups(what, groups, names, partial)
   return out
 end
 
---- Set the options of all groups, as _group_options() gives them: those that
---- _check_group_options() takes.
+--- Set the options of all groups, which _check_group_options() has checked. The format is that of
+--- _group_options().
 function Optimizer:_set_group_options(groups)
   for i, options in ipairs(groups) do
     param_group.set(self.param_groups[i], options)
@@ -321,24 +320,24 @@ function Optimizer:_set_steps(i, steps)
   runtime.set_steps(self._handle, i, steps)
 end
 
---- May a parameter lack this state? SGD's begins with its first step with momentum, others with the
---- options that need them. They stay.
+--- Is the state optional? SGD's momentum buffer is made by the first step with momentum, other
+--- optional states by the option that needs them. They are kept then.
 ---@return boolean
 function Optimizer:_is_later(state)
   return runtime.rules[self.kind].needs[state] ~= nil
 end
 
---- The value of a state before the first step.
+--- The initial value of a state.
 ---@return number
 function Optimizer:_first_value(state, group)
   local option = runtime.rules[self.kind].first[state]
   return option and group[option] or 0
 end
 
---- Let all parameters have those of their later states that exist, to be loaded into, and no
---- others. In two halves, for a load that may still fail: memory now, which `undo` takes back, and
---- what loses state in `after`.
----@param exists fun(state: string, i: integer): boolean  of a parameter, by order of addition
+--- Add or remove optional states of all parameters, so that a load finds exactly those that exist
+--- in the checkpoint. In two steps, because the load may fail: memory is allocated now and freed
+--- again by `undo`; states are removed by `after`.
+---@param exists fun(state: string, i: integer): boolean  i: the parameter, in order of addition
 function Optimizer:_await_later_states(exists, after, undo)
   local entries, states = self:_entries()
   for s, state in ipairs(states) do
@@ -354,11 +353,11 @@ function Optimizer:_await_later_states(exists, after, undo)
   end
 end
 
--- Groups correspond by their order, so each must have as many parameters.
+-- Groups correspond by their order and must have the same number of parameters.
 local function check_group(self, i, given)
   local what, name = 'load_state_dict', ('param_groups[%d]'):format(i)
   local options = util.merged(arguments.list(what, 'sd.' .. name, given))
-  options.params = nil -- absent in those that were made by hand
+  options.params = nil -- absent in tables made by hand
   errors.options(('%s of the state dict loaded into %s'):format(name, self._name), options,
     self.options)
   local own = self.param_groups[i]
@@ -370,7 +369,7 @@ local function check_group(self, i, given)
   end
 end
 
--- How many elements this rank holds of a parameter, or of a plain tensor, and the whole shape.
+-- Number of elements that this rank has of a parameter or plain tensor, and the whole shape.
 local function held(param)
   if parameter.is_parameter(param) then
     local _, extent = parameter.part(param)
@@ -379,7 +378,7 @@ local function held(param)
   return parameter.facts(param).numel, parameter.shape(param)
 end
 
--- Does the state of one parameter fit what this rank holds of it?
+-- Check that the state of a parameter matches this rank's elements.
 local function check_state(self, i, state)
   local what, place = 'load_state_dict', ('sd.state[%d]'):format(i)
   arguments.list(what, place, state)
@@ -400,7 +399,7 @@ local function check_state(self, i, state)
   end
 end
 
--- Does the state go by names, as optim_state_dict() of fsdp gives it?
+-- Is the state keyed by names, as from optim_state_dict() of fsdp?
 local function is_by_name(sd)
   for key in next, type(sd.state) == 'table' and sd.state or {} do
     if type(key) == 'string' then
@@ -409,7 +408,7 @@ local function is_by_name(sd)
   end
 end
 
--- Are the states keyed by numbers from 0, as fsdp.rekey_optim_state_dict() gives them?
+-- Is the state keyed by numbers from 0, as from fsdp.rekey_optim_state_dict()?
 local function is_by_id(sd)
   for _, group in ipairs(type(sd.param_groups) == 'table' and sd.param_groups or {}) do
     for _, id in ipairs(type(group) == 'table' and type(group.params) == 'table' and group.params
@@ -422,7 +421,8 @@ local function is_by_id(sd)
   return false
 end
 
--- The form of state_dict(). The numbers in the `params` of a group are of its parameters, in order.
+-- Convert such a state to the format of state_dict(). Numbers in `params` of a group refer to its
+-- parameters in order.
 local function without_ids(self, sd)
   local what, out = 'load_state_dict', { state = {}, param_groups = sd.param_groups }
   arguments.list(what, 'sd.state', sd.state)
@@ -432,7 +432,7 @@ local function without_ids(self, sd)
     for k = 1, #group.params do
       local i, id = #out.state + 1, given and given.params[k]
       if id == nil then
-        break -- as check_group() or _check_group_options() says
+        break -- check_group() or _check_group_options() raises then
       end
       local its = sd.state[id]
       if its ~= nil then
@@ -447,7 +447,7 @@ local function without_ids(self, sd)
   return out
 end
 
--- Is this the state of an optimizer of the same kind over such parameters?
+-- Check that the state is of an optimizer of the same kind over such parameters.
 local function check_state_dict(self, sd)
   local what, n = 'load_state_dict', runtime.n_params(self._handle)
   arguments.list(what, 'sd', sd)
@@ -467,7 +467,8 @@ local function check_state_dict(self, sd)
   end
 end
 
--- Everything of a load that can fail: memory for state, which `undo` takes back. Gives the rest.
+-- Do all of a load that can fail: allocate state, which `undo` frees. Returns a function for the
+-- rest.
 local function prepare_load(self, sd, undo)
   local after = {}
   self:_await_later_states(function(state, i)
@@ -478,7 +479,7 @@ local function prepare_load(self, sd, undo)
     local given = sd.state[i]
     for _, name in ipairs(names) do
       local to, from = entry.state[name], given[name] and given[name]:detach()
-      if to and from then -- the latter may lack what is empty
+      if to and from then -- `from` may lack empty states
         after[#after + 1] = function() to:copy_(from) end
       end
     end
@@ -496,10 +497,10 @@ local function take_back(undo, ok)
   end
 end
 
---- Take over what state_dict() gave, on the same number of ranks: groups and parameters go by their
---- order. So does whole state by numbers from 0, as fsdp.rekey_optim_state_dict() gives it for
---- 'PARAM_ID'; parameters without state there begin anew. What does not fit is a ValueError; that,
---- or no memory for it, changes nothing.
+--- Load a state of state_dict(), on the same number of ranks. Groups and parameters correspond by
+--- their order. Whole state keyed by numbers from 0, as from fsdp.rekey_optim_state_dict() with
+--- 'PARAM_ID', is accepted too; parameters without state in it start with initial state. ValueError
+--- if the state does not match; on any error nothing is changed.
 ---@param sd ms.optim.StateDict|table
 function Optimizer:load_state_dict(sd)
   if is_by_id(arguments.list('load_state_dict', 'sd', sd)) then

@@ -29,10 +29,10 @@ end
 ---@field momentum? number  default 0
 ---@field dampening? number  default 0
 ---@field weight_decay? number  L2, default 0
----@field nesterov? boolean  needs a momentum and no dampening
+---@field nesterov? boolean  requires momentum and no dampening
 ---@field maximize? boolean
 
---- Adam (arXiv:1412.6980): weight decay enters the gradient; torch.optim.Adam's defaults.
+--- Adam (arXiv:1412.6980) with weight decay added to the gradient; torch.optim.Adam's defaults.
 ---@class ms.optim.Adam: ms.optim.Optimizer
 ---@overload fun(params: ms.Tensor[]|table[], opts?: ms.optim.Adam.Options): ms.optim.Adam
 
@@ -44,7 +44,7 @@ end
 ---@field amsgrad? boolean  divide by the largest average of squares so far (arXiv:1904.09237)
 ---@field maximize? boolean
 
---- AdamW (arXiv:1711.05101): weight decay apart from the gradient; torch.optim.AdamW's defaults.
+--- AdamW (arXiv:1711.05101) with decoupled weight decay; torch.optim.AdamW's defaults.
 ---@class ms.optim.AdamW: ms.optim.Optimizer
 ---@overload fun(params: ms.Tensor[]|table[], opts?: ms.optim.AdamW.Options): ms.optim.AdamW
 
@@ -77,12 +77,12 @@ end
 ---@field lr? number  default 1e-2
 ---@field lr_decay? number  step t uses lr / (1 + (t - 1) lr_decay), default 0
 ---@field weight_decay? number  L2, default 0
----@field initial_accumulator_value? number  first value of the sum of squares, default 0
+---@field initial_accumulator_value? number  initial value of the sum of squares, default 0
 ---@field eps? number  default 1e-10
 ---@field maximize? boolean
 
---- Lion (arXiv:2302.06675): the sign of a momentum, with weight decay apart from the gradient. The
---- paper's defaults; the state has the name that Adam's has.
+--- Lion (arXiv:2302.06675): the sign of a momentum, with decoupled weight decay. The paper's
+--- defaults. The state is named like Adam's.
 ---@class ms.optim.Lion: ms.optim.Optimizer
 ---@overload fun(params: ms.Tensor[]|table[], opts?: ms.optim.Lion.Options): ms.optim.Lion
 
@@ -92,8 +92,8 @@ end
 ---@field weight_decay? number  decoupled, default 0
 ---@field maximize? boolean
 
---- Adamax (arXiv:1412.6980, section 7.1): Adam with the largest gradient, which decays, in place of
---- the average of squares; torch.optim.Adamax's update and defaults.
+--- Adamax (arXiv:1412.6980, section 7.1): Adam with a decaying maximum of gradients in place of the
+--- average of squares; torch.optim.Adamax's update and defaults.
 ---@class ms.optim.Adamax: ms.optim.Optimizer
 ---@overload fun(params: ms.Tensor[]|table[], opts?: ms.optim.Adamax.Options): ms.optim.Adamax
 

@@ -1,5 +1,5 @@
---- From state of a parameter in whole tensors to an entry of Optimizer:load_state_dict(), which has
---- the elements of this rank.
+--- Converts optimizer state of a parameter in whole tensors to an entry of
+--- Optimizer:load_state_dict(), which has this rank's elements.
 
 local arguments = require 'moonshard_ffi.arguments'
 local create = require 'moonshard.base.create'
@@ -8,7 +8,7 @@ local parameter = require 'moonshard_ffi.parameter'
 
 local whole_state = {}
 
--- The elements of a parameter, or of a plain tensor, that this rank has.
+-- The extent of this rank's elements of a parameter or plain tensor.
 local function extent_of(param)
   if parameter.is_parameter(param) then
     local _, extent = parameter.part(param)
@@ -38,8 +38,9 @@ end
 ---@param optimizer ms.optim.Optimizer
 ---@param entry table  of Optimizer:_entries()
 ---@param states string[]  names
----@param given table?  { step = n, exp_avg = tensor, ... }; nil: the parameter begins anew
----@param elements fun(state: string, value: any, extent: ms.Extent): ms.Tensor  of this rank
+---@param given table?  { step = n, exp_avg = tensor, ... }; nil: use initial state
+---@param elements fun(state: string, value: any, extent: ms.Extent): ms.Tensor  this rank's
+---  elements
 ---@return table
 function whole_state.entry(optimizer, entry, states, given, elements)
   local extent = extent_of(entry.param)

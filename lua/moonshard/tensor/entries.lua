@@ -1,6 +1,7 @@
---- What `t.name`, `t[i]` and `t[i] = x` mean.
+--- Implements `t.name`, `t[i]` and `t[i] = x`.
 ---
---- Methods are found first: they are the hot path, and what an entry costs is the call into C.
+--- Methods are looked up first, because they are the hot path; the cost of an entry is dominated by
+--- the call into C.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -33,7 +34,7 @@ local function no_method(methods, key)
   namespace.missing('a tensor', key, util.sorted_keys(methods))
 end
 
--- Fields that PyTorch's tensors have.
+-- Fields of PyTorch's tensors, and the methods that replace them.
 local SETTERS = {
   data = 't:copy_(x)', grad = 't:set_grad(x)', requires_grad = 't:requires_grad_(on)',
 }
@@ -50,14 +51,14 @@ local function check_assignable(t, i)
   writable(t, 't[%s] = x', i)
 end
 
--- The write, for messages.
+-- The assignment as text, for messages.
 local function assignment(i)
   return ('t[%s] = x'):format(B.is_ref(i) and 'mask' or tostring(i))
 end
 
---- A number fills entry i, true as 1 and false as 0; a tensor is copied there, broadcast and cast.
---- With a bool tensor for i, the entries where it is true.
---- Never differentiated: values that require grad are refused as by copy_.
+--- Assign to entry i: a number fills it (true is 1, false 0), a tensor is broadcast, cast and
+--- copied. If i is a bool tensor, assign the entries where it is true. Not differentiable: values
+--- that require grad raise, as in copy_.
 local function assign(t, i, value)
   check_assignable(t, i)
   if type(value) == 'boolean' then
@@ -91,7 +92,7 @@ end
 
 local entries = {}
 
---- Give a tensor's metatable its indexing.
+--- Set the index metamethods of a tensor's metatable.
 ---@param metatable table
 ---@param methods table<string, function>
 function entries.define(metatable, methods)

@@ -1,9 +1,9 @@
---- Tensors as text: rows in brackets, numbers aligned, long dimensions elided.
+--- Text of tensors: rows in brackets, aligned numbers, long dimensions elided.
 
 local util = require 'moonshard.base.util'
 
 local EDGE = 3         -- entries shown at each end of a long dimension
-local THRESHOLD = 1000 -- elements; above it long dimensions are elided
+local THRESHOLD = 1000 -- number of elements above which long dimensions are elided
 
 --- Append the entries of nested table `tail` to those of `head` along one dimension.
 local function append(head, tail, dim)
@@ -17,7 +17,7 @@ local function append(head, tail, dim)
   return head
 end
 
---- The values at both ends of each long dimension, as a nested table. Only those are read.
+--- The values at both ends of each long dimension, as a nested table. Only these are read.
 local function ends(t, sizes, dim, read)
   if dim > #sizes then
     return read(t)
@@ -42,7 +42,7 @@ local function each(value, depth, visit)
   end
 end
 
---- How to write the numbers: whole ones without digits, a wide range with an exponent.
+--- Choose the number format: no digits for integers, an exponent for a wide range.
 local function choose_format(value, depth, floating)
   if not floating then
     return '%d'
@@ -92,10 +92,10 @@ local function rows(value, sizes, depth, elide, text, indent)
 end
 
 --- The text of a tensor's values.
----@param t ms.Tensor  not recorded
+---@param t ms.Tensor  not recorded by autograd
 ---@param sizes integer[]
 ---@param floating boolean
----@param read fun(t: ms.Tensor): any  values as t:totable() gives them, or int64_t
+---@param read fun(t: ms.Tensor): any  returns values like t:totable(), or int64_t
 ---@return string
 return function(t, sizes, floating, read)
   local elide = util.product(sizes) > THRESHOLD

@@ -1,11 +1,11 @@
---- What a tensor can do in Lua: operators, methods, printing.
+--- Tensors in Lua: operators, methods, printing.
 ---
---- A tensor is a ref, a handle of the runtime and its generation. Methods are stateless; dimensions
---- and positions count from 1, negative ones from the end.
+--- A tensor is a ref: a runtime handle and its generation. Methods are stateless. Dimensions and
+--- indices count from 1, negative ones from the end.
 ---
---- `t[i]` is a view of entry i without the first dimension, `t[i] = x` writes into it. `t[mask]`
---- copies the entries where a bool tensor is true, `t[mask] = x` writes them. `a == b` asks whether
---- both are the same object; elementwise comparisons are methods: `a:eq(b)`, ...
+--- `t[i]` is a view of entry i without the first dimension; `t[i] = x` writes to it. `t[mask]`
+--- copies the entries where a bool tensor is true; `t[mask] = x` writes to them. `a == b` compares
+--- identity; elementwise comparisons are methods: `a:eq(b)`, ...
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -167,7 +167,7 @@ function Tensor:size(dim)
   return tonumber(info.shape[dims.index(dim, info.ndim, 'size')])
 end
 
---- Distance in elements between neighbours, per dimension.
+--- Stride of each dimension, in elements.
 ---@return integer[]
 function Tensor:stride()
   describe(self)
@@ -195,7 +195,7 @@ function Tensor:dtype()
   return dtype.name(describe(self).dtype)
 end
 
----@param on? nil  requires_grad_() sets it
+---@param on? nil  use requires_grad_() to set it
 ---@return boolean
 function Tensor:requires_grad(on)
   if on ~= nil then
@@ -205,7 +205,7 @@ function Tensor:requires_grad(on)
   return describe(self).requires_grad
 end
 
---- Not the result of a recorded operator?
+--- True unless the tensor is the result of a recorded operator.
 ---@return boolean
 function Tensor:is_leaf()
   return describe(self).is_leaf
@@ -221,7 +221,7 @@ function Tensor:is_contiguous()
   return describe(self).contiguous
 end
 
---- In-place writes so far to the memory behind it.
+--- Number of in-place writes so far to its memory.
 ---@return integer
 function Tensor:version()
   return tonumber(describe(self).version)
@@ -229,7 +229,8 @@ end
 
 -- -- its values ----------------------------------------------------------------------------------
 
---- The one element as a number: of 64-bit integers beyond 2^53 the nearest (printing shows all).
+--- The only element as a number. A 64-bit integer beyond 2^53 is rounded (printing shows it
+--- exactly).
 ---@return number
 function Tensor:item()
   calls.tensor_item(self, double_out)
@@ -255,7 +256,7 @@ local function as_boolean(x)
   return x ~= 0
 end
 
---- A nested table of its values; a plain number when it has no dimensions. 64-bit integers as
+--- The values as a nested table; a number if there are no dimensions. 64-bit integers as in item().
 --- item() gives them.
 ---@return table|number|boolean
 function Tensor:totable()
@@ -266,11 +267,12 @@ function Tensor:totable()
   return (nest(values, sizes, 1, 0, boolean and as_boolean or as_number))
 end
 
---- The same.
+--- Same as totable().
 ---@type fun(self: ms.Tensor): table|number|boolean
 Tensor.tolist = Tensor.totable
 
---- 16 hexadecimal digits over shape-ordered elements; equal bits hash equal.
+--- A hash of 16 hexadecimal digits over the elements in row-major order; equal bits have equal
+--- hashes.
 ---@return string
 function Tensor:hash()
   calls.tensor_hash(self, hash_out)
@@ -279,11 +281,12 @@ end
 
 -- -- views and copies ----------------------------------------------------------------------------
 
---- To another dtype, as ops.cast, or place. 'cpu' beside a device is a copy in pinned host memory,
---- outside the graph, for reading and files: operators take it where it has no dimensions, and else
---- raise a RuntimeError. Waits for the copy. Where it is already: the same tensor.
+--- Convert to another dtype, as ops.cast, or move to another device. In a process with a device,
+--- 'cpu' gives a copy in pinned host memory outside the graph, for reading and files; operators
+--- raise RuntimeError for it unless it has no dimensions. Waits for the copy. Returns the tensor
+--- itself if nothing changes.
 ---@param target ms.DType|string|ms.Tensor  a dtype, 'cpu', 'cuda', or a tensor with both
----@param other? ms.DType|string  the other one of place and dtype
+---@param other? ms.DType|string  the dtype if the first argument is a device, and vice versa
 ---@return ms.Tensor
 function Tensor:to(target, other)
   if other == nil and dtype.is_name(target) then
@@ -307,19 +310,19 @@ function Tensor:to(target, other)
   return ops.cast(self, target)
 end
 
---- Where it is: 'cpu', 'cuda:0'.
+--- The device: 'cpu', 'cuda:0'.
 ---@return string
 function Tensor:device()
   return describe(self).on_host and 'cpu' or device.name()
 end
 
---- The same values, cut from the graph.
+--- The same values and memory, detached from the graph.
 ---@return ms.Tensor
 function Tensor:detach()
   return calls.tensor_detach(self)
 end
 
---- As reshape, and an error instead of a copy.
+--- Like reshape, but raises instead of copying.
 ---@param ... integer|integer[]
 ---@return ms.Tensor
 function Tensor:view(...)
@@ -333,7 +336,7 @@ function Tensor:view(...)
   return result
 end
 
---- A matrix transposed.
+--- The transpose of a matrix.
 ---@return ms.Tensor
 function Tensor:t()
   if Tensor.dim(self) ~= 2 then
@@ -342,7 +345,7 @@ function Tensor:t()
   return ops.transpose(self, 1, 2)
 end
 
---- Itself when contiguous, else a contiguous copy.
+--- The tensor itself if it is contiguous, else a contiguous copy.
 ---@return ms.Tensor
 function Tensor:contiguous()
   return describe(self).contiguous and self or ops.clone(self)
@@ -356,7 +359,7 @@ end
 
 -- -- operators -----------------------------------------------------------------------------------
 
--- Every operator is a method, but for those whose first operand is not what they act on.
+-- Every operator is a method, except those that do not act on their first operand.
 local functions_only = {
   adaptive_avg_pool1d = true, adaptive_avg_pool2d = true, adaptive_avg_pool3d = true,
   affine = true, attention = true, attention_packed = true, avg_pool1d = true, avg_pool2d = true,
@@ -375,7 +378,7 @@ for name, operator in next, ops do
   end
 end
 
---- Itself where `cond` is true, else `other`; the three broadcast.
+--- The tensor where `cond` is true, else `other`; the three broadcast.
 ---@param cond ms.Tensor  bool
 ---@param other ms.Tensor|number
 ---@return ms.Tensor
@@ -384,10 +387,11 @@ function Tensor:where(cond, other)
 end
 
 -- -- writing in place ----------------------------------------------------------------------------
--- Never differentiated: while ops are recorded, writing into what requires grad is a RuntimeError;
--- ms.no_grad(function() ... end) writes into leaves, t:detach() into results of recorded ops too.
+-- In-place writes are never differentiated. While operators are recorded, writing to a tensor that
+-- requires grad is a RuntimeError. ms.no_grad(function() ... end) allows writes to leaves,
+-- t:detach() also to results of recorded operators.
 
---- Overwrite every element. Integers hold whole numbers of their range (ValueError otherwise).
+--- Overwrite all elements. For integer dtypes ValueError unless the value is an integer in range.
 ---@param value number|boolean
 ---@return ms.Tensor self
 function Tensor:fill_(value)
@@ -399,7 +403,7 @@ function Tensor:fill_(value)
   return self
 end
 
---- Overwrite with a tensor of the same shape and dtype, also where the tensor requires grad; not
+--- Overwrite with a tensor of the same shape and dtype, also if this tensor requires grad; not
 --- recorded. (torch: t.data = src)
 ---@param src ms.Tensor
 ---@return ms.Tensor self
@@ -428,9 +432,10 @@ function Tensor:zero_()
   return Tensor.fill_(self, 0)
 end
 
---- Overwrite with another tensor, broadcast and cast: integers take fractions cut towards zero, and
---- NaN as 0. While ops are recorded, values that require grad are a RuntimeError beside floats.
---- ms.cat and ms.where build such tensors; x:detach() and ms.no_grad write without a gradient.
+--- Overwrite with another tensor, which is broadcast and cast: to integers, fractions are truncated
+--- and NaN becomes 0. While operators are recorded, copying values that require grad to a float
+--- tensor is a RuntimeError: use ms.cat or ms.where to build such tensors, or x:detach() or
+--- ms.no_grad to write without a gradient.
 ---@param src ms.Tensor
 ---@return ms.Tensor self
 function Tensor:copy_(src)
@@ -439,8 +444,8 @@ function Tensor:copy_(src)
   return self
 end
 
---- self = self + alpha * src. Values that require grad are refused as by copy_; fractions beside
---- integers are a TypeError.
+--- self = self + alpha * src. Raises for values that require grad, as copy_ does. TypeError for
+--- fractions if self is an integer tensor.
 ---@param src ms.Tensor|number
 ---@param alpha? number
 ---@return ms.Tensor self
@@ -457,7 +462,7 @@ function Tensor:add_(src, alpha)
   return self
 end
 
--- self = op(self, ...), whose shape must be that of self.
+-- self = op(self, ...); the result must have the shape of self.
 local function in_place(name, op)
   Tensor[name] = function(self, ...)
     writable(self, name)
@@ -470,9 +475,9 @@ local function in_place(name, op)
   end
 end
 
---- self = self * x, self - x, self / x, for a tensor that broadcasts to self or a number; clamp,
---- masked_fill, scatter_add and index_add of self. Values that require grad are refused as by
---- copy_. Takes memory for the result.
+--- self = self * x, self - x, self / x for a number or a tensor that broadcasts to self; also
+--- clamp, masked_fill, scatter_add and index_add in place. Raises for values that require grad, as
+--- copy_ does. Allocates memory for the result.
 ---@class ms.Tensor
 ---@field mul_ fun(self: ms.Tensor, x: ms.Tensor|number): ms.Tensor
 ---@field sub_ fun(self: ms.Tensor, x: ms.Tensor|number): ms.Tensor
@@ -489,14 +494,14 @@ for _, name in ipairs {
   in_place(name .. '_', ops[name])
 end
 
--- Values as those of ms.randn() and ms.rand(), from the next stream.
+-- Overwrite with random values of the next stream, as ms.randn() and ms.rand() draw them.
 local function drawn(self, name, kind, a, b)
   writable(self, name)
   calls.tensor_init(self, kind, a, b, C.ms_name_key('random:#' .. random.next_tensor()))
   return self
 end
 
---- Overwrite with normal numbers.
+--- Overwrite with random numbers of a normal distribution.
 ---@param mean? number  default 0
 ---@param std? number  default 1
 ---@return ms.Tensor self
@@ -508,7 +513,7 @@ function Tensor:normal_(mean, std)
   return drawn(self, 'normal_', C.MS_INIT_NORMAL, arguments.number('normal_', 'mean', mean, 0), std)
 end
 
---- Overwrite with uniform numbers in [from, to).
+--- Overwrite with random numbers, uniform in [from, to).
 ---@param from? number  default 0
 ---@param to? number  default 1
 ---@return ms.Tensor self
@@ -531,10 +536,10 @@ function Tensor:requires_grad_(on)
   return self
 end
 
---- Differentiate with respect to every leaf this came from; gradients add to theirs.
---- A second backward over the same graph is a RuntimeError, unless the first retained it.
----@param grad? ms.Tensor  may be left out for one element
----@param options? ms.Backward.Options  may stand in place of `grad`
+--- Compute the gradients of all leaves of the graph and add them to the existing gradients. A
+--- second backward through the same graph is a RuntimeError, unless the first one retained it.
+---@param grad? ms.Tensor  optional for a tensor with one element
+---@param options? ms.Backward.Options  may be passed as the first argument
 function Tensor:backward(grad, options)
   arguments.tensor('backward', 'self', self)
   if type(grad) == 'table' and options == nil then
@@ -546,15 +551,15 @@ function Tensor:backward(grad, options)
   B.check(core.backward(self, grad, options ~= nil and graph.flags('backward', options) or 0))
 end
 
---- The gradient of a leaf, which shares its memory; nil when there was no backward, or when this
---- rank holds no element of it. Of a sharded parameter, what backwards inside no_sync have
---- accumulated: a copy, so writing into it is a RuntimeError, and set_grad() replaces it.
+--- The gradient of a leaf, sharing its memory; nil if no backward has run or this rank has no
+--- element of it. For a sharded parameter: a copy of what backwards inside no_sync have
+--- accumulated. Writing to it is a RuntimeError; set_grad() replaces it.
 ---@return ms.Tensor?
 function Tensor:grad()
   return calls.tensor_grad(self)
 end
 
---- Replace the gradient (copied); nil drops it. TypeError when it is of another dtype.
+--- Replace the gradient with a copy; nil removes it. TypeError if its dtype differs.
 ---@param grad ms.Tensor?
 function Tensor:set_grad(grad)
   calls.tensor_set_grad(self, grad)
@@ -562,7 +567,7 @@ end
 
 -- -- life ----------------------------------------------------------------------------------------
 
---- Give the tensor up now instead of when its scope ends or the collector comes.
+--- Release the tensor now, instead of at the end of its scope or at a garbage collection.
 function Tensor:release()
   C.ms_ref_release(arguments.tensor('release', 'self', self))
   B.disown(self)
@@ -581,14 +586,14 @@ metatable.__div = ops.div
 metatable.__pow = ops.pow
 metatable.__mod = ops.remainder
 
--- Lua makes one boolean of what these return, so they cannot compare elements.
+-- Lua converts the results of these to one boolean, so they cannot compare elements.
 local function no_order(operators, methods)
   return function()
     errors.raise('TypeError', '%s cannot compare tensors in Lua; use %s', operators, methods)
   end
 end
 
--- What LuaJIT would say of these speaks of structs.
+-- LuaJIT's own message for these operators would mention structs.
 local function no_operator(operator, instead)
   return function()
     errors.raise('TypeError', '%s is no operator of tensors; use %s', operator, instead)
@@ -604,7 +609,7 @@ metatable.__le = no_order('a <= b and b >= a', 'a:le(b) or b:ge(a)')
 
 metatable.__unm = ops.neg
 
--- The values as a nested table, of 64-bit integers as int64_t, which hold every one of them.
+-- The values as a nested table; 64-bit integers as int64_t, which is exact.
 local function read(t)
   if describe(t).dtype ~= C.MS_DTYPE_I64 then
     return Tensor.totable(t)

@@ -1,5 +1,5 @@
---- Learning rates that follow a schedule: objects beside an optimizer, torch.optim.lr_scheduler's.
---- (ms.schedule has the same as plain functions of the step.)
+--- Learning rate schedulers of an optimizer, as in torch.optim.lr_scheduler. (ms.schedule has
+--- similar schedules as plain functions of the step.)
 ---
 ---     local scheduler = ms.optim.lr_scheduler.StepLR(opt, { step_size = 30, gamma = 0.1 })
 ---     opt:step(); scheduler:step()

@@ -1,4 +1,4 @@
---- Rates that a function of the step gives, as factors of the first: torch's LambdaLR.
+--- Learning rates as initial rate times a function of the step: torch's LambdaLR.
 
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
@@ -11,7 +11,7 @@ local LambdaLR = class('optim.lr_scheduler.LambdaLR', LRScheduler)
 LambdaLR._options = { 'lr_lambda' }
 LambdaLR._needs = { 'lr_lambda' }
 
--- One function a group.
+-- One function for each group.
 local function lambdas_of(optimizer, given)
   local lambdas, n = {}, #optimizer.param_groups
   if type(given) ~= 'table' then
@@ -29,7 +29,7 @@ local function lambdas_of(optimizer, given)
   return lambdas
 end
 
---- `lr_lambda` is one function for all groups, or a list of one for each.
+--- `lr_lambda` is one function for all groups, or a list with one for each.
 ---@param optimizer ms.optim.Optimizer
 ---@param opts { lr_lambda: (fun(epoch: integer): number)|function[], last_epoch?: integer }
 function LambdaLR:init(optimizer, opts)

@@ -1,5 +1,5 @@
---- One climb to the highest rate and one long descent (arXiv:1708.07120), the momentum moving the
---- other way: torch's OneCycleLR.
+--- The 1cycle policy (arXiv:1708.07120): the rate rises to its maximum and then falls, the momentum
+--- moves in the other direction: torch's OneCycleLR.
 
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
@@ -10,18 +10,19 @@ local LRScheduler = require 'moonshard.optim.lr_scheduler.scheduler'
 local OneCycleLR = class('optim.lr_scheduler.OneCycleLR', LRScheduler)
 
 ---@class ms.optim.lr_scheduler.OneCycleLR.Options
----@field max_lr number|number[]  of all groups, or by group
----@field total_steps? integer  or epochs and steps_per_epoch
+---@field max_lr number|number[]  for all groups, or by group
+---@field total_steps? integer  alternatively epochs and steps_per_epoch
 ---@field epochs? integer
 ---@field steps_per_epoch? integer
----@field pct_start? number  share of the steps that climb, default 0.3
+---@field pct_start? number  fraction of the steps in which the rate rises, default 0.3
 ---@field anneal_strategy? 'cos'|'linear'  default 'cos'
 ---@field cycle_momentum? boolean  default true
----@field base_momentum? number|number[]  the lowest, default 0.85
+---@field base_momentum? number|number[]  minimum, default 0.85
 ---@field max_momentum? number|number[]  default 0.95
----@field div_factor? number  the first rate is max_lr / this, default 25
----@field final_div_factor? number  the last is the first / this, default 1e4
----@field three_phase? boolean  down as long as up, then on to the last rate; default false
+---@field div_factor? number  initial rate: max_lr / div_factor, default 25
+---@field final_div_factor? number  final rate: initial rate / final_div_factor, default 1e4
+---@field three_phase? boolean  fall to the initial rate in as many steps, then to the final rate;
+---  default false
 ---@field last_epoch? integer  default -1
 
 OneCycleLR._options = {
@@ -47,7 +48,7 @@ local function total_of(opts)
     * arguments.whole(NAME, 'steps_per_epoch', opts.steps_per_epoch, nil, 1)
 end
 
--- One number a group.
+-- One number for each group.
 local function by_group(n, name, value)
   local out = {}
   if type(value) ~= 'table' then
@@ -65,7 +66,7 @@ local function by_group(n, name, value)
   return out
 end
 
--- The option of a group that is its momentum.
+-- The name of the optimizer option that is the momentum.
 local function momentum_name(optimizer)
   for _, name in ipairs(optimizer.options) do
     if name == 'momentum' or name == 'betas' then
@@ -82,7 +83,7 @@ local function set_momentum(self, group, momentum)
   end
 end
 
--- Steps at which the phases end.
+-- Steps at which phases end.
 local function ends_of(total, share, three_phase)
   if three_phase then
     return { share * total - 1, 2 * share * total - 2, total - 1 }
@@ -132,13 +133,13 @@ end
 
 local function between(self, from, to, share)
   if self.anneal_strategy == 'linear' then
-    share = math.min(share, 1) -- one step beyond the last torch's rate is below 0
+    share = math.min(share, 1) -- one step after the last, torch's rate would be negative
     return (to - from) * share + from
   end
   return to + (from - to) / 2 * (1 + math.cos(math.pi * share))
 end
 
--- The phase of a step, from 1, and which share of it is over.
+-- The phase of a step, from 1, and the completed fraction of the phase.
 local function phase_of(self, step)
   local start = 0
   for phase, last in ipairs(self._ends) do

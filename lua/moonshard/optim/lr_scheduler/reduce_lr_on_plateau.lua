@@ -1,4 +1,4 @@
---- Rates that fall when a metric stops getting better: torch's ReduceLROnPlateau.
+--- Learning rates that decrease when a metric stops improving: torch's ReduceLROnPlateau.
 
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
@@ -10,22 +10,22 @@ local util = require 'moonshard.base.util'
 ---@class ms.optim.lr_scheduler.ReduceLROnPlateau
 ---@field optimizer ms.optim.Optimizer
 ---@field best number  the best metric so far
----@field num_bad_epochs integer  steps since it got better
----@field cooldown_counter integer  steps in which no bad one counts
+---@field num_bad_epochs integer  steps since the last improvement
+---@field cooldown_counter integer  remaining steps of the cooldown
 ---@field last_epoch integer  steps so far
 local Plateau = class('optim.lr_scheduler.ReduceLROnPlateau')
 
 Plateau._is_scheduler = true
 
 ---@class ms.optim.lr_scheduler.ReduceLROnPlateau.Options
----@field mode? 'min'|'max'  does a better metric fall (default) or rise
----@field factor? number  below 1: new rate / old rate, default 0.1
----@field patience? integer  bad steps that change nothing, default 10
----@field threshold? number  by how much a better metric differs, default 1e-4
----@field threshold_mode? 'rel'|'abs'  as a part of the best one (default), or as a number
----@field cooldown? integer  steps after a change in which none counts as bad, default 0
----@field min_lr? number|number[]  least rate, of all groups or by group; default 0
----@field eps? number  a smaller change of a rate is left out, default 1e-8
+---@field mode? 'min'|'max'  whether a lower (default) or a higher metric is better
+---@field factor? number  new rate / old rate, below 1, default 0.1
+---@field patience? integer  bad steps without a change of the rate, default 10
+---@field threshold? number  minimum improvement, default 1e-4
+---@field threshold_mode? 'rel'|'abs'  relative to the best metric (default), or absolute
+---@field cooldown? integer  steps after a change in which bad steps are not counted, default 0
+---@field min_lr? number|number[]  minimum rate, for all groups or by group; default 0
+---@field eps? number  smaller changes of a rate are not made, default 1e-8
 
 local OPTIONS = {
   'mode', 'factor', 'patience', 'threshold', 'threshold_mode', 'cooldown', 'min_lr', 'eps',
@@ -36,7 +36,7 @@ local STATE = {
   'num_bad_epochs', 'cooldown_counter', 'last_epoch', '_last_lr',
 }
 
--- One least rate a group.
+-- One minimum rate for each group.
 local function least_rates(given, n)
   local out = {}
   if type(given) == 'table' then
@@ -74,7 +74,7 @@ function Plateau:init(optimizer, opts)
   self.eps = arguments.number(NAME, 'eps', opts.eps, 1e-8)
   self.optimizer = optimizer
   self.min_lrs = least_rates(opts.min_lr, #optimizer.param_groups)
-  self._least = type(opts.min_lr) ~= 'table' and (opts.min_lr or 0) -- of groups added later
+  self._least = type(opts.min_lr) ~= 'table' and (opts.min_lr or 0) -- for groups added later
   self.best = self.mode == 'min' and math.huge or -math.huge
   self.num_bad_epochs, self.cooldown_counter, self.last_epoch = 0, 0, 0
   self:_note()
@@ -114,7 +114,7 @@ function Plateau:_reduce()
   end
 end
 
---- Look at a metric, after the optimizer's own steps: the same on all ranks.
+--- Process a metric, after the optimizer's steps. It must be equal on all ranks.
 ---@param metric number|ms.Tensor  of one element
 function Plateau:step(metric)
   if parameter.is_tensor(metric) then
@@ -137,7 +137,7 @@ function Plateau:step(metric)
   self:_note()
 end
 
---- The rates after the last step, by group.
+--- The current rates, by group.
 ---@return number[]
 function Plateau:get_last_lr()
   return util.slice(self._last_lr, 1)
@@ -147,7 +147,7 @@ local function copied(value)
   return type(value) == 'table' and util.merged(value) or value
 end
 
---- All but the optimizer.
+--- All fields except the optimizer.
 ---@return table
 function Plateau:state_dict()
   local sd = {}
@@ -157,7 +157,7 @@ function Plateau:state_dict()
   return sd
 end
 
---- Go on from where state_dict() was taken. The rates themselves are the optimizer's state.
+--- Restore a state. The rates themselves are part of the optimizer's state.
 ---@param sd table
 function Plateau:load_state_dict(sd)
   arguments.list('load_state_dict', 'sd', sd)

@@ -1,5 +1,5 @@
---- Schedulers whose rate is a formula of the step (torch.optim.lr_scheduler's names, options and
---- defaults). `rates` makes the next rate from the present one, `closed` any rate from the first.
+--- Schedulers with a formula for the rate (torch.optim.lr_scheduler's names, options and defaults).
+--- `rates` computes the next rate from the current one, `closed` any rate from the initial one.
 
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
@@ -10,7 +10,7 @@ local cos, pi = math.cos, math.pi
 
 local rules = {}
 
--- A scheduler class. `take(self, opts)` reads options into the fields that `state` lists.
+-- Define a scheduler class. `take(self, opts)` reads options into the fields listed in `state`.
 local function rule(name, def)
   local cls = class('optim.lr_scheduler.' .. name, LRScheduler)
   cls._options, cls._needs, cls._state = def.options, def.needs or {}, def.state
@@ -23,7 +23,7 @@ local function rule(name, def)
   rules[name] = cls
 end
 
--- How many milestones a step has reached.
+-- Number of milestones reached at a step.
 local function reached(milestones, epoch)
   local n = 0
   for _, milestone in ipairs(milestones) do
@@ -39,7 +39,7 @@ end
 ---@class ms.optim.lr_scheduler.StepLR.Options
 ---@field step_size integer
 ---@field gamma? number  default 0.1
----@field last_epoch? integer  default -1: from the beginning
+---@field last_epoch? integer  default -1: start from the beginning
 rule('StepLR', {
   options = { step_size = 'number', gamma = 'number' },
   needs = { 'step_size' },
@@ -65,7 +65,7 @@ rule('StepLR', {
 ---@class ms.optim.lr_scheduler.MultiStepLR.Options
 ---@field milestones integer[]  steps, in order
 ---@field gamma? number  default 0.1
----@field last_epoch? integer  default -1: from the beginning
+---@field last_epoch? integer  default -1: start from the beginning
 rule('MultiStepLR', {
   options = { milestones = 'list', gamma = 'number' },
   needs = { 'milestones' },
@@ -94,7 +94,7 @@ rule('MultiStepLR', {
 ---@class ms.optim.lr_scheduler.ConstantLR.Options
 ---@field factor? number  0 to 1 (default 1/3)
 ---@field total_iters? integer  default 5
----@field last_epoch? integer  default -1: from the beginning
+---@field last_epoch? integer  default -1: start from the beginning
 rule('ConstantLR', {
   options = { factor = 'number', total_iters = 'number' },
   state = { 'factor', 'total_iters' },
@@ -120,15 +120,15 @@ rule('ConstantLR', {
   end,
 })
 
---- Multiply the rate by a factor that goes from `start_factor` to `end_factor` in a line.
+--- Multiply the rate by a factor that changes linearly from `start_factor` to `end_factor`.
 ---@class ms.optim.lr_scheduler.LinearLR: ms.optim.lr_scheduler.LRScheduler
 ---@overload fun(optimizer: ms.optim.Optimizer, opts?: ms.optim.lr_scheduler.LinearLR.Options):
 ---  ms.optim.lr_scheduler.LinearLR
 ---@class ms.optim.lr_scheduler.LinearLR.Options
 ---@field start_factor? number  above 0, up to 1 (default 1/3)
 ---@field end_factor? number  0 to 1 (default 1)
----@field total_iters? integer  steps of the line (default 5)
----@field last_epoch? integer  default -1: from the beginning
+---@field total_iters? integer  number of steps of the change (default 5)
+---@field last_epoch? integer  default -1: start from the beginning
 rule('LinearLR', {
   options = { start_factor = 'number', end_factor = 'number', total_iters = 'number' },
   state = { 'start_factor', 'end_factor', 'total_iters' },
@@ -167,7 +167,7 @@ rule('LinearLR', {
 ---  ms.optim.lr_scheduler.ExponentialLR
 ---@class ms.optim.lr_scheduler.ExponentialLR.Options
 ---@field gamma number
----@field last_epoch? integer  default -1: from the beginning
+---@field last_epoch? integer  default -1: start from the beginning
 rule('ExponentialLR', {
   options = { gamma = 'number' },
   needs = { 'gamma' },
@@ -181,7 +181,7 @@ rule('ExponentialLR', {
   end,
 })
 
---- Half a cosine from the first rate to `eta_min` (arXiv:1608.03983).
+--- Half a cosine from the initial rate to `eta_min` (arXiv:1608.03983).
 ---@class ms.optim.lr_scheduler.CosineAnnealingLR: ms.optim.lr_scheduler.LRScheduler
 ---@overload fun(optimizer: ms.optim.Optimizer,
 ---  opts: ms.optim.lr_scheduler.CosineAnnealingLR.Options):
@@ -189,7 +189,7 @@ rule('ExponentialLR', {
 ---@class ms.optim.lr_scheduler.CosineAnnealingLR.Options
 ---@field T_max integer  steps of the half cosine
 ---@field eta_min? number  default 0
----@field last_epoch? integer  default -1: from the beginning
+---@field last_epoch? integer  default -1: start from the beginning
 rule('CosineAnnealingLR', { -- arXiv:1608.03983, without restarts
   options = { T_max = 'number', eta_min = 'number' },
   needs = { 'T_max' },
@@ -206,7 +206,7 @@ rule('CosineAnnealingLR', { -- arXiv:1608.03983, without restarts
     return self:_each(function(lr, base)
       if epoch == 0 then
         return lr
-      elseif (epoch - 1 - half) % (2 * half) == 0 then -- from the lowest, where there is no ratio
+      elseif (epoch - 1 - half) % (2 * half) == 0 then -- at the minimum: division by 0
         return lr + (base - low) * (1 - cos(pi / half)) / 2
       end
       return (1 + cos(pi * epoch / half)) / (1 + cos(pi * (epoch - 1) / half)) * (lr - low) + low

@@ -1,5 +1,6 @@
---- What all schedulers share: the rates a group began with, stepping, state. A scheduler computes
---- the next rate from the present one where torch's does, so what else changes a rate counts.
+--- The base class of schedulers: initial rates, steps, state. Like torch's, a scheduler computes
+--- the next rate from the current one where torch does, so other changes of the rate have an
+--- effect.
 
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
@@ -15,15 +16,15 @@ local util = require 'moonshard.base.util'
 local LRScheduler = class('optim.lr_scheduler.LRScheduler')
 
 LRScheduler._is_scheduler = true
---- Options of a class, as errors.options() takes them, and those that have no default.
+--- Options of a class in the format of errors.options(), and the required ones.
 LRScheduler._options = {}
 LRScheduler._needs = {}
---- Fields that make its state, besides those of all.
+--- Additional fields of its state.
 LRScheduler._state = {}
 
 ---@param optimizer ms.optim.Optimizer
 ---@param opts? table
----@param first? table  rates by group that take the place of the optimizer's
+---@param first? table  rates by group that replace the optimizer's
 function LRScheduler:_begin(optimizer, opts, first)
   self.optimizer, self.base_lrs, self._step_count = optimizer, {}, 0
   self.last_epoch = opts.last_epoch or -1
@@ -41,7 +42,7 @@ function LRScheduler:_begin(optimizer, opts, first)
   self:_advance()
 end
 
---- Options of a scheduler that begins, looked at.
+--- Check the options of a new scheduler.
 function LRScheduler._checked(cls, optimizer, opts)
   if not util.is(optimizer, Optimizer) then
     errors.raise('TypeError', '%s: %s is not an Optimizer', cls._name, arguments.noun(optimizer))
@@ -71,7 +72,7 @@ function LRScheduler:_set(rates)
   end
 end
 
--- By group, what `rate(lr, base, i)` makes of its rate.
+-- The values of `rate(lr, base, i)` for all groups.
 function LRScheduler:_each(rate)
   local out = {}
   for i, group in ipairs(self.optimizer.param_groups) do
@@ -80,7 +81,7 @@ function LRScheduler:_each(rate)
   return out
 end
 
--- A step that fails does not count.
+-- Set epoch and rates. A step that fails is not counted.
 local function move(self, epoch, rates_of)
   local groups, known = #self.optimizer.param_groups, #self.base_lrs
   if groups ~= known then
@@ -102,7 +103,7 @@ function LRScheduler:_advance()
   move(self, self.last_epoch + 1, self._rates)
 end
 
---- Be at a step, whatever the rates are now.
+--- Set rates and epoch for a step, whatever the current rates are.
 function LRScheduler:_go_to(epoch)
   move(self, epoch, self._closed or self._rates)
 end
@@ -116,13 +117,13 @@ local function warn_of_order(self)
   end
 end
 
---- Set the rates of the next step: after the optimizer's own.
+--- Set the rates for the next step. Call it after the optimizer's step.
 function LRScheduler:step()
   warn_of_order(self)
   self:_advance()
 end
 
---- The rates set last, by group.
+--- The current rates, by group.
 ---@return number[]
 function LRScheduler:get_last_lr()
   return util.slice(self._last_lr, 1)
@@ -134,7 +135,7 @@ local function copied(value)
   return type(value) == 'table' and util.merged(value) or value
 end
 
---- What it needs to go on, but for the optimizer and functions.
+--- All fields except the optimizer and functions.
 ---@return table
 function LRScheduler:state_dict()
   local sd = { base_lrs = copied(self.base_lrs), _last_lr = copied(self._last_lr) }
@@ -146,7 +147,7 @@ function LRScheduler:state_dict()
   return sd
 end
 
---- Go on from where state_dict() was taken. The rates themselves are the optimizer's state.
+--- Restore a state. The rates themselves are part of the optimizer's state.
 ---@param sd table
 function LRScheduler:load_state_dict(sd)
   arguments.list('load_state_dict', 'sd', sd)

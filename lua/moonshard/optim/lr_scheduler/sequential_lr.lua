@@ -1,4 +1,4 @@
---- Schedulers one after another, each from its step 0: torch's SequentialLR.
+--- Schedulers one after another, each starting at its step 0: torch's SequentialLR.
 
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
@@ -46,10 +46,10 @@ local function check_milestones(list, n)
   return util.slice(list, 1)
 end
 
---- All of them are made over the optimizer before, and have set its rates; these begin anew.
+--- The schedulers were made before, over the same optimizer, and have set its rates; they restart.
 ---@param optimizer ms.optim.Optimizer
----@param opts { schedulers: ms.optim.lr_scheduler.LRScheduler[], milestones: integer[] }  step from
----                                       which the second, third, ... scheduler sets the rates
+---@param opts { schedulers: ms.optim.lr_scheduler.LRScheduler[], milestones: integer[] }
+---  milestones: steps at which the second, third, ... scheduler starts
 function SequentialLR:init(optimizer, opts)
   opts = LRScheduler._checked(SequentialLR, optimizer, opts)
   self._schedulers = check_schedulers(optimizer, opts.schedulers)
@@ -84,7 +84,7 @@ function SequentialLR:_advance()
   self._last_lr = scheduler:get_last_lr()
 end
 
---- As LRScheduler's, with the `schedulers`' own.
+--- As LRScheduler's, with the states of `schedulers`.
 ---@return table
 function SequentialLR:state_dict()
   local sd = LRScheduler.state_dict(self)

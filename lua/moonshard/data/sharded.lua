@@ -1,4 +1,4 @@
---- What the loaders share: the ranks that samples are dealt to, and whether a position fits.
+--- Code shared by the loaders: the ranks that share samples, and checks of positions.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -6,20 +6,20 @@ local dist = require 'moonshard.dist'
 local errors = require 'moonshard.base.errors'
 local sharding = require 'moonshard_ffi.fsdp'
 
-local dealing = {}
+local sharded = {}
 
---- Rank and size of the group that samples are dealt to. Those of all ranks need no dist.init().
+--- Rank and size of the group that shares the samples. For all ranks dist.init() is not needed.
 ---@return integer rank, integer world_size
-function dealing.ranks(self)
+function sharded.ranks(self)
   if self._group then
     return B.C.ms_comm_rank(self._group), B.C.ms_comm_size(self._group)
   end
   return dist.rank(), dist.world_size()
 end
 
--- Samples are dealt as the group numbers its ranks: anything else would give some of them twice,
--- and sum gradients in another order than one rank does.
-local function check_place(self, rank, world_size)
+-- Rank numbers must be the group's. Otherwise some samples would be used twice, and the order in
+-- which gradients are summed would differ from that of a single rank.
+local function check_rank(self, rank, world_size)
   if self.rank < 0 or self.rank >= self.world_size then
     errors.raise('ValueError', 'rank is %s, expected 0 to %d', tostring(self.rank),
       self.world_size - 1)
@@ -27,7 +27,7 @@ local function check_place(self, rank, world_size)
     return
   elseif self.world_size ~= world_size then
     errors.raise('ValueError', 'world_size is %d, but the %s has %d ranks; leave it out, or give '
-      .. '1 for a loader that deals all samples to this rank', self.world_size,
+      .. '1 for a loader that gives all samples to this rank', self.world_size,
       self._group and 'group' or 'job', world_size)
   elseif self.rank ~= rank then
     errors.raise('ValueError', 'rank is %d, but this is rank %d of the %s; leave it out',
@@ -35,14 +35,14 @@ local function check_place(self, rank, world_size)
   end
 end
 
---- Set rank, world_size and the group of a loader by its options.
+--- Set rank, world_size and the group of a loader from its options.
 ---@param self table  the loader
 ---@param opts { process_group?: ms.dist.Group, rank?: integer, world_size?: integer }
----@param positive string[]  fields that must be whole numbers above 0
-function dealing.place(self, opts, positive)
+---@param positive string[]  fields that must be positive integers
+function sharded.set_ranks(self, opts, positive)
   self._group = opts.process_group or false
   self._hold = self._group and sharding.hold(self._group)
-  local rank, world_size = dealing.ranks(self)
+  local rank, world_size = sharded.ranks(self)
   self.world_size = opts.world_size or world_size
   self.rank = opts.rank or self.world_size == world_size and rank or 0
   for _, name in ipairs(positive) do
@@ -52,31 +52,31 @@ function dealing.place(self, opts, positive)
         tostring(value))
     end
   end
-  check_place(self, rank, world_size)
-  -- A loader that deals to all ranks must be the same on all of them.
+  check_rank(self, rank, world_size)
+  -- A loader that shares samples over all ranks must be equal on all of them.
   local shared = self.world_size > 1 and self.world_size == world_size
-  -- The group that shares its samples; false: each rank that asks has them all.
-  self._dealt_to = self.world_size == world_size and self._group or shared and dist.world()
+  -- The group that shares the samples; false: each rank gets all samples.
+  self._shared_by = self.world_size == world_size and self._group or shared and dist.world()
 end
 
--- What to do about another number of samples a step: `batch` is that of one rank.
+-- Advice for another number of samples per step; `batch` is the option for one rank's batch size.
 local function batch_for(self, samples_per_step, batch)
   local rows = self.world_size * self.micro_batches
-  local dealt = ('%d rank%s x %d micro-batch%s'):format(self.world_size,
+  local split = ('%d rank%s x %d micro-batch%s'):format(self.world_size,
     self.world_size > 1 and 's' or '', self.micro_batches, self.micro_batches > 1 and 'es' or '')
   if type(samples_per_step) ~= 'number' or samples_per_step % 1 ~= 0 or samples_per_step < 1 then
     return ''
   elseif samples_per_step % rows ~= 0 then
-    return ('; %d samples cannot be dealt to %s evenly'):format(samples_per_step, dealt)
+    return ('; %d samples cannot be divided over %s evenly'):format(samples_per_step, split)
   end
-  return ('; with %s, give %s = %d'):format(dealt, batch, samples_per_step / rows)
+  return ('; with %s, give %s = %d'):format(split, batch, samples_per_step / rows)
 end
 
 local function check_meaning(state, own, meaning)
   for _, entry in ipairs(meaning) do
     local name, text = entry[1], entry[2]
     local was, is = state[name], own[name]
-    if was ~= nil and is ~= nil and was ~= is then -- old checkpoints lack some
+    if was ~= nil and is ~= nil and was ~= is then -- older checkpoints lack some
       local function shown(value)
         return text:format(type(value) == 'number' and ('%.0f'):format(value) or tostring(value))
       end
@@ -86,13 +86,13 @@ local function check_meaning(state, own, meaning)
   end
 end
 
---- Raise what keeps a loader from continuing at a position.
+--- Raise an error if a loader cannot continue at a position.
 ---@param self table  the loader
 ---@param state any
----@param own table  fields of the state that must be equal, as this loader has them
+---@param own table  this loader's values of fields that must be equal
 ---@param meaning string[][]  name and text of these fields, in order
----@param batch string  the option for the rows of one rank
-function dealing.check_state(self, state, own, meaning, batch)
+---@param batch string  name of the option for the batch size of one rank
+function sharded.check_state(self, state, own, meaning, batch)
   if type(state) ~= 'table' then
     errors.raise('TypeError', 'the position in the data is %s, expected a table',
       arguments.noun(state))
@@ -112,4 +112,4 @@ function dealing.check_state(self, state, own, meaning, batch)
   end
 end
 
-return dealing
+return sharded
