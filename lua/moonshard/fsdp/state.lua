@@ -1,10 +1,4 @@
 --- The state of a module that FSDP shards: its options, its unit, its tree.
----
---- A wrapped module has the state of its wrapper, a module sharded in place its own;
---- `outer_module` is the module that is part of the model. A state groups the parameters below it,
---- except those of nested states, into one unit, which is gathered around its forward and backward.
---- The root owns the tree of all units below. It is the state whose forward is called first, or the
---- outermost one if another method is called first.
 
 local B = require 'moonshard_ffi'
 local class = require 'moonshard.base.class'
@@ -23,7 +17,13 @@ local units = require 'moonshard.fsdp.unit'
 local values = require 'moonshard.fsdp.values'
 local without_jit = require 'moonshard.base.without_jit'
 
----@class ms.fsdp.State: ms.fsdp.Methods, ms.fsdp.Values, ms.fsdp.Options
+-- A wrapped module has the state of its wrapper, a module sharded in place its own;
+-- `outer_module` is the module that is part of the model. A state groups the parameters below it,
+-- except those of nested states, into one unit, which is gathered around its forward and backward.
+-- The root owns the tree of all units below. It is the state whose forward is called first, or the
+-- outermost one if another method is called first.
+
+---@class ms.fsdp.State: ms.fsdp.Methods, ms.fsdp.Options
 ---@field outer_module ms.nn.Module  the wrapper, or the module itself
 ---@field in_place boolean
 ---@field reason string  why the module is sharded by itself
@@ -41,11 +41,8 @@ for _, functions in ipairs { methods, values, units } do
   end
 end
 
----@param outer_module ms.nn.Module
----@param module ms.nn.Module
----@param opts table  normalised
----@param inherited? ms.fsdp.Ignored
----@param inner fun(module: ms.nn.Module, opts: table): ms.nn.Module  shards what the policy chooses
+-- module: its forward runs. opts: normalised. inherited: the ignored modules and parameters, if a
+-- policy of the root chose the module. inner(module, opts): shards what the policy chooses.
 function State:init(outer_module, module, opts, inherited, inner)
   self._initialised = {} -- modules, by param_init_fn
   self._ignored = without_jit.run(construct.wrap_below, module, opts, inherited, inner,
@@ -78,7 +75,7 @@ State.forward = forward
 ---@param module ms.nn.Module
 ---@param ignored_set ms.fsdp.Ignored
 ---@return ms.nn.Module outer_module
-function State:shard_alike(module, ignored_set)
+function State:_shard_alike(module, ignored_set)
   local opts = { _ignored = ignored_set, _reason = self.reason,
     hybrid_groups = self.hybrid_groups }
   for _, name in ipairs(options.FIELDS) do
@@ -100,13 +97,13 @@ function State:shard_alike(module, ignored_set)
 end
 
 --- See ms.nn.Manager.
-function State.param_assigned(_, module, p, now)
+function State._param_assigned(_, module, p, now)
   return sealed.param_assigned(module, p, now)
 end
 
 ---@param module ms.nn.Module
 ---@return boolean
-function State:ignores(module)
+function State:_ignores(module)
   return self._ignored.modules[module] ~= nil
 end
 
@@ -127,8 +124,8 @@ end
 ---@param copy ms.nn.Copy
 ---@param module ms.nn.Module
 ---@return ms.nn.Module outer
-function State:copy_onto(copy, module)
-  return self:shard_alike(module, copy_ignored(copy, self._ignored))
+function State:_copy_onto(copy, module)
+  return self:_shard_alike(module, copy_ignored(copy, self._ignored))
 end
 
 --- Let a call of a method of `outer_module` run as a forward.
@@ -146,7 +143,7 @@ end
 -- -- units ---------------------------------------------------------------------------------------
 
 --- Make the units of its tree with their initial values, if they were not made yet.
-function State:prepare()
+function State:_prepare()
   if not self._planned then
     local made = plan.seal(module_tree.outermost(self.outer_module))
     if made and not self._planned then -- never put into the model in the wrapped module's place

@@ -94,7 +94,7 @@ local copy
 
 local function copy_wrapper(c, from, state)
   c.modules[from] = from -- parameters below may be managed by this instance
-  local into = state:copy_onto(c, copy(c, state:wrapped()))
+  local into = state:_copy_onto(c, copy(c, state:wrapped()))
   c.modules[from] = into
   for _, field in ipairs(hooks.FIELDS) do
     rawset(into, field, copy_value(c, rawget(from, field)))
@@ -136,7 +136,7 @@ function copy(c, from)
     into:_take_stream()
   end
   copy_fields(c, from, into, declared)
-  return state and state:copy_onto(c, into) or into
+  return state and state:_copy_onto(c, into) or into
 end
 
 local copies = {}

@@ -100,7 +100,7 @@ function Module:_prepare_self()
     fields.check(self)
   end
   if state then
-    state:prepare()
+    state:_prepare()
   end
 end
 

@@ -36,7 +36,7 @@ end
 -- none.
 local function managers_of(module, around, out)
   around = tree.manager(module) or around
-  out[module] = around and not around:ignores(module) and around or nil
+  out[module] = around and not around:_ignores(module) and around or nil
   for _, child in ipairs(tree.children(module)) do
     managers_of(child.module, around, out)
   end

@@ -24,11 +24,11 @@ local join = tree.join
 ---@class ms.nn.Manager
 ---@field in_place boolean  calls of the module go through forward()
 ---@field forward fun(self, call: function, module: ms.nn.Module, ...): ...
----@field prepare fun(self)  called before parameters are returned
----@field param_assigned fun(self, module: ms.nn.Module, p: ms.nn.DeclaredParam, now: any):
+---@field _prepare fun(self)  called before parameters are returned
+---@field _param_assigned fun(self, module: ms.nn.Module, p: ms.nn.DeclaredParam, now: any):
 ---  ms.Tensor  called when the field of a parameter below the module was assigned
----@field ignores fun(self, module: ms.nn.Module): boolean
----@field copy_onto fun(self, copy: ms.nn.Copy, module: ms.nn.Module): ms.nn.Module
+---@field _ignores fun(self, module: ms.nn.Module): boolean
+---@field _copy_onto fun(self, copy: ms.nn.Copy, module: ms.nn.Module): ms.nn.Module
 
 --- The manager of a module, or nil.
 ---@param module ms.nn.Module
@@ -239,7 +239,7 @@ function tree.param(module, p)
   if tensor and p.tensor and parameter.key(now) == parameter.key(p.tensor) then
     return p.tensor
   elseif p.tensor and parameter.manager(p.tensor) then
-    return parameter.manager(p.tensor):param_assigned(module, p, now)
+    return parameter.manager(p.tensor):_param_assigned(module, p, now)
   elseif now == nil then
     p.tensor = nil
     return nil
@@ -248,7 +248,7 @@ function tree.param(module, p)
   elseif p.tensor and not parameter.is_parameter(now) then
     local manager = manager_around(module)
     if manager then
-      manager:param_assigned(module, p, now)
+      manager:_param_assigned(module, p, now)
     end
     put_back_plain(module, p, now)
   end
