@@ -71,21 +71,27 @@ for _, file in ipairs(files) do
   end
 end
 
-local state = {}
-local function visit(file, path)
-  state[file] = "open"
+local state, path, circle = {}, {}, nil
+local function visit(file)
+  state[file], path[#path + 1] = "open", file
   for _, other in ipairs(requires[file]) do
-    local here = path .. "\n  " .. file .. " requires " .. other
-    if state[other] == "open" then
-      complain("files that require each other in a circle:%s", here)
+    if state[other] == "open" and not circle then
+      circle = { other }
+      for i = #path, 1, -1 do
+        table.insert(circle, 1, path[i])
+        if path[i] == other then break end
+      end
     elseif not state[other] then
-      visit(other, here)
+      visit(other)
     end
   end
-  state[file] = "done"
+  state[file], path[#path] = "done", nil
 end
 for _, file in ipairs(files) do
-  if not state[file] then visit(file, "") end
+  if not state[file] then visit(file) end
+end
+if circle then
+  complain("files require each other in a circle: %s", table.concat(circle, " -> "))
 end
 
 os.exit(bad and 1 or 0)
