@@ -129,13 +129,7 @@ function optim.set_options(handle, group, given)
   B.check(C.ms_optim_options_set(handle, group, o))
 end
 
-function optim.step(handle)
-  B.check(C.ms_optim_step(handle))
-end
-
-function optim.zero_grad(handle)
-  B.check(C.ms_optim_zero_grad(handle))
-end
+optim.step, optim.zero_grad = calls.optim_step, calls.optim_zero_grad
 
 ---@return integer
 function optim.n_params(handle)
