@@ -5,8 +5,9 @@
 
 ms_status msi_new_array_of(void **p, int64_t n, size_t element, const char *units)
 {
-    /* calloc() checks the product, and may return NULL for 0 elements */
-    *p = n >= 0 ? calloc(n > 0 ? (size_t)n : 1, element) : NULL;
+    const bool fits = n >= 0 && (size_t)n <= SIZE_MAX / element;
+
+    *p = fits ? calloc(n > 0 ? (size_t)n : 1, element) : NULL; /* may be NULL for 0 elements */
     return *p != NULL ? MS_OK
                       : MS_FAIL(MS_OUT_OF_MEMORY, "no memory for %lld %s", (long long)n, units);
 }
