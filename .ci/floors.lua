@@ -23,6 +23,7 @@ local ROOMS = {
     "lua/moonshard/schedule.lua", "lua/moonshard/reference/" },
   { "lua/moonshard/init.lua", "lua/moonshard/ms.lua" },
   { "lua/moonshard/tools/", "lua/moonshard/init.lua" },
+  { "lua/moonshard/internal/", "lua/moonshard/tools/" },
 }
 
 local allowed = {} -- of each room: itself, the rooms it names and those below them

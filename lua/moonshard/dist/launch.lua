@@ -130,11 +130,16 @@ local function init_options(what, opts)
   return opts
 end
 
+launch._is_prompt = false -- of the moonshard command, whose input several ranks would read
+
 --- Become a world of one rank, or fork.
-local function start(ranks)
+local function start(what, ranks)
   if ranks == 1 then
     B.check(C.ms_dist_join())
     return
+  elseif launch._is_prompt then
+    errors.raise('RuntimeError', '%s: a prompt cannot go on as %d ranks; put the script into a '
+      .. 'file, or give dist.spawn a function', what, ranks)
   end
   local job = fork(ranks)
   if job then
@@ -174,7 +179,7 @@ local function init(what, opts)
   elseif here.launcher ~= 'none' then
     errors.raise('RuntimeError', '%s: this rank has left its job', what)
   end
-  start(opts.ranks or math.min(here.cores, MAX_DEFAULT_RANKS))
+  start(what, opts.ranks or math.min(here.cores, MAX_DEFAULT_RANKS))
   return launch.info()
 end
 

@@ -96,6 +96,7 @@ end
 --- an error in the code that runs.
 return function()
   local ms = require 'moonshard'
+  require('moonshard.dist.launch')._is_prompt = true
   _G.ms, _G.nn, _G.optim, _G.fsdp = ms, ms.nn, ms.optim, ms.fsdp
   debug.setmetatable(print, { -- functions are shown as they are called
     __tostring = function(fn)

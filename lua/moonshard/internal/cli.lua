@@ -1,0 +1,2 @@
+--- The former name of moonshard.tools.cli, by which scripts outside start ranks.
+return require 'moonshard.tools.cli'
