@@ -133,8 +133,10 @@ static void values_text(const msi_note *na, int32_t a, const msi_note *nb, int32
 
     subject_text(na, label, sizeof(label));
     if (na->n_numbers == 0) {
-        snprintf(buffer, nbytes, "%s is %s on rank %d and %s on rank %d", label, na->text.text,
-                 (int)a, nb->text.text, (int)b);
+        const bool cut = strcmp(na->text.text, nb->text.text) == 0;
+
+        snprintf(buffer, nbytes, "%s is %s on rank %d and %s on rank %d%s", label, na->text.text,
+                 (int)a, nb->text.text, (int)b, cut ? ", which differ where they are cut" : "");
         return;
     }
     while (i + 1 < na->n_numbers &&

@@ -32,28 +32,52 @@ static bool is_waited_for(const ms_comm *c, int32_t q)
             process_text(c->job, c->in_job[q], ignored, sizeof(ignored)));
 }
 
+/* "rank 1 (pid 4711, stopped): barrier() (sequence 3)" */
+static size_t position_text(const ms_comm *c, int32_t q, char *buffer, size_t nbytes)
+{
+    const uint64_t seq = atomic_load(&c->members[q].published);
+    const int32_t state = atomic_load(&c->job->block->rank[c->in_job[q]].state);
+    char call[MSI_CALL_TEXT] = "nothing", process[64];
+    msi_fingerprint fp;
+    uint64_t hash;
+
+    if (msi_record_read(&c->members[q], seq, &fp, &hash)) {
+        msi_fingerprint_text(&fp, call, sizeof(call));
+    }
+    process_text(c->job, c->in_job[q], process, sizeof(process));
+    return (size_t)snprintf(buffer, nbytes, "rank %d%s%s %s (sequence %llu)", (int)c->in_job[q],
+                            process,
+                            state == MSI_RANK_STARTING ? " has not joined:"
+                            : state == MSI_RANK_LEFT   ? " left after"
+                                                       : ":",
+                            call, (unsigned long long)seq);
+}
+
 void msi_positions_text(const ms_comm *c, char *buffer, size_t nbytes)
 {
+    static const char more[] = " and %d more";
+    bool late[c->n_members];
     size_t at = 0;
 
     buffer[0] = '\0';
-    for (int32_t q = 0; q < c->n_members && at < nbytes; q++) {
-        const uint64_t seq = atomic_load(&c->members[q].published);
-        const int32_t state = atomic_load(&c->job->block->rank[c->in_job[q]].state);
-        char call[MSI_CALL_TEXT] = "nothing", process[64];
-        msi_fingerprint fp;
-        uint64_t hash;
+    for (int32_t q = 0; q < c->n_members; q++) {
+        late[q] = is_waited_for(c, q);
+    }
+    for (int32_t i = 0, done = 0; i < 2 * c->n_members; i++) { /* late ranks first */
+        const int32_t q = i % c->n_members;
+        char text[MSI_CALL_TEXT + 128];
 
-        if (msi_record_read(&c->members[q], seq, &fp, &hash)) {
-            msi_fingerprint_text(&fp, call, sizeof(call));
+        if (late[q] != (i < c->n_members)) {
+            continue;
         }
-        process_text(c->job, c->in_job[q], process, sizeof(process));
-        at += (size_t)snprintf(buffer + at, nbytes - at, "%srank %d%s%s %s (sequence %llu)",
-                               at > 0 ? ", " : "", (int)c->in_job[q], process,
-                               state == MSI_RANK_STARTING ? " has not joined:"
-                               : state == MSI_RANK_LEFT   ? " left after"
-                                                          : ":",
-                               call, (unsigned long long)seq);
+        const size_t n = position_text(c, q, text, sizeof(text));
+
+        if (at + n + sizeof(", ") + sizeof(more) + 3 > nbytes) {
+            snprintf(buffer + at, nbytes - at, more, (int)(c->n_members - done));
+            return;
+        }
+        at += (size_t)snprintf(buffer + at, nbytes - at, "%s%s", at > 0 ? ", " : "", text);
+        done++;
     }
 }
 

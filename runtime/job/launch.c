@@ -335,7 +335,10 @@ static _Noreturn void become_program(const ms_launch *launch, recipe *x, int32_t
     }
     x->environment[SOCKETS] = socket_list(x, rank);
     if (hand_over(launch, rank)) {
-        execvpe(argv[0], (char *const *)(uintptr_t)argv, x->environment);
+        /* execvpe() would give a file without a first line for an interpreter to the shell */
+        char *const *words = (char *const *)(uintptr_t)argv;
+
+        (strchr(argv[0], '/') != NULL ? execve : execvpe)(argv[0], words, x->environment);
     }
     atomic_store(&job->block->rank[rank].exec_error, errno); /* for the launcher's message */
     _exit(errno == ENOENT ? 127 : 126);

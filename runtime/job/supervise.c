@@ -388,9 +388,12 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
     }
     const int32_t lost = launch->output != NULL ? msi_output_lost(launch->output) : 0;
 
-    if (*exit_code == 0 && lost != 0) {
-        *exit_code = 1;
-        snprintf(line, sizeof(line), "lines of the ranks are lost: cannot write them: %s",
+    if (lost != 0) {
+        const size_t at = *exit_code != 0 ? strlen(line) : 0;
+
+        *exit_code = *exit_code != 0 ? *exit_code : 1;
+        snprintf(line + at, sizeof(line) - at,
+                 "%slines of the ranks are lost: cannot write them: %s", at > 0 ? "; " : "",
                  strerrordesc_np(lost));
     }
     *cause = line;

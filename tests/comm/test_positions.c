@@ -43,7 +43,7 @@ static void check_warning(const scene *x, const char *late)
     char last_call[96];
 
     assert_int_equal(atomic_load(&x->warnings), 1);
-    snprintf(last_call, sizeof(last_call), ", rank 1%s: barrier() (sequence 1), ", late);
+    snprintf(last_call, sizeof(last_call), "last calls: rank 1%s: barrier() (sequence 1), ", late);
     if (strstr(x->warning, "1 s in barrier (sequence 2) for rank 1; last calls: ") == NULL ||
         strstr(x->warning, last_call) == NULL) {
         fail_msg("'%s' does not contain '%s'", x->warning, last_call);

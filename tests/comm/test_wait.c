@@ -251,7 +251,7 @@ static ms_status wait_past_the_limit(void *user, int32_t rank)
     double begin = ms_time();
 
     MS_TRY(ms_comm_world(&world));
-    if (rank == 1) {
+    if (rank == ms_comm_size(world) - 1) {
         sleep_ms(1200);
     }
     report_write(&r[rank], ms_comm_barrier(world), begin);
@@ -264,11 +264,15 @@ static void test_comm_wait__gives_up_after_the_limit(void **state)
 
     (void)state;
     setenv("MS_COMM_TIMEOUT", "1", 1);
-    assert_fails(
-        MS_COMM_ERROR,
-        "no progress for 1 s (MS_COMM_TIMEOUT); last calls: rank 0: barrier() (sequence 1), "
-        "rank 1: nothing (sequence 0)",
-        ms_dist_threads(2, wait_past_the_limit, r));
+    assert_fails(MS_COMM_ERROR,
+                 "no progress for 1 s (MS_COMM_TIMEOUT); last calls: rank 1: nothing (sequence 0), "
+                 "rank 0: barrier() (sequence 1)",
+                 ms_dist_threads(2, wait_past_the_limit, r));
+    report *many = reports_new(40); /* more ranks than the message has room for */
+    assert_fails(MS_COMM_ERROR, "last calls: rank 39: nothing (sequence 0), rank 0: ",
+                 ms_dist_threads(40, wait_past_the_limit, many));
+    assert_true(strstr(ms_error_message(), " more") != NULL);
+    reports_free(many, 40);
     unsetenv("MS_COMM_TIMEOUT");
     assert_int_equal(r[0].status, MS_COMM_ERROR);
     assert_int_equal(r[1].status, MS_COMM_ERROR);

@@ -274,7 +274,7 @@ static void test_job_supervise__says_who_has_not_ended(void **state)
     warn_of_stopped_ranks(x, 1, said, sizeof(said));
     snprintf(expected, sizeof(expected),
              " s for ranks 0, 2 to end; last calls: rank 0 (pid %d, stopped): barrier() "
-             "(sequence 2), rank 1 left after barrier() (sequence 2), rank 2 (pid %d, stopped): "
+             "(sequence 2), rank 2 (pid %d, stopped): barrier() (sequence 2), rank 1 left after "
              "barrier() (sequence 2)\n",
              (int)atomic_load(&x->pid[0]), (int)atomic_load(&x->pid[2]));
     assert_string_equal(behind_the_time(said), expected);

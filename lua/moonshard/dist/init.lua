@@ -20,7 +20,7 @@ local dist = { world = B.world }
 
 for _, functions in ipairs { launch, collectives, process_groups, parts, objects, messages } do
   for name, fn in next, functions do
-    dist[name] = fn
+    dist[name] = name:sub(1, 1) ~= '_' and fn or nil
   end
 end
 dist.init_device_mesh = mesh.init_device_mesh

@@ -64,6 +64,15 @@ local OF_LUA = {
     default = { BatchNorm } },
 }
 
+-- Defaults with lists of their own: a script may add to its.
+local function copied(row)
+  local out = {}
+  for name, value in next, row do
+    out[name] = type(value) == 'table' and util.merged(value) or value
+  end
+  return out
+end
+
 --- What errors.options() knows of the options of FSDP.
 options.KNOWN = {}
 --- Options that scripts read as fields of a wrapped module.
@@ -102,7 +111,7 @@ end
 --- No mixed precision: every field as it is without the option.
 ---@return ms.fsdp.MixedPrecision
 function options.full_precision()
-  return util.merged(defaults.mixed_precision)
+  return copied(defaults.mixed_precision)
 end
 
 --- Names and numbers of the options that ranks compare, without those that the runtime compares.
@@ -122,7 +131,7 @@ function options.compared(state)
 end
 
 local function group_options(name, given)
-  return util.merged(defaults[name], given and errors.options(name, given, known[name]))
+  return util.merged(copied(defaults[name]), given and errors.options(name, given, known[name]))
 end
 
 local function precision(given)

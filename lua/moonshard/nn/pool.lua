@@ -123,7 +123,7 @@ local AVERAGE = { 'stride', 'padding', 'ceil_mode', 'count_include_pad' }
 for n = 1, 3 do
   for name, row in next, {
     MaxPool = { 'max_pool', { 'stride', 'padding', 'dilation', 'ceil_mode' } },
-    AvgPool = { 'avg_pool', n > 1 and { 'divisor_override', unpack(AVERAGE) } or AVERAGE },
+    AvgPool = { 'avg_pool', n > 1 and { unpack(AVERAGE), [5] = 'divisor_override' } or AVERAGE },
     AdaptiveAvgPool = { 'adaptive_avg_pool' },
   } do
     local cls = classes[('%s%dd'):format(name, n)]
