@@ -118,12 +118,12 @@ classes.AdaptiveAvgPool2d = AdaptiveAvgPool.extend('nn.AdaptiveAvgPool2d')
 ---@overload fun(output_size: integer|integer[]): ms.nn.AdaptiveAvgPool3d
 classes.AdaptiveAvgPool3d = AdaptiveAvgPool.extend('nn.AdaptiveAvgPool3d')
 
-local AVERAGE = { 'stride', 'padding', 'ceil_mode', 'count_include_pad' }
+local AVERAGE = { 'stride', 'padding', 'ceil_mode', 'count_include_pad', 'divisor_override' }
 
 for n = 1, 3 do
   for name, row in next, {
     MaxPool = { 'max_pool', { 'stride', 'padding', 'dilation', 'ceil_mode' } },
-    AvgPool = { 'avg_pool', n > 1 and { unpack(AVERAGE), [5] = 'divisor_override' } or AVERAGE },
+    AvgPool = { 'avg_pool', { unpack(AVERAGE, 1, n > 1 and 5 or 4) } },
     AdaptiveAvgPool = { 'adaptive_avg_pool' },
   } do
     local cls = classes[('%s%dd'):format(name, n)]
