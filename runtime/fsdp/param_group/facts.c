@@ -31,7 +31,9 @@ msi_group_facts msi_unit_facts(const ms_fsdp_unit *u)
                              .grad_dtype = u->grad_dtype,
                              .is_sharded = u->is_sharded,
                              .shares = msi_unit_shares(u),
-                             .keeps = u->options.strategy == MS_FSDP_SHARD_GRAD_OP,
+                             .keeps = msi_unit_keeps_after_forward(u),
+                             .keeps_after_backward = msi_unit_keeps_after_backward(u, false),
+                             .forward_only = u->settings.forward_only,
                              .is_root = u->is_root,
                              .full_precision_in_eval = u->options.full_precision_in_eval,
                              .offloads = u->offloads};
