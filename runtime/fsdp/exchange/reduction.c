@@ -93,28 +93,30 @@ static bool moves_pieces(const msi_reduction *r)
     return r->pool->devices != NULL;
 }
 
-/* Replicas have as many shards as ranks, hybrid shards fewer. */
+/* Hybrid shards are fewer than ranks. */
 static bool sums_in_order(const msi_reduction *r)
 {
-    return r->pool->sums_in_order || (!r->replicated && r->shard * r->world != r->full);
+    return r->pool->sums_in_order || r->n_shards != r->world;
 }
 
 static msi_pieces pieces_of(const msi_reduction *r)
 {
-    return msi_plan_pieces(r->replicated ? r->total : r->full, r->shard, !r->replicated, r->world,
-                           r->dtype);
+    return msi_plan_pieces(r->replicated ? r->total : r->full, r->shard, r->n_shards, r->packs,
+                           r->replicated, r->world, r->dtype);
 }
 
-/* First element of rank q's piece in a whole gradient. */
-static int64_t first_of(const msi_reduction *r, const msi_pieces *p, int32_t q)
+/* The piece of this rank's gradient for rank q. */
+static char *piece_for(const msi_reduction *r, const msi_pieces *p, int32_t q)
 {
-    return p->each * (r->replicated ? q : r->pool->shard_of[q]);
+    const int32_t shard = r->replicated ? q : r->pool->shard_of[q];
+
+    return r->slot->own + p->packed + shard * p->each * ms_dtype_size(r->dtype);
 }
 
 /* Rank q's piece for this rank. */
-static char *piece(const msi_reduction *r, const msi_pieces *p, int32_t q)
+static char *piece_from(const msi_reduction *r, const msi_pieces *p, int32_t q)
 {
-    return q == r->rank ? element(r, q, first_of(r, p, q))
+    return q == r->rank ? piece_for(r, p, q)
                         : r->slot->own + p->staging + q * p->each * ms_dtype_size(r->dtype);
 }
 
@@ -123,8 +125,8 @@ static ms_status exchange_pieces(const msi_reduction *r, const msi_pieces *p)
     msi_device_part parts[r->world];
 
     for (int32_t q = 0; q < r->world; q++) {
-        parts[q] = (msi_device_part){.send = element(r, r->rank, first_of(r, p, q)),
-                                     .recv = piece(r, p, q),
+        parts[q] = (msi_device_part){.send = piece_for(r, p, q),
+                                     .recv = piece_from(r, p, q),
                                      .n_send = p->each,
                                      .n_recv = p->each};
     }
@@ -134,28 +136,32 @@ static ms_status exchange_pieces(const msi_reduction *r, const msi_pieces *p)
 /* Move pieces to their ranks. */
 static ms_status move_pieces(const msi_reduction *r, const msi_pieces *p)
 {
+    if (r->packs) {
+        MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE,
+                  r->user->pack(r->unit, r->slot->own, r->slot->own + p->packed));
+    }
     if (sums_in_order(r)) {
         MS_TRY(exchange_pieces(r, p));
     } else {
         MS_TRY(msi_device_comm_reduce_scatter(r->pool->devices, MSI_STREAM_REDUCE,
-                                              element(r, r->rank, 0), r->slot->own + p->staging,
+                                              r->slot->own + p->packed, r->slot->own + p->staging,
                                               p->each, r->dtype));
     }
     return msi_slot_pool_complete(r->pool, r->progress, r->seq);
 }
 
-/* Sources of the sum of elements [first, first + n) of this rank's piece. */
-static int32_t list_pieces(const msi_reduction *r, int64_t first, msi_tree_source *src)
+/* Sources of the sum of this rank's piece from element `in_piece` on. */
+static int32_t list_pieces(const msi_reduction *r, int64_t in_piece, msi_tree_source *src)
 {
     const msi_pieces p = pieces_of(r);
-    const int64_t offset = (first - first_of(r, &p, r->rank)) * ms_dtype_size(r->dtype);
+    const int64_t offset = in_piece * ms_dtype_size(r->dtype);
 
     if (!sums_in_order(r)) {
         src[0] = (msi_tree_source){r->slot->own + p.staging + offset, r->dtype};
         return 1;
     }
     for (int32_t q = 0; q < r->world; q++) {
-        src[q] = (msi_tree_source){piece(r, &p, q) + offset, r->dtype};
+        src[q] = (msi_tree_source){piece_from(r, &p, q) + offset, r->dtype};
     }
     return r->world;
 }
@@ -172,15 +178,15 @@ static int32_t list_parts(const msi_reduction *r, int64_t first, msi_tree_source
 
 /* -- sums -------------------------------------------------------------------------------------- */
 
-/* Tree sum over ranks of elements [first, first + n), in nodes of `node_dtype`. With hybrid
- * sharding several ranks read the same elements of all parts, so none writes into its part. In a
- * fake group: a multiple of the one part. */
-static ms_status sum(const msi_reduction *r, int64_t first, int64_t n, void *out, int32_t dtype,
-                     bool add)
+/* Tree sum over ranks of n elements, from `first` of the whole on, which is `in_piece` of this
+ * rank's piece, in nodes of `node_dtype`. With hybrid sharding several ranks read the same elements
+ * of all parts, so none writes into its part. In a fake group: a multiple of the one part. */
+static ms_status sum(const msi_reduction *r, int64_t first, int64_t in_piece, int64_t n, void *out,
+                     int32_t dtype, bool add)
 {
     msi_tree_source src[r->world];
     const bool between = moves_pieces(r);
-    const int32_t n_src = between ? list_pieces(r, first, src) : list_parts(r, first, src);
+    const int32_t n_src = between ? list_pieces(r, in_piece, src) : list_parts(r, first, src);
     const bool all = between || n_src == r->world;
     const msi_tree_args args = {.n = n,
                                 .n_src = n_src,
@@ -231,8 +237,8 @@ static ms_status sum_extents(msi_reduction *r, void *shard, bool add)
     for (int32_t i = 0; i < r->n_own; i++) {
         const msi_extent *e = &r->own[i];
 
-        MS_TRY(sum(r, e->in_full, e->numel,
-                   (char *)shard + e->in_shard * ms_dtype_size(r->sum_dtype), r->sum_dtype, add));
+        MS_TRY(sum(r, e->in_full, e->in_shard, e->numel,
+                   (char *)shard + e->in_grad * ms_dtype_size(r->sum_dtype), r->sum_dtype, add));
     }
     return MS_OK;
 }
@@ -255,7 +261,7 @@ static ms_status sum_chunk(msi_reduction *r)
 
     MS_TRY(await_gradients(r));
     MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE,
-              sum(r, own.first, own.numel, element(r, r->rank, own.first), r->dtype, false));
+              sum(r, own.first, 0, own.numel, element(r, r->rank, own.first), r->dtype, false));
     r->phase = MSI_GRAD_REDUCED;
     msi_slot_publish(r->pool, r->slot, MSI_STREAM_REDUCE, MSI_SLOT_REDUCED);
     r->user->changed(r->unit);
@@ -276,7 +282,7 @@ static ms_status enqueue_pieces(const msi_reduction *r)
         return MS_OK;
     }
     MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE,
-              sum(r, own.first, own.numel, chunk, r->dtype, false));
+              sum(r, own.first, 0, own.numel, chunk, r->dtype, false));
     MS_TRY(msi_device_comm_all_gather(r->pool->devices, MSI_STREAM_REDUCE, chunk,
                                       element(r, r->rank, 0), p.each, r->dtype));
     return msi_slot_pool_complete(r->pool, r->progress, r->seq);
@@ -288,7 +294,7 @@ static ms_status take_all(const msi_reduction *r, void *out, bool add)
         const msi_extent *e = &r->own[i];
 
         MS_TRY(take_sums(r, r->rank, e->in_full, e->numel,
-                         (char *)out + e->in_shard * ms_dtype_size(r->sum_dtype), add));
+                         (char *)out + e->in_grad * ms_dtype_size(r->sum_dtype), add));
     }
     return MS_OK;
 }
@@ -316,9 +322,9 @@ static ms_status take_chunk(const msi_reduction *r, int32_t q, const msi_extent 
     const msi_chunk c = msi_plan_chunk(r->total, q, r->world);
     const int64_t end = smaller(c.first + c.numel, e->in_full + e->numel);
     const int64_t first = c.first > e->in_full ? c.first : e->in_full;
-    const int64_t in_shard = e->in_shard + first - e->in_full;
+    const int64_t in_grad = e->in_grad + first - e->in_full;
 
-    return take_sums(r, q, first, end - first, (char *)out + in_shard * ms_dtype_size(r->sum_dtype),
+    return take_sums(r, q, first, end - first, (char *)out + in_grad * ms_dtype_size(r->sum_dtype),
                      add);
 }
 

@@ -23,6 +23,8 @@ enum {
 typedef struct msi_reduction_user {
     /* Destination of the sum of own extents; `*add`: accumulate into it. */
     ms_status (*prepare)(void *unit, void **out, bool *add);
+    /* Copy each shard's elements of a whole gradient to its position in a row of shards. */
+    ms_status (*pack)(void *unit, const void *whole, void *shards);
     /* The sum is complete, the slot valid. Needs no memory. */
     void (*arrived)(void *unit);
     /* It was dropped. Needs no memory. */
@@ -42,6 +44,8 @@ typedef struct msi_reduction {
     bool replicated;       /* every rank gets the whole sum */
     int64_t total;         /* elements of one rank's whole gradient, without tail padding */
     int64_t full, shard;   /* with it, and of a shard */
+    int32_t n_shards;      /* ranks among which the sum is divided; of a replica all */
+    bool packs;            /* the whole gradient is not the shards in a row */
     const msi_extent *own; /* (n_own) what this rank gets of the sum; set when it is closed */
     int32_t n_own;
     int32_t sum_dtype, round_dtype;
