@@ -276,7 +276,8 @@ static ms_status make(model *m, const noise *a, const micro *waiting)
     }
     nap(12);
     MS_TRY(make_noise_of(m, a));
-    return m->tree->run.initialized ? check_shown(m, a->kind == EVALUATE ? NULL : waiting) : MS_OK;
+    return m->tree->run.phase != MSI_UNUSED ? check_shown(m, a->kind == EVALUATE ? NULL : waiting)
+                                            : MS_OK;
 }
 
 /* -- running ----------------------------------------------------------------------------------- */

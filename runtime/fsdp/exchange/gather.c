@@ -90,10 +90,8 @@ static ms_status commit(msi_gather *g)
     MS_ASSERT(is_free(slot));
     g->fp.slot = slot->number;
     g->fp.generation = slot->generation + 1;
-    g->progress->peers_committed = true;
-    MS_TRY(msi_comm_publish(g->pool->comm, &g->fp, &g->seq));
+    MS_TRY(msi_progress_publish(g->progress, g->pool->comm, &g->fp, &g->seq));
     g->schedule_hash = msi_comm_schedule_hash(g->pool->comm);
-    msi_comm_count(g->pool->comm, g->fp.kind);
     msi_slot_take(g->pool, slot, g);
     g->slot = slot;
     g->joined = false;

@@ -157,9 +157,7 @@ ms_status msi_reduction_close(msi_reduction *r, int32_t dtype, double factor, bo
     r->fp.slot = r->slot->number;
     r->fp.generation = r->slot->generation;
     atomic_store_explicit(&own->whole, whole, memory_order_relaxed);
-    r->progress->peers_committed = true;
-    MS_TRY(msi_comm_publish(r->pool->comm, &r->fp, &r->seq));
-    msi_comm_count(r->pool->comm, r->fp.kind);
+    MS_TRY(msi_progress_publish(r->progress, r->pool->comm, &r->fp, &r->seq));
     r->slot->seq = r->seq;
     r->task.order = MSI_TASK_REDUCE;
     r->task.possible = all_are_ready;

@@ -65,8 +65,8 @@ static ms_status gather_flags(ms_fsdp_unit *u)
         u->params[i].contributed = u->params[i].accumulated = false;
     }
     msi_label_about(&label, "communication hook of unit", u->name);
-    const ms_status status =
-        msi_comm_gather_named(u->comm, &label, u->run->model, mine, u->n_params, all);
+    const ms_status status = msi_progress_gather(&u->run->progress, u->comm, &label, u->run->model,
+                                                 mine, u->n_params, all);
 
     for (int32_t k = 0; status == MS_OK && k < u->n_params * u->world; k++) {
         u->params[k % u->n_params].contributed |= all[k];
@@ -135,7 +135,6 @@ ms_status msi_unit_reduce_by_hook(ms_fsdp_unit *u)
     MS_TRY(fill_all(&u->run->progress));
     MS_TRY_GOTO(fold_gradient(u, &whole), done);
     u->reduction.phase = MSI_GRAD_NONE;
-    u->run->progress.peers_committed = true;
     MS_TRY_GOTO(gather_flags(u), done);
     MS_TRY_GOTO(run_hook(u, whole, &reduced), done);
     status = take(u, reduced);

@@ -12,10 +12,10 @@ static ms_status gather(ms_fsdp_unit *u, const char *what, const char *name, con
     msi_label label;
 
     msi_label_about(&label, what, name);
-    if (u->run != NULL) { /* without a tree before the root's first forward */
-        u->run->progress.peers_committed = true;
-    }
-    return msi_comm_gather_named(u->shards, &label, msi_unit_model(u), in, nbytes, out);
+    return u->run == NULL /* before the root's first forward */
+               ? msi_comm_gather_named(u->shards, &label, 0, in, nbytes, out)
+               : msi_progress_gather(&u->run->progress, u->shards, &label, u->run->model, in,
+                                     nbytes, out);
 }
 
 /* The same, for shards. */

@@ -31,7 +31,7 @@ ms_status msi_unit_check_gradient(void *unit, const char *what)
 {
     const ms_fsdp_unit *u = unit;
 
-    if (u->use.expects_grad && !u->run->settled) {
+    if (u->use.expects_grad && u->run->phase != MSI_SETTLED) {
         return MS_FAIL(MS_ASSERTION_ERROR,
                        "%s during backward, when the gradients of unit '%s' are not all reduced; "
                        "call it after backward, or in an accumulate hook",

@@ -39,7 +39,7 @@ static ms_status sink_expect(void *user, int32_t index)
 {
     ms_fsdp_unit *u = user;
 
-    if (u->run == NULL || !u->run->initialized) {
+    if (u->run == NULL || u->run->phase == MSI_UNUSED) {
         return MS_FAIL(
             MS_RUNTIME_ERROR,
             "parameter '%s' of unit '%s' is differentiated outside its FSDP root's forward",
@@ -62,8 +62,9 @@ static ms_status sink_expect(void *user, int32_t index)
 
 ms_status msi_unit_check_kept(const ms_fsdp_unit *u)
 {
-    return u->run->given_up && u->use.expects_grad ? MS_FAIL(MS_RUNTIME_ERROR, "%s", u->absent)
-                                                   : MS_OK;
+    return u->run->phase == MSI_GIVEN_UP && u->use.expects_grad
+               ? MS_FAIL(MS_RUNTIME_ERROR, "%s", u->absent)
+               : MS_OK;
 }
 
 static ms_status check_expected(const ms_fsdp_unit *u)

@@ -42,15 +42,22 @@ typedef struct msi_comm_hook {
     void (*drop)(void *user);
 } msi_comm_hook;
 
+/* What happens to a model, from its first use on. A forward may run in any phase but the first. */
+typedef enum msi_phase {
+    MSI_UNUSED, /* units have no slots */
+    MSI_IDLE,
+    MSI_BACKWARD, /* a backward runs, which may reach the model */
+    MSI_GIVEN_UP, /* the gradients of that one were dropped */
+    MSI_SETTLED   /* that one has no more reductions */
+} msi_phase;
+
 /* State shared by the units of one model. The schedule writes it, units read it. */
 typedef struct msi_model_state {
-    void *owner;         /* the schedule's tree */
-    int32_t model;       /* number in the group; 0: unused */
-    bool initialized;    /* units have slots */
+    void *owner;   /* the schedule's tree */
+    int32_t model; /* number in the group; 0: unused */
+    msi_phase phase;
     bool summoned;       /* handles show full copies */
     bool hides_shards;   /* a root forward runs */
-    bool settled;        /* the running backward has no more reductions */
-    bool given_up;       /* its gradients were dropped meanwhile */
     bool fp32_slots;     /* gradient slots are wide enough for inner nodes (no_sync) */
     msi_comm_hook *hook; /* reduces gradients; NULL: units do */
     msi_progress progress;
@@ -60,6 +67,11 @@ typedef struct msi_model_state {
     /* A unit's gradient of the running backward is complete. */
     ms_status (*gradient_complete)(ms_fsdp_unit *u);
 } msi_model_state;
+
+static inline bool msi_in_backward(const msi_model_state *run)
+{
+    return run->phase >= MSI_BACKWARD;
+}
 
 /* One parameter of a unit. */
 typedef struct msi_unit_param {
@@ -302,6 +314,8 @@ void msi_unit_reshard(ms_fsdp_unit *u);
 /* The master was written on any rank: an earlier publish is void, so that no slot mixes old and new
  * values. */
 void msi_unit_written(ms_fsdp_unit *u);
+/* Enter a state, and update what depends on it. */
+void msi_unit_set(ms_fsdp_unit *u, int32_t state);
 /* True if the slot has older values than this rank's shard. */
 bool msi_unit_differs(const ms_fsdp_unit *u);
 

@@ -154,6 +154,22 @@ ms_status msi_unit_gather_in(ms_fsdp_unit *u, int32_t dtype, int32_t forwards)
     return MS_OK;
 }
 
+void msi_unit_set(ms_fsdp_unit *u, int32_t state)
+{
+    static const char *const events[] = {[MS_UNIT_SHARDED] = "reshard",
+                                         [MS_UNIT_PUBLISHED] = "gather",
+                                         [MS_UNIT_UNSHARDED] = "unshard"};
+
+    u->state = state;
+    msi_unit_trace(u, events[state], u->gather.seq);
+    if (state == MS_UNIT_SHARDED) {
+        msi_unit_show(u);
+    } else {
+        msi_unit_show_use(u);
+    }
+    msi_unit_changed(u);
+}
+
 ms_status msi_unit_publish(ms_fsdp_unit *u)
 {
     MS_ASSERT(u->state == MS_UNIT_SHARDED && u->run != NULL);
@@ -162,9 +178,7 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
         follow_version(u);
     }
     u->values.outdated = false;
-    u->state = MS_UNIT_PUBLISHED;
-    msi_unit_trace(u, "gather", u->gather.seq);
-    msi_unit_changed(u);
+    msi_unit_set(u, MS_UNIT_PUBLISHED);
     return u->gather.ops->shares ? msi_progress_run(&u->run->progress) : MS_OK;
 }
 
@@ -209,22 +223,16 @@ static ms_status unshard(ms_fsdp_unit *u)
         MS_TRY(msi_unit_publish(u));
     }
     MS_TRY(bind(u));
-    u->state = MS_UNIT_UNSHARDED;
-    msi_unit_trace(u, "unshard", u->gather.seq);
-    msi_unit_show_use(u);
-    msi_unit_changed(u);
+    msi_unit_set(u, MS_UNIT_UNSHARDED);
     return MS_OK;
 }
 
 static void reshard(ms_fsdp_unit *u)
 {
-    msi_unit_trace(u, "reshard", u->gather.seq);
     msi_storage_unbind(u->full);
     u->gather.ops->end(&u->gather);
-    u->state = MS_UNIT_SHARDED;
     u->use.held = false;
-    msi_unit_show(u);
-    msi_unit_changed(u);
+    msi_unit_set(u, MS_UNIT_SHARDED);
 }
 
 /* -- as operators ------------------------------------------------------------------------------ */

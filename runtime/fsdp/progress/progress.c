@@ -1,5 +1,21 @@
 #include "progress.h"
 
+ms_status msi_progress_publish(msi_progress *p, ms_comm *comm, const msi_fingerprint *fp,
+                               uint64_t *seq)
+{
+    msi_progress_commit(p);
+    MS_TRY(msi_comm_publish(comm, fp, seq));
+    msi_comm_count(comm, fp->kind);
+    return MS_OK;
+}
+
+ms_status msi_progress_gather(msi_progress *p, ms_comm *comm, const msi_label *what, int32_t model,
+                              const void *in, int64_t nbytes, void *out)
+{
+    msi_progress_commit(p);
+    return msi_comm_gather_named(comm, what, model, in, nbytes, out);
+}
+
 void msi_progress_add(msi_progress *p, msi_task *task)
 {
     msi_task **at = &p->first;

@@ -23,8 +23,27 @@ typedef struct msi_task {
 
 typedef struct msi_progress {
     msi_task *first;
-    bool peers_committed; /* peers rely on what runs: a collective of it is or will be committed */
+    bool committed; /* peers rely on what runs: a collective of it is or will be committed */
 } msi_progress;
+
+/* Peers rely on what runs, until msi_progress_begin(). */
+static inline void msi_progress_commit(msi_progress *p)
+{
+    p->committed = true;
+}
+
+/* Something begins that peers do not rely on yet. */
+static inline void msi_progress_begin(msi_progress *p)
+{
+    p->committed = false;
+}
+
+/* Commit, publish and count a collective of the schedule; `*seq`: its sequence. */
+ms_status msi_progress_publish(msi_progress *p, ms_comm *comm, const msi_fingerprint *fp,
+                               uint64_t *seq);
+/* Commit, and gather bytes: msi_comm_gather_named(). */
+ms_status msi_progress_gather(msi_progress *p, ms_comm *comm, const msi_label *what, int32_t model,
+                              const void *in, int64_t nbytes, void *out);
 
 /* Insert after those of its order. */
 void msi_progress_add(msi_progress *p, msi_task *task);

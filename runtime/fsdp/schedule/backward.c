@@ -28,8 +28,8 @@ static ms_status prefetch_backward(ms_fsdp_unit *u, int32_t when)
     const bool by_order = tree->options.backward_prefetch == when && course->post_index > 0;
     const msi_unit_list before = {by_order ? &tree->post.units[course->post_index - 1] : NULL,
                                   by_order};
-    const bool listed = course->next[MSI_BACKWARD].units != NULL;
-    const msi_unit_list *next = listed ? &course->next[MSI_BACKWARD] : &before;
+    const bool listed = course->ahead_backward.units != NULL;
+    const msi_unit_list *next = listed ? &course->ahead_backward : &before;
 
     for (int32_t i = 0; i < next->n && (!listed || when == MS_FSDP_PREFETCH_PRE); i++) {
         ms_fsdp_unit *n = next->units[i];
@@ -149,12 +149,23 @@ static bool accumulates(const ms_fsdp_tree *tree)
     return false;
 }
 
+/* `cause`: why gradients are given up, else NULL. */
+static void enter(ms_fsdp_tree *tree, msi_phase phase, const char *cause)
+{
+    const bool explains = cause != NULL || tree->run.phase == MSI_GIVEN_UP;
+
+    tree->run.phase = phase;
+    for (int32_t i = 0; explains && i < tree->n_units; i++) {
+        msi_unit_explain(tree->units[i], cause);
+    }
+}
+
 static ms_status backward_begins(void *user)
 {
     ms_fsdp_tree *tree = user;
 
-    tree->in_backward = true;
-    tree->run.progress.peers_committed = false;
+    enter(tree, MSI_BACKWARD, NULL);
+    msi_progress_begin(&tree->run.progress);
     const bool dropped = !accumulates(tree);
 
     for (int32_t i = 0; dropped && i < tree->n_units; i++) {
@@ -228,7 +239,7 @@ static ms_status finish_backward(void *user)
         }
     }
     MS_TRY(msi_progress_run(&tree->run.progress));
-    tree->run.settled = true;
+    enter(tree, MSI_SETTLED, NULL);
     return MS_OK;
 }
 
@@ -274,38 +285,28 @@ static void forget_iteration(ms_fsdp_tree *tree)
         }
         msi_unit_show_use(u);
     }
-    tree->run.progress.peers_committed = false;
-}
-
-/* Record that a failed forward (`cause`) dropped the running backward's gradients; NULL: reset. */
-static void set_given_up(ms_fsdp_tree *tree, const char *cause)
-{
-    if (!tree->run.given_up && cause == NULL) {
-        return;
-    }
-    tree->run.given_up = cause != NULL;
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        msi_unit_explain(tree->units[i], cause);
-    }
+    msi_progress_begin(&tree->run.progress);
 }
 
 /* End passes and pending tasks, drop gradients that are not final, and reshard all units. */
 static void reset(ms_fsdp_tree *tree, const char *what)
 {
-    const bool gives_up = !tree->run.settled && expects_gradients(tree);
+    const bool settled = tree->run.phase == MSI_SETTLED, reached = msi_is_reached(tree);
+    const bool gives_up = !settled && expects_gradients(tree);
+    bool relied = reached && tree->run.phase != MSI_GIVEN_UP; /* then it was published */
     msi_error why;
 
-    if (!tree->run.initialized) {
+    if (tree->run.phase == MSI_UNUSED) {
         return;
     }
     /* keep the original error */
     msi_error_keep(&why);
-    tree->run.progress.peers_committed |=
-        msi_is_reached(tree) && !tree->run.given_up; /* once dropped it was published */
     for (int32_t i = 0; i < tree->n_units; i++) {
         /* the slot's generation was incremented, even if not committed */
-        tree->run.progress.peers_committed |=
-            tree->units[i]->gather.slot != NULL || tree->units[i]->reduction.slot != NULL;
+        relied |= tree->units[i]->gather.slot != NULL || tree->units[i]->reduction.slot != NULL;
+    }
+    if (relied) {
+        msi_progress_commit(&tree->run.progress);
     }
     msi_tree_give_up(tree, what);
     msi_pass_end_all(tree);
@@ -313,17 +314,17 @@ static void reset(ms_fsdp_tree *tree, const char *what)
     for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
-        if (!tree->run.settled) {
+        if (!settled) {
             msi_unit_gradient_drop(u, gives_up);
         }
         msi_unit_reshard(u);
     }
     tree->pre.n = tree->pre_fixed ? tree->pre.n : 0;
-    if (!msi_is_reached(tree)) {
+    if (!reached) {
         forget_order(tree);
         forget_iteration(tree);
-    } else if (!tree->run.settled) {
-        set_given_up(tree, why.message);
+    } else if (!settled) {
+        enter(tree, MSI_GIVEN_UP, why.message);
     }
     msi_error_put_back(&why);
 }
@@ -339,7 +340,9 @@ static void backward_ends(void *user, ms_status status)
     const bool reached = msi_is_reached(tree);
 
     if (reached && status != MS_OK) {
-        tree->run.settled = false;
+        if (tree->run.phase == MSI_SETTLED) {
+            enter(tree, MSI_BACKWARD, NULL);
+        }
         reset(tree, "backward");
     }
     if (reached && (tree->last_backward || status != MS_OK)) {
@@ -348,8 +351,7 @@ static void backward_ends(void *user, ms_status status)
     if (reached) {
         forget_iteration(tree);
     }
-    set_given_up(tree, NULL);
-    tree->in_backward = tree->run.settled = false;
+    enter(tree, MSI_IDLE, NULL);
 }
 
 /* -- the schedule's memory --------------------------------------------------------------------- */

@@ -23,7 +23,7 @@ static ms_status hash_unit(ms_fsdp_unit *u, uint64_t *hashes)
 /* hashes[offset[u] + p] = hash of parameter p of unit u. */
 static ms_status hash_units(ms_fsdp_tree *tree, const int32_t *offset, uint64_t *hashes)
 {
-    tree->run.progress.peers_committed = false;
+    msi_progress_begin(&tree->run.progress);
     for (int32_t i = 0; i < tree->n_units; i++) {
         const ms_status status = hash_unit(tree->units[i], hashes + offset[i]);
 

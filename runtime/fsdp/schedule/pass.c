@@ -160,7 +160,7 @@ void msi_pass_leave_ended(ms_fsdp_tree *tree, const msi_pass *pass)
 
 void ms_fsdp_tree_hide_shards(ms_fsdp_tree *tree, bool hide)
 {
-    if (!tree->run.initialized || tree->run.hides_shards == hide) {
+    if (tree->run.phase == MSI_UNUSED || tree->run.hides_shards == hide) {
         return;
     }
     const bool evaluated = !hide && !tree->records;

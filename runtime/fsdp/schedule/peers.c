@@ -9,7 +9,7 @@ ms_status msi_tree_gather_over(ms_fsdp_tree *tree, ms_comm *comm, const char *wh
     msi_label label;
 
     msi_label_set(&label, what);
-    return msi_comm_gather_named(comm, &label, tree->run.model, in, nbytes, out);
+    return msi_progress_gather(&tree->run.progress, comm, &label, tree->run.model, in, nbytes, out);
 }
 
 ms_status msi_tree_gather(ms_fsdp_tree *tree, const char *what, const void *in, int64_t nbytes,
@@ -36,8 +36,8 @@ void msi_tree_give_up(ms_fsdp_tree *tree, const char *what)
     if (tree->shards != tree->comm) {
         ms_comm_failed(tree->shards, text);
     }
-    if (tree->run.progress.peers_committed && !msi_comm_broken(tree->comm)) {
+    if (tree->run.progress.committed && !msi_comm_broken(tree->comm)) {
         (void)msi_comm_publish(tree->comm, &fp, &seq);
     }
-    tree->run.progress.peers_committed = false;
+    msi_progress_begin(&tree->run.progress);
 }

@@ -84,7 +84,7 @@ static msi_slots_layout layout_of(const ms_context *ctx, msi_slots_layout wish, 
 /* Known once there are slots. */
 static msi_slots_layout wish_of(const ms_fsdp_tree *tree)
 {
-    return tree->run.initialized ? tree->layout : tree->slots_wish;
+    return tree->run.phase != MSI_UNUSED ? tree->layout : tree->slots_wish;
 }
 
 /* Equal on all ranks, else the next collective reports it. */
@@ -181,7 +181,7 @@ static bool has_gradients(const ms_fsdp_tree *tree)
 static ms_status renew_gradients(ms_fsdp_tree *tree, const char *what)
 {
     MS_ASSERT(msi_progress_first(&tree->run.progress, MSI_TASK_REDUCE) == NULL);
-    tree->run.progress.peers_committed = true;
+    msi_progress_commit(&tree->run.progress);
     msi_slot_pool_free(&tree->run.gradients); /* peers have their own mappings of the old words */
     ms_status status = new_gradients(tree);
 
@@ -215,7 +215,7 @@ static bool lacks_slots(const ms_fsdp_tree *tree)
 
 ms_status msi_pools_extend(ms_fsdp_tree *tree)
 {
-    return MSI_UNLIKELY(lacks_slots(tree)) && !tree->in_backward
+    return MSI_UNLIKELY(lacks_slots(tree)) && !msi_in_backward(&tree->run)
                ? renew_gradients(tree, "requires_grad")
                : MS_OK;
 }
@@ -275,7 +275,7 @@ ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsd
     MS_TRY_GOTO(msi_groups_plan(m.facts, tree->n_units, tree->comm, &tree->options, wish_of(tree),
                                 is_wide(tree), micro_batches, plan),
                 done);
-    if (tree->run.initialized) { /* rings may have grown */
+    if (tree->run.phase != MSI_UNUSED) { /* rings may have grown */
         plan->param_slots = msi_slot_pool_bytes(&tree->run.params);
         plan->own_slots = plan->param_slots - tree->run.params.nbytes;
         if (has_gradients(tree) && !lacks_slots(tree) && (micro_batches == 1 || !is_narrow(tree))) {

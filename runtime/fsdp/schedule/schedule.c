@@ -44,9 +44,9 @@ static ms_status renew(ms_fsdp_tree *tree, ms_fsdp_unit *const *units, int32_t n
         return MS_OK;
     }
     msi_label_about(&label, "next use of unit", kept->name);
-    tree->run.progress.peers_committed = true;
     if (msi_tree_has_peers(tree)) {
-        MS_TRY(msi_comm_gather_named(tree->comm, &label, tree->run.model, own, n, all));
+        MS_TRY(msi_progress_gather(&tree->run.progress, tree->comm, &label, tree->run.model, own, n,
+                                   all));
         reshard_written(units, n, all, tree->world);
     } else {
         reshard_written(units, n, own, 1);
@@ -60,11 +60,11 @@ ms_status ms_fsdp_tree_pre_forward(ms_fsdp_tree *tree)
     MS_TRY(msi_masters_check(&tree->run, "forward"));
     MS_TRY(msi_pools_extend(tree));
     tree->forward_at = 0;
-    tree->run.progress.peers_committed =
-        true; /* relies on the peers' next backward even without a collective */
+    /* peers rely on this rank's next backward even without a collective */
+    msi_progress_commit(&tree->run.progress);
     /* now, since slots may serve other units first. Not inside a backward: ranks keep what their
      * graphs read, which may differ, and check each unit at its use */
-    if (!tree->in_backward || tree->run.settled || !msi_is_reached(tree)) {
+    if (!msi_in_backward(&tree->run) || tree->run.phase == MSI_SETTLED || !msi_is_reached(tree)) {
         MS_TRY(renew(tree, tree->units, tree->n_units));
     }
     return msi_progress_run(&tree->run.progress);
@@ -79,14 +79,15 @@ ms_status ms_fsdp_tree_post_forward(ms_fsdp_tree *tree)
             msi_skip(tree->units[i]);
         }
     }
-    tree->run.progress.peers_committed = tree->run.progress.peers_committed &&
-                                         tree->in_backward; /* a hook's forward is part of it */
+    if (!msi_in_backward(&tree->run)) { /* else it is a hook's, a part of it */
+        msi_progress_begin(&tree->run.progress);
+    }
     return msi_progress_run(&tree->run.progress);
 }
 
 static ms_status check_in_tree(const ms_fsdp_unit *u)
 {
-    if (u->run == NULL || !u->run->initialized) {
+    if (u->run == NULL || u->run->phase == MSI_UNUSED) {
         return MS_FAIL(MS_RUNTIME_ERROR, "unit '%s' is used before its tree was initialised",
                        u->name);
     }
@@ -97,7 +98,7 @@ static ms_status check_in_tree(const ms_fsdp_unit *u)
 static ms_status prefetch_forward(const ms_fsdp_unit *u)
 {
     const ms_fsdp_tree *tree = msi_tree_of(u);
-    const msi_unit_list *next = &msi_unit_schedule_of(u)->next[MSI_FORWARD];
+    const msi_unit_list *next = &msi_unit_schedule_of(u)->ahead_forward;
 
     for (int32_t i = 0; i < next->n; i++) {
         MS_TRY(msi_prefetch(next->units[i]));

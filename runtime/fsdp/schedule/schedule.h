@@ -29,15 +29,13 @@ typedef struct msi_pass {
     struct msi_pass *next;   /* of the unit's records */
 } msi_pass;
 
-enum { MSI_FORWARD, MSI_BACKWARD };
-
 /* The schedule's state of a unit. */
 typedef struct msi_unit_schedule {
     ms_fsdp_unit *unit;
-    msi_pass *passes;      /* all records */
-    int32_t post_index;    /* index in the tree's post-forward order; -1: none */
-    bool needs_backward;   /* a result of the iteration's forward may be differentiated */
-    msi_unit_list next[2]; /* to prefetch in forward, in backward; units NULL: by the options */
+    msi_pass *passes;    /* all records */
+    int32_t post_index;  /* index in the tree's post-forward order; -1: none */
+    bool needs_backward; /* a result of the iteration's forward may be differentiated */
+    msi_unit_list ahead_forward, ahead_backward; /* to prefetch; units NULL: by the options */
 } msi_unit_schedule;
 
 struct ms_fsdp_tree {
@@ -61,14 +59,13 @@ struct ms_fsdp_tree {
     bool *written;   /* (1 + actual ranks, n_units): exchange of which units were written */
     uint64_t *words; /* while summoned: room for comparing what was written (summon.c) */
 
-    msi_pass *forward;  /* innermost running one, or NULL */
-    bool records;       /* the running root forward has made results that require grad */
-    msi_unit_list post; /* of this iteration's forward */
-    msi_unit_list pre;  /* of the first iteration's forward */
-    bool pre_fixed;     /* `pre` is complete */
-    int32_t forward_at; /* next index in `pre` */
-    int32_t outer_rank; /* the context's sample_rank outside its forward */
-    bool in_backward;
+    msi_pass *forward;    /* innermost running one, or NULL */
+    bool records;         /* the running root forward has made results that require grad */
+    msi_unit_list post;   /* of this iteration's forward */
+    msi_unit_list pre;    /* of the first iteration's forward */
+    bool pre_fixed;       /* `pre` is complete */
+    int32_t forward_at;   /* next index in `pre` */
+    int32_t outer_rank;   /* the context's sample_rank outside its forward */
     bool last_backward;   /* the next one is the last of its forward */
     msi_deferred freeing; /* freed by its owner while a backward ran */
 };

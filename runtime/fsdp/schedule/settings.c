@@ -22,7 +22,7 @@ static void note_change(ms_fsdp_unit *u, const char *setter, double before, doub
 
 static ms_status check_no_backward(const ms_fsdp_tree *tree)
 {
-    return tree == NULL || !tree->in_backward
+    return tree == NULL || !msi_in_backward(&tree->run)
                ? MS_OK
                : MS_FAIL(MS_ASSERTION_ERROR, "no_sync() cannot begin or end during backward");
 }
@@ -32,7 +32,7 @@ ms_status ms_fsdp_unit_set_sync(ms_fsdp_unit *u, bool sync)
     ms_fsdp_tree *tree = msi_tree_of(u);
 
     MS_TRY(check_no_backward(tree));
-    if (!sync && tree != NULL && tree->run.initialized) { /* else when slots are made */
+    if (!sync && tree != NULL && tree->run.phase != MSI_UNUSED) { /* else when slots are made */
         MS_TRY(msi_pools_widen(tree));
     }
     note_change(u, "set_sync of unit", u->settings.sync, sync);
@@ -165,7 +165,8 @@ ms_status ms_fsdp_unit_set_prefetch(ms_fsdp_unit *u, ms_fsdp_unit *const *next, 
         MS_TRY(msi_new_array(&list.units, n + 1, "units to prefetch"));
         memcpy(list.units, next, sizeof(*next) * (size_t)n);
     }
-    msi_unit_list *of = &msi_unit_schedule_of(u)->next[backward ? MSI_BACKWARD : MSI_FORWARD];
+    msi_unit_schedule *course = msi_unit_schedule_of(u);
+    msi_unit_list *of = backward ? &course->ahead_backward : &course->ahead_forward;
 
     note_change(u, backward ? "backward prefetch of unit" : "forward prefetch of unit",
                 msi_note_hash(hash_of(of)), msi_note_hash(hash_of(&list)));

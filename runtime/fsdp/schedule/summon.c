@@ -85,7 +85,7 @@ ms_status ms_fsdp_tree_summon_units(ms_fsdp_tree *tree, ms_fsdp_unit *const *uni
             return MS_FAIL(MS_VALUE_ERROR, "summon: unit '%s' is in another tree", units[i]->name);
         }
     }
-    if (tree->in_backward || msi_unit_in_forward(tree) != NULL) {
+    if (msi_in_backward(&tree->run) || msi_unit_in_forward(tree) != NULL) {
         return MS_FAIL(MS_ASSERTION_ERROR,
                        "Cannot manually unshard parameters during forward/backward");
     }
@@ -101,7 +101,7 @@ ms_status ms_fsdp_tree_summon_units(ms_fsdp_tree *tree, ms_fsdp_unit *const *uni
         msi_tree_unsummon(tree);
         return status;
     }
-    tree->run.progress.peers_committed = false;
+    msi_progress_begin(&tree->run.progress);
     for (int32_t i = next_unit(tree, -1); i < tree->n_units && status == MS_OK;
          i = next_unit(tree, i)) {
         ms_fsdp_unit *u = tree->units[i];

@@ -38,12 +38,11 @@ static void dispose(ms_fsdp_tree *tree)
 
         if (u->state != MS_UNIT_SHARDED) {
             msi_storage_unbind(u->full);
-            u->state = MS_UNIT_SHARDED;
-            msi_unit_show(u);
+            msi_unit_set(u, MS_UNIT_SHARDED);
         }
         msi_passes_free(&tree->course[i]);
-        free(tree->course[i].next[MSI_FORWARD].units);
-        free(tree->course[i].next[MSI_BACKWARD].units);
+        free(tree->course[i].ahead_forward.units);
+        free(tree->course[i].ahead_backward.units);
         msi_unit_dispose(u);
         MSI_HANDLE(u, MSI_MAGIC_FSDP_UNIT);
         free(u);
@@ -178,7 +177,7 @@ static ms_status make_ready(ms_fsdp_tree *tree)
     if (tree->run.model == 0) {
         tree->run.model = msi_comm_count_model(tree->comm);
     }
-    tree->run.progress.peers_committed = true;
+    msi_progress_commit(&tree->run.progress);
     MS_TRY(msi_plans_agree(tree));
     MS_TRY(msi_numerics_agree(tree));
     for (int32_t i = 0; i < tree->n_units; i++) {
@@ -194,7 +193,7 @@ ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree)
     if (tree->ctx == NULL) {
         return MS_FAIL(MS_RUNTIME_ERROR, "the tree was closed with its context");
     }
-    if (tree->run.initialized) {
+    if (tree->run.phase != MSI_UNUSED) {
         return MS_OK;
     }
     ms_status status = make_ready(tree);
@@ -205,7 +204,7 @@ ms_status ms_fsdp_tree_init(ms_fsdp_tree *tree)
         msi_tree_give_up(tree, "the first use of FSDP");
         return status;
     }
-    tree->run.initialized = true;
+    tree->run.phase = MSI_IDLE;
     return MS_OK;
 }
 
