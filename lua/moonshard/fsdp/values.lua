@@ -79,6 +79,9 @@ function values:_local_state()
   local flat, info = self:_flat_parameter(true), runtime.info(self._unit)
   local total, first = numel_of(self._unit), self.rank * info.shard_numel
   local length = math.max(0, math.min(info.shard_numel, total - first))
+  if flat:numel() ~= info.shard_numel then -- it shows the full parameters
+    B.calls.fsdp_unit_reshard(self._unit)
+  end
   return ShardedTensor({ total }, flat:dtype(), first + 1,
     length > 0 and flat:detach():narrow(1, 1, length) or nil, self.shard_group, self.replica)
 end
