@@ -162,3 +162,50 @@ describe('a sharded tensor', function()
     end)
   end)
 end)
+
+describe('a parameter of FSDP', function()
+  local function check(parameters, whole, placements, locals)
+    for i, p in ipairs(parameters) do
+      assert.same(whole[i]:shape(), p:global_shape())
+      checks.close(whole[i]:totable(), p:full_tensor())
+      assert.equal(placements, table.concat({ tostring(p:placements()[1]),
+        tostring(p:placements()[2]) }, ' '))
+      assert.same(locals[i], p:to_local():shape())
+      assert.same({ #p:placements(), 2 }, { p:device_mesh().ndim, p:device_mesh().shape[1] })
+    end
+  end
+
+  local function model(options)
+    ms.manual_seed(5)
+    local plain = ms.nn.Linear(2, 3):materialize()
+    return plain:deepcopy():parameters(), ms.fsdp.FSDP(plain, options)
+  end
+
+  it('has its part, its placements and its mesh', function()
+    dist.spawn(4, function(rank)
+      local pair = dist.split(math.floor(rank / 2))
+      local first = rank % 2 == 0
+      local whole, m = model { process_group = pair, shard_layout = 'rows',
+        use_orig_params = true }
+      local rows = { first and { 2, 2 } or { 1, 2 }, first and { 2 } or { 1 } }
+      check(m:parameters(), whole, 'Shard(1) nil', rows)
+      local y = m(ms.ones(1, 2)) -- handles show full parameters until the backward
+      check(m:parameters(), whole, 'Shard(1) nil', rows)
+      y:sum():backward()
+      whole, m = model { process_group = pair, use_orig_params = true }
+      -- parameters begin at multiples of four elements: 6, 2 of padding, 3, 1 of padding
+      check(m:parameters(), whole, 'Flat() nil', { { first and 6 or 0 }, { first and 0 or 3 } })
+      local p = ms.fsdp.FSDP(ms.nn.Linear(2, 3), { process_group = pair }):parameters()[1]
+      assert.equal('Flat()', tostring(p:placements()[1]))
+      assert.same(p:global_shape(), p:full_tensor():shape())
+      local mesh = dist.init_device_mesh('cpu', { 2, 2 })
+      whole, m = model { device_mesh = mesh, sharding_strategy = 'HYBRID_SHARD',
+        shard_layout = 'rows', use_orig_params = true }
+      check(m:parameters(), whole, 'Replicate() Shard(1)', rows)
+      local t = ms.ones(2, 3)
+      assert.is_true(rawequal(t, t:to_local()) and rawequal(t, t:full_tensor()))
+      assert.same({ {}, { 2, 3 } }, { t:placements(), t:global_shape() })
+      assert.is_nil(t:device_mesh())
+    end)
+  end)
+end)
