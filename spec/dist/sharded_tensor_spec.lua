@@ -98,7 +98,8 @@ describe('a sharded tensor', function()
   it('is divided by both dimensions of a mesh', function()
     local pairs_of = {
       { Shard(1), Shard(1) }, { Shard(1), Shard(2) }, { Shard(2), Shard(1) },
-      { Replicate(), Shard(1) }, { Shard(2), Replicate() }, { Partial(), Shard(2) }, { Replicate(), Replicate() },
+      { Replicate(), Shard(1) }, { Shard(2), Replicate() }, { Partial(), Shard(2) },
+      { Replicate(), Replicate() },
     }
     dist.spawn(4, function(rank)
       local mesh = dist.init_device_mesh('cpu', { 2, 2 })
@@ -195,7 +196,8 @@ describe('a parameter of FSDP', function()
       whole, m = model { process_group = pair, use_orig_params = true }
       -- parameters begin at multiples of four elements: 6, 2 of padding, 3, 1 of padding
       check(m:parameters(), whole, 'Flat() nil', { { first and 6 or 0 }, { first and 0 or 3 } })
-      local p = ms.fsdp.FSDP(ms.nn.Linear(2, 3), { process_group = pair }):parameters()[1]
+      local p = ms.fsdp.FSDP(ms.nn.Linear(2, 3), { process_group = pair }):materialize()
+        :parameters()[1]
       assert.equal('Flat()', tostring(p:placements()[1]))
       assert.same(p:global_shape(), p:full_tensor():shape())
       local mesh = dist.init_device_mesh('cpu', { 2, 2 })

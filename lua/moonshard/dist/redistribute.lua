@@ -1,8 +1,8 @@
 --- Moves this rank's part of a tensor from one placement to another.
 ---
---- `between` moves along one dimension of a mesh, `plan` finds the steps for all of them. With
---- several dimensions, later ones divide what earlier ones left: with (Shard(1), Shard(1)) on a mesh
---- (2, 2), rank 1 has the second quarter.
+--- `between` moves along one dimension of a mesh, `over` along all of them. Later dimensions divide
+--- what earlier ones left: with (Shard(1), Shard(1)) on a mesh (2, 2), rank 1 has the second
+--- quarter.
 
 local B = require 'moonshard_ffi'
 local autograd = require 'moonshard.autograd'

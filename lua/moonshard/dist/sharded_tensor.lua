@@ -248,15 +248,15 @@ local function same_layout(a, b)
     and meshes.same(a:device_mesh(), b:device_mesh())
 end
 
--- Partial values are sums of what ranks have: only some operations on parts are those on the sum.
+-- A partial value is a reduction of the parts: few operations on the parts are those on the value.
 local LINEAR = { add = 'tensor', sub = 'tensor', add_ = 'tensor', sub_ = 'tensor',
   mul = 'number', div = 'number', mul_ = 'number', div_ = 'number', copy_ = 'tensor' }
 
 local function check_partial(name, self, operand)
+  local kind = is_sharded(operand) and 'tensor' or 'number'
   for _, one in ipairs(self._placements) do
-    local kind = is_sharded(operand) and 'tensor' or 'number'
-    if one:is_partial() and not (LINEAR[name] == kind
-      and (name == 'copy_' or one.op == 'sum' or one.op == 'avg')) then
+    local linear = one.op == 'sum' or one.op == 'avg'
+    if one:is_partial() and not (LINEAR[name] == kind and (linear or name == 'copy_')) then
       errors.raise('RuntimeError', '%s: a tensor with placements %s does not take a %s here; '
         .. 'redistribute it to Shard or Replicate first', name, placement._text(self._placements),
         kind)
@@ -307,8 +307,8 @@ local function in_place(name)
   end
 end
 
---- In place: plus alpha * x, minus x, times x, divided by x, for a number or a tensor of equal shape
---- and placements; copy_ takes such a tensor.
+--- In place: plus alpha * x, minus x, times x, divided by x, for a number or a tensor of equal
+--- shape and placements; copy_ takes such a tensor.
 ---@class ms.dist.ShardedTensor
 ---@field add_ fun(self: ms.dist.ShardedTensor, x: ms.dist.ShardedTensor|number, alpha?: number):
 ---  ms.dist.ShardedTensor
