@@ -9,6 +9,7 @@ local methods = require 'moonshard.fsdp.methods'
 local module_tree = require 'moonshard.nn.tree'
 local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
+local placed = require 'moonshard.fsdp.placed'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
 local scope = require 'moonshard.base.scope'
@@ -35,7 +36,7 @@ local without_jit = require 'moonshard.base.without_jit'
 ---@field replica integer  number of this rank's shard group, from 0
 local State = class('fsdp.State')
 
-for _, functions in ipairs { methods, values, units } do
+for _, functions in ipairs { methods, values, units, placed } do
   for name, fn in next, functions do
     State[name] = fn
   end
