@@ -77,13 +77,13 @@ end
 
 -- -- columns -------------------------------------------------------------------------------------
 
+--- Each rank computes a part of the output features: it has rows of a Linear's weight (out, in) and
+--- of its bias, or columns of an Embedding's weight. By default the input is Replicate() and the
+--- output Shard(-1), which is what RowwiseParallel expects.
 ---@class ms.parallel.ColwiseParallel: ms.parallel.Style
 ---@overload fun(opts?: ms.parallel.LayoutOptions): ms.parallel.ColwiseParallel
 local ColwiseParallel = class('parallel.ColwiseParallel', Style)
 
---- Each rank computes a part of the output features: it has rows of a Linear's weight (out, in) and
---- of its bias, or columns of an Embedding's weight. By default the input is Replicate() and the
---- output Shard(-1), which is what RowwiseParallel expects.
 ---@param opts? ms.parallel.LayoutOptions
 function ColwiseParallel:init(opts)
   take_layouts(self, opts, REPLICATE, LAST)
@@ -103,14 +103,14 @@ ColwiseParallel._rules = {
 
 -- -- rows ----------------------------------------------------------------------------------------
 
----@class ms.parallel.RowwiseParallel: ms.parallel.Style
----@overload fun(opts?: ms.parallel.LayoutOptions): ms.parallel.RowwiseParallel
-local RowwiseParallel = class('parallel.RowwiseParallel', Style)
-
 --- Each rank computes from a part of the input features, and the outputs are summed: it has columns
 --- of a Linear's weight (out, in) and the whole bias, or rows of an Embedding's weight, that is a
 --- part of the vocabulary. By default the input is Shard(-1), an Embedding's Replicate(), and the
 --- output Replicate().
+---@class ms.parallel.RowwiseParallel: ms.parallel.Style
+---@overload fun(opts?: ms.parallel.LayoutOptions): ms.parallel.RowwiseParallel
+local RowwiseParallel = class('parallel.RowwiseParallel', Style)
+
 ---@param opts? ms.parallel.LayoutOptions
 function RowwiseParallel:init(opts)
   take_layouts(self, opts, nil, REPLICATE)
@@ -150,13 +150,13 @@ RowwiseParallel._rules = {
 
 -- -- sequences -----------------------------------------------------------------------------------
 
+--- Each rank normalizes a part of the sequence, with the whole parameters. Input and output are
+--- Shard(sequence_dim): give the layers around it that layout.
 ---@class ms.parallel.SequenceParallel: ms.parallel.Style
 ---@overload fun(opts?: { sequence_dim?: integer }): ms.parallel.SequenceParallel
 local SequenceParallel = class('parallel.SequenceParallel', Style)
 
---- Each rank normalizes a part of the sequence, with the whole parameters. Input and output are
---- Shard(sequence_dim): give the layers around it that layout.
----@param opts? { sequence_dim?: integer }  default 2, as of (batch, sequence, features)
+---@param opts? { sequence_dim?: integer }  2 if it is nil, as of (batch, sequence, features)
 function SequenceParallel:init(opts)
   opts = errors.options(self._name, opts, { sequence_dim = 'whole' })
   self.input_layouts = Shard(opts.sequence_dim or 2)
