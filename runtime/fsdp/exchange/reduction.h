@@ -33,8 +33,11 @@ typedef struct msi_reduction_user {
     void (*changed)(void *unit);
 } msi_reduction_user;
 
+typedef struct msi_reduction_ops msi_reduction_ops;
+
 typedef struct msi_reduction {
     msi_task task; /* until the sum is complete */
+    const msi_reduction_ops *ops;
     msi_progress *progress;
     msi_slot_pool *pool;
     const msi_reduction_user *user;
@@ -61,6 +64,8 @@ typedef struct msi_reduction {
     msi_mark summed;  /* after the latest sum */
 } msi_reduction;
 
+/* Use the slots of a pool; ranks and `replicated` are set. */
+void msi_reduction_connect(msi_reduction *r, msi_slot_pool *pool);
 /* Take a slot that every peer has released. */
 ms_status msi_reduction_open(msi_reduction *r);
 /* Rank's part, and flags of the parameters it contributed to. */

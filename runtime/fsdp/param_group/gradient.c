@@ -415,7 +415,6 @@ void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
     msi_reduction *r = &u->reduction;
 
     r->progress = &u->run->progress;
-    r->pool = &u->run->gradients;
     r->user = &reduction_user;
     r->unit = u;
     r->fp = (msi_fingerprint){.kind = u->is_sharded ? MSI_COLL_REDUCE_UNIT : MSI_COLL_REDUCE_FULL,
@@ -434,6 +433,7 @@ void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
     r->sum_dtype = u->grad_dtype;
     r->node_dtype = u->sums.node_dtype;
     r->home = home;
+    msi_reduction_connect(r, &u->run->gradients);
 }
 
 /* Publish which parameters have a gradient; true if all. */
@@ -453,7 +453,8 @@ static ms_status close_slot(ms_fsdp_unit *u, bool whole)
 {
     u->reduction.round_dtype = u->sums.micro_dtype;
     return msi_reduction_close(&u->reduction, msi_unit_slot_dtype(u),
-                               u->run->factor != 0 ? u->run->factor : 1.0 / u->world, whole);
+                               u->settings.factor != 0 ? u->settings.factor : 1.0 / u->world,
+                               whole);
 }
 
 /* This rank's gradient (W n) -> its part of the sum over ranks, in the layout of the reduced
