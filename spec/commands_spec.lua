@@ -338,6 +338,28 @@ local parts = {
     finds('h.0\tSHARD_GRAD_OP', output)
     finds('wpe\tFULL_SHARD', output) -- wte shares its weight with lm_head: both stay in the root
   end,
+  ['Sharded tensors'] = function(code)
+    shell.write(checkout .. '/sharded.lua', [[
+      local ms = require 'moonshard'
+      ms.dist.init { ranks = 2 }
+    ]] .. code)
+    finds('placements=(Shard(1)), local=(3, 3))', runs_script('sharded.lua'))
+  end,
+  ['Tensor parallelism'] = function(code)
+    shell.write(checkout .. '/parallel.lua', [[
+      local ms = require 'moonshard'
+      ms.dist.init { ranks = 4 }
+      local model, nn = ms.nn.Sequential(), ms.nn
+      model.blocks = nn.ModuleList { nn.Sequential() }
+      for _, name in ipairs { 'q', 'k', 'v', 'o', 'w1', 'w2' } do
+        model.blocks[1][name] = nn.Linear(4, 4)
+      end
+    ]] .. code .. [[
+      model:materialize()
+      print('q', model.module.blocks[1].q.weight:placements()[2])
+    ]])
+    finds('q\tShard(1)', runs_script('parallel.lua'))
+  end,
   ['Errors'] = function(code)
     shell.write(checkout .. '/errors.lua', "local ms = require 'moonshard'\n" .. code)
     local output = runs_script('errors.lua')

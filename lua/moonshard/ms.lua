@@ -154,6 +154,7 @@ end
 local lazy = {}
 for _, name in ipairs {
   'nn', 'models', 'optim', 'fsdp', 'data', 'schedule', 'checkpoint', 'dist', 'amp', 'ema',
+  'parallel',
 } do
   lazy[name] = 'moonshard.' .. name
 end
