@@ -48,7 +48,10 @@ local function check(instances)
 end
 
 local function check_not_root(instance)
-  if instance._is_root then
+  if instance._is_root and instance.api then
+    errors.raise('RuntimeError', 'FSDP state has already been lazily initialized for %s\nFSDP '
+      .. 'requires running forward through the root module first', instance.outer_module:path())
+  elseif instance._is_root then
     errors.raise('AssertionError', "Non-root FSDP instance's `_is_root` should not have been set "
       .. "yet or should have been set to `False`: '%s' was used before the module around it; "
       .. 'call what FSDP returned for the whole model first', instance.outer_module:path())

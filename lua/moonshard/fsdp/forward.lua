@@ -11,6 +11,15 @@ local runtime = require 'moonshard_ffi.fsdp'
 local samples = require 'moonshard.base.samples'
 local watch = require 'moonshard.fsdp.watch'
 
+-- Results of a forward, in the dtype that the state gives them.
+local function cast_outputs(self, ...)
+  local dtype = self.output_dtype
+  if dtype then
+    return forward_values.cast(dtype, select('#', ...), ...)
+  end
+  return ...
+end
+
 local function after_forward(unit, ...)
   runtime.unit_post_forward(unit, forward_values.tensors(...))
   return ...
@@ -24,7 +33,15 @@ local function casts_inputs(self, unit)
     or precision.cast_root_forward_inputs and (self._is_root or self.in_place)
 end
 
-local function unit_forward(self, call, ...)
+-- The module's own forward, with inputs in `dtype` and results in the state's output_dtype.
+local function run(self, dtype, call, module, ...)
+  if dtype then
+    return cast_outputs(self, call(module, forward_values.cast(dtype, select('#', ...), ...)))
+  end
+  return cast_outputs(self, call(module, ...))
+end
+
+local function unit_forward(self, call, module, ...)
   local unit, dtype = self._unit, self.mixed_precision.param_dtype
   if self.full_precision_in_eval then
     local training = self.outer_module.training
@@ -33,20 +50,13 @@ local function unit_forward(self, call, ...)
       B.calls.fsdp_unit_set_full_precision(unit, not training)
     end
   end
-  local casts = dtype and casts_inputs(self, unit)
+  dtype = dtype and casts_inputs(self, unit) and dtype or nil
   watch.check(self._watched)
   if not unit then
-    if casts then
-      return call(self:wrapped(), forward_values.cast(dtype, select('#', ...), ...))
-    end
-    return call(self:wrapped(), ...)
+    return run(self, dtype, call, module, ...)
   end
   B.calls.fsdp_unit_pre_forward(unit)
-  if casts then
-    return after_forward(unit,
-      call(self:wrapped(), forward_values.cast(dtype, select('#', ...), ...)))
-  end
-  return after_forward(unit, call(self:wrapped(), ...))
+  return after_forward(unit, run(self, dtype, call, module, ...))
 end
 
 local DTYPES = "; the model's mixed_precision has units of several dtypes: classes of modules in "
@@ -99,7 +109,7 @@ local function check_fields(tree)
   end
 end
 
-local function outermost_forward(self, tree, call, ...)
+local function outermost_forward(self, tree, call, module, ...)
   if not tree.outer then
     check.batch(self.process_group, samples.group_of((...)))
   end
@@ -111,20 +121,21 @@ local function outermost_forward(self, tree, call, ...)
   graph.before_backward(tree, check_fields)
   B.calls.fsdp_tree_pre_forward(tree.handle)
   B.C.ms_fsdp_tree_hide_shards(tree.handle, true)
-  return close_root(self, tree, unit_forward(self, call, ...))
+  return close_root(self, tree, unit_forward(self, call, module, ...))
 end
 
 --- Run `call(module, ...)` as a forward of the module: gather its unit around it, and run the tree
 --- when this is the outermost forward.
 ---@param self ms.fsdp.State
 ---@param call fun(module: ms.nn.Module, ...): ...
+---@param module ms.nn.Module  the state's
 ---@return ...
-return function(self, call, ...)
+return function(self, call, module, ...)
   local tree = self._tree or self:_lazy_init(true)
   if tree.running then
-    return unit_forward(self, call, ...)
+    return unit_forward(self, call, module, ...)
   elseif not tree.ready then
     self:_lazy_init(true)
   end
-  return finally.run(end_forward, tree, outermost_forward, self, tree, call, ...)
+  return finally.run(end_forward, tree, outermost_forward, self, tree, call, module, ...)
 end

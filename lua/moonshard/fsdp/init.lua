@@ -47,6 +47,7 @@ local fsdp = {
   wrap = wrap.wrap,
   FSDP = require 'moonshard.fsdp.wrapper',
   composable = composable.shard,
+  fully_shard = require 'moonshard.fsdp.fully_shard',
   get_state = composable.get_state,
   fsdp_modules = require 'moonshard.fsdp.fsdp_modules',
   register_forward_method = composable.register_forward_method,

@@ -244,8 +244,8 @@ end
 --- Refuse what a unit cannot hold, with the reference's words. Nested instances are left out.
 ---@param module ms.nn.Module  what is being wrapped
 ---@param ignored ms.fsdp.Ignored
----@param use_orig_params boolean
-function plan.validate(module, ignored, use_orig_params)
+---@param opts table  complete
+function plan.validate(module, ignored, opts)
   local first
   local function visit(m, path)
     if tree.manager(m) then
@@ -256,14 +256,17 @@ function plan.validate(module, ignored, use_orig_params)
         local facts, name = parameter.facts(p.tensor), tree.join(path, p.name)
         first = first or facts
         if facts.ndim == 0 then
-          errors.raise('ValueError', "FSDP doesn't support scalar parameters. Change %s to a 1D "
-            .. 'tensor with numel equal to 1.', name)
+          errors.raise('ValueError', "%s doesn't support scalar parameters. Change %s to a 1D "
+            .. 'tensor with numel equal to 1.', opts.api or 'FSDP', name)
         elseif not facts.floating then
           errors.raise('ValueError', 'Cannot flatten integer dtype tensors')
+        elseif facts.dtype ~= first.dtype and opts.api then
+          errors.raise('AssertionError', 'FSDP expects uniform original parameter dtype but got %s '
+            .. 'and %s', first.dtype, facts.dtype)
         elseif facts.dtype ~= first.dtype then
           errors.raise('ValueError', 'Must flatten tensors with uniform dtype but got %s and %s',
             first.dtype, facts.dtype)
-        elseif not use_orig_params and facts.requires_grad ~= first.requires_grad then
+        elseif not opts.use_orig_params and facts.requires_grad ~= first.requires_grad then
           errors.raise('ValueError', 'Must flatten tensors with uniform `requires_grad` when '
             .. '`use_orig_params=False`')
         end

@@ -3,6 +3,7 @@
 local B = require 'moonshard_ffi'
 local class = require 'moonshard.base.class'
 local construct = require 'moonshard.fsdp.construct'
+local errors = require 'moonshard.base.errors'
 local first_use = require 'moonshard.fsdp.first_use'
 local forward = require 'moonshard.fsdp.forward'
 local methods = require 'moonshard.fsdp.methods'
@@ -33,6 +34,8 @@ local without_jit = require 'moonshard.base.without_jit'
 ---@field rank integer  in the shard group
 ---@field world_size integer  of the shard group
 ---@field replica integer  number of this rank's shard group, from 0
+---@field api 'fully_shard'|'replicate'|nil  nil: FSDP() or composable()
+---@field output_dtype? ms.DType  of the results of forward
 local State = class('fsdp.State')
 
 for _, functions in ipairs { methods, values, units } do
@@ -52,7 +55,9 @@ function State:init(outer_module, module, opts, inherited, inner)
     self[name] = opts[name]
   end
   self.reason, self.param_init_fn = opts.reason, opts.param_init_fn
-  self.full_precision_in_eval = options.full_precision_in_eval()
+  self.api, self.output_dtype = opts.api, opts.output_dtype
+  self.reduces_in_own_dtype = opts.reduces_in_own_dtype
+  self.full_precision_in_eval = not opts.api and options.full_precision_in_eval()
   self._hold = runtime.hold(opts.process_group)
   self.hybrid_groups = opts.hybrid_groups
   local shard, replicate = unpack(opts.hybrid_groups or {})
@@ -91,7 +96,7 @@ function State:_shard_alike(module, ignored_set)
   state._state_dict_settings = self._state_dict_settings
   state._comm_hook = self._comm_hook
   for _, entry in ipairs(self._forward_methods or {}) do
-    state:register_forward_method(entry.name, entry.method)
+    state:register_forward_method(module, entry.name, entry.method)
   end
   return module
 end
@@ -125,18 +130,24 @@ end
 ---@param module ms.nn.Module
 ---@return ms.nn.Module outer
 function State:_copy_onto(copy, module)
+  if self.api then
+    errors.raise('AssertionError', 'FSDP does not support deepcopy. Please use state dict for '
+      .. 'serialization.')
+  end
   return self:_shard_alike(module, copy_ignored(copy, self._ignored))
 end
 
---- Let a call of a method of `outer_module` run as a forward.
+--- Let a call of a method of `module` run as a forward.
+---@param module ms.nn.Module  part of the model
 ---@param name string
 ---@param method fun(module: ms.nn.Module, ...): ...
-function State:register_forward_method(name, method)
+function State:register_forward_method(module, name, method)
   self._forward_methods = self._forward_methods or {}
   table.insert(self._forward_methods, { name = name, method = method })
-  rawset(self.outer_module, name, function(outer_module, ...)
-    outer_module:materialize()
-    return scope.run(name, self.forward, self, method, ...)
+  rawset(module, name, function(called, ...)
+    called:materialize()
+    return scope.run(name, self.forward, self, method, self.in_place and module or self:wrapped(),
+      ...)
   end)
 end
 

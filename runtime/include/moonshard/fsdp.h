@@ -75,6 +75,9 @@ typedef struct ms_fsdp_unit_options {
      * @lua cpu_offload.offload_params
      * @compared */
     bool offload_params;
+    /** Without a reduce_dtype gradients are reduced in the parameters' own dtype, whatever
+     * param_dtype is. */
+    bool reduces_in_own_dtype;
 } ms_fsdp_unit_options;
 
 typedef struct ms_fsdp_tree_options {

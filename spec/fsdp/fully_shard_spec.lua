@@ -1,0 +1,145 @@
+-- fully_shard: modules that are sharded in place, as PyTorch's FSDP2.
+local ms = require 'moonshard'
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+local checks = require 'support.checks'
+local wrap = require 'support.wrap'
+local runs = require 'support.runs'
+
+local function gpt()
+  ms.manual_seed(1)
+  return runs.gpt()
+end
+
+-- Two steps on this rank's tokens; the hash of all parameters after them.
+local function trained(model, rank, state)
+  local opt = optim.AdamW(model:parameters(), { lr = 0.01 })
+  local ids = ms.tensor({ { 1, 2, 3, rank }, { 4, 3, 2, 1 } }, { dtype = 'i64' })
+  for _ = 1, 2 do
+    model(ids, ids):backward()
+    opt:step()
+    opt:zero_grad()
+  end
+  return state:hash()
+end
+
+-- A GPT with each block and the root sharded.
+local function sharded_gpt(opts)
+  local model = gpt()
+  for _, block in ipairs(model.h) do
+    fsdp.fully_shard(block, opts)
+  end
+  return fsdp.fully_shard(model, opts)
+end
+
+describe('fully_shard', function()
+  it('trains to the bits of FSDP, for every precision', function()
+    for _, case in ipairs {
+      { mp_policy = {}, mixed_precision = nil },
+      { mp_policy = { param_dtype = 'bf16' },
+        mixed_precision = { param_dtype = 'bf16', reduce_dtype = 'f32' } },
+      { mp_policy = { param_dtype = 'bf16', reduce_dtype = 'bf16' },
+        mixed_precision = { param_dtype = 'bf16' } },
+    } do
+      ms.dist.spawn(2, function(rank)
+        local wrapped = wrap(gpt(), {
+          auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock },
+          mixed_precision = case.mixed_precision, use_orig_params = true,
+        })
+        local model = sharded_gpt { mp_policy = case.mp_policy }
+        assert.equal(trained(wrapped, rank, wrapped),
+          trained(model, rank, fsdp.get_state(model)))
+      end)
+    end
+  end)
+
+  it('casts inputs and outputs as its policy says', function()
+    local seen
+    local Net = nn.Module.extend('Net')
+    function Net:init() self.linear = nn.Linear(2, 2) end
+    function Net:forward(x, n)
+      seen = x:dtype()
+      return self.linear(x:to(self.linear.weight:dtype())), n
+    end
+    ms.dist.spawn(1, function()
+      for _, case in ipairs {
+        { { param_dtype = 'bf16' }, 'bf16', 'bf16' },
+        { { param_dtype = 'bf16', cast_forward_inputs = false }, 'f32', 'bf16' },
+        { { param_dtype = 'bf16', output_dtype = 'f32' }, 'bf16', 'f32' },
+        { { output_dtype = 'f64' }, 'f32', 'f64' },
+      } do
+        local model = fsdp.fully_shard(Net(), { mp_policy = case[1] })
+        local out, n = model(ms.ones(1, 2), 3)
+        assert.same({ case[2], case[3], 3 }, { seen, out:dtype(), n })
+        out:sum():backward()
+        assert.equal('f32', model.linear.weight:grad():dtype())
+      end
+    end)
+  end)
+
+  it('leaves ignored parameters as they are', function()
+    ms.dist.spawn(2, function(rank)
+      local model = nn.Linear(4, 2)
+      fsdp.fully_shard(model, { ignored_params = { model.bias } })
+      model(ms.full({ 1, 4 }, rank + 1)):sum():backward()
+      assert.same({ 2 }, model.bias:shape())
+      assert.same({ 1, 1 }, model.bias:grad():totable()) -- not reduced
+      checks.close({ 1.5, 1.5, 1.5, 1.5 }, model.weight:grad())
+    end)
+  end)
+
+  it('gives modules of one class one new class, with its methods first', function()
+    ms.dist.spawn(1, function()
+      local a, b = nn.Linear(2, 2), nn.Linear(2, 2)
+      function b.extra_repr() return '' end
+      fsdp.fully_shard(a)
+      assert.equal(b, fsdp.fully_shard(b))
+      assert.equal(getmetatable(a), getmetatable(b))
+      assert.is_true(ms.is(a, nn.Linear))
+      assert.equal('FSDPLinear()', tostring(b))
+      local model = nn.Sequential(a)
+      for _, sharded in ipairs { a, model } do
+        checks.raises('AssertionError', 'FSDP does not support deepcopy. Please use state dict for '
+          .. 'serialization.', sharded.deepcopy, sharded)
+      end
+    end)
+  end)
+
+  it('refuses what it cannot shard', function()
+    ms.dist.spawn(1, function()
+      local mesh3 = ms.dist.init_device_mesh('cpu', { 1, 1, 1 })
+      local nameless = ms.dist.init_device_mesh('cpu', { 1, 1 })
+      local scalar = nn.Linear(1, 1)
+      scalar:param('scale', {}, { kind = 'constant', value = 1 })
+      local once = fsdp.fully_shard(nn.Linear(1, 1))
+      for _, case in ipairs {
+        { 'ValueError', 'fully_shard does not support containers that do not implement forward',
+          nn.ModuleList {} },
+        { 'AssertionError', 'Each distinct composable distributed API can only be applied to a '
+          .. 'module once.', once },
+        { 'ValueError', 'fully_shard expects a 1D or 2D DeviceMesh but got DeviceMesh',
+          nn.Linear(1, 1), { mesh = mesh3 } },
+        { 'AssertionError', 'Please init the 2D mesh for HSDP with mesh_dim_names specified',
+          nn.Linear(1, 1), { mesh = nameless } },
+        { 'ValueError', "fully_shard doesn't support scalar parameters. Change scale to a 1D "
+          .. 'tensor with numel equal to 1.', scalar },
+        { 'ValueError', 'reshard_after_forward should be a bool or an int', nn.Linear(1, 1),
+          { reshard_after_forward = 'yes' } },
+        { 'ValueError', 'If passing reshard_after_forward as an int, it should be a factor of 1, '
+          .. 'not 2', nn.Linear(1, 1), { reshard_after_forward = 2 } },
+        { 'TypeError', "fully_shard: 'module' is a table, expected a module", {} },
+      } do
+        checks.raises(case[1], case[2], fsdp.fully_shard, case[3], case[4])
+      end
+    end)
+  end)
+
+  it('has the module that runs first as its root', function()
+    ms.dist.spawn(2, function()
+      local inner = fsdp.fully_shard(nn.Linear(2, 2))
+      local model = fsdp.fully_shard(nn.Sequential(inner, nn.Linear(2, 2)))
+      inner(ms.ones(1, 2))
+      checks.raises('RuntimeError', 'FSDP state has already been lazily initialized for 0\n'
+        .. 'FSDP requires running forward through the root module first', model, ms.ones(1, 2))
+    end)
+  end)
+end)
