@@ -1,39 +1,12 @@
-/* Offsets in the flat buffer, padding, and owners of elements.
- *
- * [Note: two kinds of padding] With alignment, every parameter begins at a multiple of `align`, and
- * the flat is padded to a multiple of the world size, so a reduce-scatter can read it directly.
- * Without it the flat is only the parameters; shards are padded on the right, and trailing ranks
- * may have only zeros. In both cases rank r's shard is [r * shard, (r + 1) * shard). */
-#include "layout.h"
+/* What every layout has: parameters in a row, with padding. */
 #include "array.h"
 #include "base.h"
-#include "extent.h"
+#include "layout_kind.h"
 
 #include <stdlib.h>
 
-struct ms_layout {
-    uint32_t magic;
-    int64_t total;
-    int64_t shard_numel;
-    int32_t world_size;
-    int32_t n_params;
-    int32_t n_entries;
-    int32_t *entry_of;        /* (n_params) index of the parameter's entry */
-    ms_layout_entry *entries; /* (n_entries) */
-};
-
 /* Above this, products with the world size may overflow. */
 static const int64_t NUMEL_MAX = INT64_C(1) << 60;
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return a / b + (a % b != 0);
-}
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 /* Append `numel` elements; true while the flat is addressable. */
 static bool append(ms_layout *l, int64_t numel, int32_t param)
@@ -55,15 +28,15 @@ static bool pad_to(ms_layout *l, int64_t multiple)
     return over == 0 || append(l, multiple - over, -1);
 }
 
-ms_status ms_layout_flat(ms_layout **out, const int64_t *numels, int32_t n, int64_t align,
-                         int32_t world_size)
+ms_status msi_layout_new(ms_layout **out, const msi_layout_kind *kind, const int64_t *numels,
+                         int32_t n, int64_t align, int64_t multiple, int32_t world_size)
 {
     ms_layout *l;
     bool fits = true;
 
     *out = NULL;
     if (n < 1) {
-        return MS_FAIL(MS_VALUE_ERROR, "a flat layout needs at least one parameter, got %d", n);
+        return MS_FAIL(MS_VALUE_ERROR, "a layout needs at least one parameter, got %d", n);
     }
     if (align < 0 || align > NUMEL_MAX) {
         return MS_FAIL(MS_VALUE_ERROR, "alignment must not be negative, got %lld",
@@ -81,6 +54,7 @@ ms_status ms_layout_flat(ms_layout **out, const int64_t *numels, int32_t n, int6
 
     MS_TRY(msi_new_array(&l, 1, "layout"));
     l->magic = MSI_MAGIC_LAYOUT;
+    l->kind = kind;
     ms_status status = msi_new_array(&l->entry_of, n, "parameters of a layout");
     if (status == MS_OK) { /* padding before each, and last */
         status = msi_new_array(&l->entries, 2 * (int64_t)n + 1, "entries of a layout");
@@ -98,14 +72,10 @@ ms_status ms_layout_flat(ms_layout **out, const int64_t *numels, int32_t n, int6
             fits = append(l, numels[i], i);
         }
     }
-    if (fits && align > 1) {
-        fits = pad_to(l, world_size);
-    }
-    if (!fits) {
+    if (!fits || !pad_to(l, multiple)) {
         ms_layout_free(l);
         return MS_FAIL(MS_VALUE_ERROR, "a flat of %d parameters has more than 2^60 elements", n);
     }
-    l->shard_numel = ceil_div(l->total, world_size);
     *out = l;
     return MS_OK;
 }
@@ -116,6 +86,8 @@ void ms_layout_free(ms_layout *layout)
         MSI_HANDLE(layout, MSI_MAGIC_LAYOUT);
         free(layout->entry_of);
         free(layout->entries);
+        free(layout->row_numel);
+        free(layout->in_shard);
         free(layout);
     }
 }
@@ -149,31 +121,22 @@ int64_t ms_layout_offset(const ms_layout *layout, int32_t param)
     return layout->entries[layout->entry_of[param]].offset;
 }
 
-/* Compares shard and parameter as inclusive ranges. So an empty parameter, [a, a - 1], is present
- * in a shard with the elements on both its sides. */
+static ms_status check_rank(const ms_layout *layout, int32_t rank)
+{
+    return rank >= 0 && rank < layout->world_size
+               ? MS_OK
+               : MS_FAIL(MS_INDEX_ERROR, "rank %d of a world of %d", rank, layout->world_size);
+}
+
 ms_status ms_layout_piece_get(const ms_layout *layout, int32_t rank, int32_t param,
                               ms_layout_piece *piece)
 {
     *piece = (ms_layout_piece){0};
-    if (rank < 0 || rank >= layout->world_size) {
-        return MS_FAIL(MS_INDEX_ERROR, "rank %d of a world of %d", rank, layout->world_size);
-    }
+    MS_TRY(check_rank(layout, rank));
     if (param < 0 || param >= layout->n_params) {
         return MS_FAIL(MS_INDEX_ERROR, "parameter %d of a layout with %d", param, layout->n_params);
     }
-
-    const ms_layout_entry *e = &layout->entries[layout->entry_of[param]];
-    int64_t shard_first = rank * layout->shard_numel;
-    int64_t shard_last = shard_first + layout->shard_numel - 1;
-    int64_t first = e->offset;
-    int64_t last = e->offset + e->numel - 1;
-
-    if (shard_first <= last && shard_last >= first) {
-        piece->present = true;
-        piece->start = shard_first <= first ? 0 : shard_first - first;
-        piece->offset_in_shard = shard_first <= first ? first - shard_first : 0;
-        piece->numel = smaller(last, shard_last) - first - piece->start + 1;
-    }
+    layout->kind->piece(layout, rank, param, piece);
     return MS_OK;
 }
 
@@ -182,36 +145,24 @@ int64_t msi_layout_gathered_numel(const ms_layout *layout)
     return layout->world_size * layout->shard_numel;
 }
 
+bool msi_layout_in_rank_order(const ms_layout *layout)
+{
+    return layout->kind->in_rank_order;
+}
+
+int64_t msi_layout_full_numel(const ms_layout *layout)
+{
+    return layout->kind->in_rank_order ? msi_layout_gathered_numel(layout) : layout->total;
+}
+
 int32_t msi_layout_most_extents(const ms_layout *layout)
 {
-    (void)layout;
-    return 1;
+    return layout->n_params;
 }
 
 ms_status msi_layout_extents(const ms_layout *layout, int32_t rank, msi_extent *extents, int32_t *n)
 {
-    if (rank < 0 || rank >= layout->world_size) {
-        return MS_FAIL(MS_INDEX_ERROR, "rank %d of a world of %d", rank, layout->world_size);
-    }
-    extents[0] = (msi_extent){.param = -1,
-                              .start = rank * layout->shard_numel,
-                              .numel = layout->shard_numel,
-                              .in_full = rank * layout->shard_numel};
-    *n = 1;
-    return MS_OK;
-}
-
-ms_status ms_layout_rows(int64_t rows, int32_t world_size, int32_t rank, int64_t *first,
-                         int64_t *count, int64_t *padded)
-{
-    if (rows < 0 || rows > NUMEL_MAX) {
-        return MS_FAIL(MS_VALUE_ERROR, "cannot cut %lld rows", (long long)rows);
-    }
-    if (world_size < 1 || rank < 0 || rank >= world_size) {
-        return MS_FAIL(MS_VALUE_ERROR, "rank %d of a world of %d", rank, world_size);
-    }
-    *padded = ceil_div(rows, world_size);
-    *first = smaller(rank * *padded, rows);
-    *count = smaller(*padded, rows - *first);
+    MS_TRY(check_rank(layout, rank));
+    *n = layout->kind->extents(layout, rank, extents);
     return MS_OK;
 }

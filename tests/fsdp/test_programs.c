@@ -73,6 +73,7 @@ static ms_status make_unit(model *m, ms_comm *comm, int32_t i)
     }
     ms_fsdp_unit_options_init(&o, sizeof(o));
     o.strategy = m->plain ? MS_FSDP_FULL_SHARD : m->p->strategy[i];
+    o.layout = !m->plain && m->p->rows ? MS_FSDP_ROWS : MS_FSDP_FLAT;
     o.param_dtype = m->p->param_dtype;
     o.reduce_dtype = m->p->reduce_dtype;
     snprintf(unit, sizeof(unit), "u%d", (int)i);

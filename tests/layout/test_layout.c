@@ -146,6 +146,42 @@ static void test_layout_layout__equals_every_golden_flat_layout(void **state)
                      n_checked); /* as many as the file has; 0 would mean nothing was compared */
 }
 
+static int64_t rows_of(const json_t *param)
+{
+    const json_t *shape = json_array_get(param, 1);
+
+    return json_array_size(shape) > 0 ? item(shape, 0) : 1;
+}
+
+/* Rank `r` has `count` rows of each parameter, from `next` on, and its extents have all of them. */
+static void check_rows(const ms_layout *l, int32_t r, const json_t *params, const json_t *rows,
+                       int64_t *next)
+{
+    msi_extent extents[64];
+    int64_t numel = 0;
+    int32_t n;
+
+    for (int32_t p = 0; p < (int32_t)json_array_size(params); p++) {
+        const json_t *param = json_array_get(params, (size_t)p);
+        const int64_t count = item(json_array_get(rows, (size_t)p), (size_t)r);
+        const int64_t row = rows_of(param) > 0 ? numel_of(param) / rows_of(param) : 0;
+        ms_layout_piece piece;
+
+        assert_ok(ms_layout_piece_get(l, r, p, &piece));
+        assert_int_equal(count * row, piece.numel);
+        assert_int_equal(next[p], piece.start);
+        next[p] += piece.numel;
+        numel += piece.numel;
+    }
+    assert_ok(msi_layout_extents(l, r, extents, &n));
+    for (int32_t i = 0; i < n; i++) {
+        numel -= extents[i].numel;
+        assert_int_equal(ms_layout_offset(l, extents[i].param) + extents[i].start,
+                         extents[i].in_full);
+    }
+    assert_int_equal(0, numel);
+}
+
 static void test_layout_layout__equals_every_golden_row_shard(void **state)
 {
     json_t *module, *world;
@@ -155,33 +191,32 @@ static void test_layout_layout__equals_every_golden_row_shard(void **state)
     json_array_foreach(json_object_get(golden, "row_shards"), m, module)
     {
         const json_t *params = json_object_get(module, "params");
+        const int32_t n = (int32_t)json_array_size(params);
+        int64_t numels[64], row_numels[64];
 
+        assert_in_range(n, 1, 64);
+        for (int32_t p = 0; p < n; p++) {
+            const json_t *param = json_array_get(params, (size_t)p);
+
+            numels[p] = numel_of(param);
+            row_numels[p] = rows_of(param) > 0 ? numels[p] / rows_of(param) : 0;
+        }
         json_array_foreach(json_object_get(module, "worlds"), k, world)
         {
-            const json_t *rows = json_object_get(world, "rows");
-            int32_t size = (int32_t)number(world, "W");
-            int64_t gather_in = 0;
+            const int32_t size = (int32_t)number(world, "W");
+            int64_t next[64] = {0};
+            ms_layout *l;
 
-            for (size_t p = 0; p < json_array_size(params); p++) {
-                const json_t *param = json_array_get(params, p);
-                const json_t *shape = json_array_get(param, 1);
-                int64_t dim0 = json_array_size(shape) > 0 ? item(shape, 0) : 1;
-                int64_t next = 0, padded = -1;
-
-                for (int32_t r = 0; r < size; r++) {
-                    int64_t first, count;
-
-                    assert_ok(ms_layout_rows(dim0, size, r, &first, &count, &padded));
-                    assert_int_equal(item(json_array_get(rows, p), (size_t)r), count);
-                    assert_int_equal(next, first);
-                    next += count;
-                }
-                assert_int_equal(dim0, next);
-                assert_int_equal(item(json_object_get(world, "padded_rows"), p), padded);
-                gather_in += dim0 == 0 ? 0 : padded * (numel_of(param) / dim0);
+            assert_ok(ms_layout_by_rows(&l, numels, row_numels, n, 0, size));
+            assert_int_equal(number(world, "gather_in"), ms_layout_shard_numel(l));
+            assert_int_equal(number(world, "reduce_in"), msi_layout_gathered_numel(l));
+            for (int32_t r = 0; r < size; r++) {
+                check_rows(l, r, params, json_object_get(world, "rows"), next);
             }
-            assert_int_equal(number(world, "gather_in"), gather_in);
-            assert_int_equal(number(world, "reduce_in"), gather_in * size);
+            for (int32_t p = 0; p < n; p++) {
+                assert_int_equal(numels[p], next[p]);
+            }
+            ms_layout_free(l);
             n_checked++;
         }
     }

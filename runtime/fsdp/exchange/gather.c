@@ -271,23 +271,38 @@ const msi_gather_ops msi_gather_pull = {true, slot_available, pull_begin, pull_r
 
 /* -- nccl: the devices' communicator gathers in place ------------------------------------------ */
 
+/* Copy the shards in a row to their positions. */
+static ms_status place_shards(msi_gather *g, int64_t shard_bytes)
+{
+    for (int32_t q = 0; q < g->pool->plan.world; q++) {
+        MS_TRY(
+            g->user->pull(g->unit, q, g->slot->own + g->staged_at + q * shard_bytes, g->slot->own));
+    }
+    return MS_OK;
+}
+
 /* In program order, so that all ranks' communicators make the same calls. In a fake group other
  * ranks' extents stay as they are. */
 static ms_status gather_between_devices(msi_gather *g)
 {
     msi_device_comm *devices = g->pool->devices;
-    const int64_t n = g->fp.count / g->pool->plan.world;
-    char *own = g->slot->own;
+    const int64_t shard_bytes = g->shard_numel * ms_dtype_size(g->fp.dtype);
+    const bool staged = g->staged_at > 0 && devices != NULL;
+    char *shards = g->slot->own + g->staged_at;
+    char *own = devices != NULL ? shards + devices->rank * shard_bytes : NULL;
 
     MS_TRY(await_master(g));
     MS_TRY(await_own(g));
-    MS_TRY_ON(g->ctx, MSI_STREAM_GATHER, g->user->fill(g->unit, own, false));
+    MS_TRY_ON(g->ctx, MSI_STREAM_GATHER,
+              g->user->fill(g->unit, staged ? own : g->slot->own, staged));
     if (devices == NULL) {
         return MS_OK;
     }
-    MS_TRY(msi_device_comm_all_gather(devices, MSI_STREAM_GATHER,
-                                      own + devices->rank * n * ms_dtype_size(g->fp.dtype), own, n,
+    MS_TRY(msi_device_comm_all_gather(devices, MSI_STREAM_GATHER, own, shards, g->shard_numel,
                                       g->fp.dtype));
+    if (staged) {
+        MS_TRY_ON(g->ctx, MSI_STREAM_GATHER, place_shards(g, shard_bytes));
+    }
     return msi_slot_pool_complete(g->pool, g->progress, g->seq);
 }
 

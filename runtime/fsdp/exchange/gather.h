@@ -57,6 +57,9 @@ struct msi_gather {
     msi_mem_block *block;   /* of the private copy; NULL: none yet */
     int64_t copied_version; /* of the master, in the private copy */
     int64_t nbytes;         /* of the full parameters */
+    int64_t shard_numel;
+    int64_t staged_at; /* nccl: bytes before the shards in a row, in the slot's private memory; 0:
+                          they are the full parameters */
 };
 
 extern const msi_gather_ops msi_gather_shared, msi_gather_pull, msi_gather_nccl, msi_gather_alias,

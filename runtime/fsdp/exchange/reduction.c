@@ -1,4 +1,4 @@
-#include "reduction.h"
+#include "reduction_ops.h"
 
 /* -- the slot ---------------------------------------------------------------------------------- */
 
@@ -15,6 +15,17 @@ static bool all_read(void *user)
     const msi_reduction *r = user;
 
     return msi_slot_is_read(r->slot, r->world);
+}
+
+void msi_reduction_connect(msi_reduction *r, msi_slot_pool *pool)
+{
+    const bool between = pool->devices != NULL;
+
+    r->pool = pool;
+    r->ops = !r->replicated  ? between ? &msi_reduce_pieces : &msi_reduce_parts
+             : between       ? &msi_reduce_gathered
+             : r->world == 1 ? &msi_reduce_parts
+                             : &msi_reduce_chunks;
 }
 
 ms_status msi_reduction_open(msi_reduction *r)
@@ -79,272 +90,6 @@ void msi_reduction_join(const msi_reduction *r)
     msi_stream_dep_join(r->pool->ctx, MSI_DEP_ARRIVED, MSI_STREAM_COMPUTE, r->summed);
 }
 
-/* -- the sum ----------------------------------------------------------------------------------- */
-
-static char *element(const msi_reduction *r, int32_t rank, int64_t i)
-{
-    return (char *)msi_reduction_part(r, rank) + i * ms_dtype_size(r->dtype);
-}
-
-/* -- pieces of layout nccl --------------------------------------------------------------------- */
-
-static bool moves_pieces(const msi_reduction *r)
-{
-    return r->pool->devices != NULL;
-}
-
-/* Replicas have as many shards as ranks, hybrid shards fewer. */
-static bool sums_in_order(const msi_reduction *r)
-{
-    return r->pool->sums_in_order || (!r->replicated && r->shard * r->world != r->full);
-}
-
-static msi_pieces pieces_of(const msi_reduction *r)
-{
-    return msi_plan_pieces(r->replicated ? r->total : r->full, r->shard, !r->replicated, r->world,
-                           r->dtype);
-}
-
-/* First element of rank q's piece in a whole gradient. */
-static int64_t first_of(const msi_reduction *r, const msi_pieces *p, int32_t q)
-{
-    return p->each * (r->replicated ? q : r->pool->shard_of[q]);
-}
-
-/* Rank q's piece for this rank. */
-static char *piece(const msi_reduction *r, const msi_pieces *p, int32_t q)
-{
-    return q == r->rank ? element(r, q, first_of(r, p, q))
-                        : r->slot->own + p->staging + q * p->each * ms_dtype_size(r->dtype);
-}
-
-static ms_status exchange_pieces(const msi_reduction *r, const msi_pieces *p)
-{
-    msi_device_part parts[r->world];
-
-    for (int32_t q = 0; q < r->world; q++) {
-        parts[q] = (msi_device_part){.send = element(r, r->rank, first_of(r, p, q)),
-                                     .recv = piece(r, p, q),
-                                     .n_send = p->each,
-                                     .n_recv = p->each};
-    }
-    return msi_device_comm_exchange(r->pool->devices, MSI_STREAM_REDUCE, parts, r->dtype);
-}
-
-/* Move pieces to their ranks. */
-static ms_status move_pieces(const msi_reduction *r, const msi_pieces *p)
-{
-    if (sums_in_order(r)) {
-        MS_TRY(exchange_pieces(r, p));
-    } else {
-        MS_TRY(msi_device_comm_reduce_scatter(r->pool->devices, MSI_STREAM_REDUCE,
-                                              element(r, r->rank, 0), r->slot->own + p->staging,
-                                              p->each, r->dtype));
-    }
-    return msi_slot_pool_complete(r->pool, r->progress, r->seq);
-}
-
-/* Sources of the sum of elements [first, first + n) of this rank's piece. */
-static int32_t list_pieces(const msi_reduction *r, int64_t first, msi_tree_source *src)
-{
-    const msi_pieces p = pieces_of(r);
-    const int64_t offset = (first - first_of(r, &p, r->rank)) * ms_dtype_size(r->dtype);
-
-    if (!sums_in_order(r)) {
-        src[0] = (msi_tree_source){r->slot->own + p.staging + offset, r->dtype};
-        return 1;
-    }
-    for (int32_t q = 0; q < r->world; q++) {
-        src[q] = (msi_tree_source){piece(r, &p, q) + offset, r->dtype};
-    }
-    return r->world;
-}
-
-static int32_t list_parts(const msi_reduction *r, int64_t first, msi_tree_source *src)
-{
-    const int32_t n = r->pool->mapped.n_parts > 0 ? r->pool->mapped.n_parts : 1;
-
-    for (int32_t q = 0; q < n; q++) {
-        src[q] = (msi_tree_source){element(r, q, first), r->dtype};
-    }
-    return n;
-}
-
-/* -- sums -------------------------------------------------------------------------------------- */
-
-/* Tree sum over ranks of elements [first, first + n), in nodes of `node_dtype`. With hybrid
- * sharding several ranks read the same elements of all parts, so none writes into its part. In a
- * fake group: a multiple of the one part. */
-static ms_status sum(const msi_reduction *r, int64_t first, int64_t n, void *out, int32_t dtype,
-                     bool add)
-{
-    msi_tree_source src[r->world];
-    const bool between = moves_pieces(r);
-    const int32_t n_src = between ? list_pieces(r, first, src) : list_parts(r, first, src);
-    const bool all = between || n_src == r->world;
-    const msi_tree_args args = {.n = n,
-                                .n_src = n_src,
-                                .src = src,
-                                .out = out,
-                                .round_dtype = r->round_dtype,
-                                .factor = all ? r->factor : r->factor * r->world,
-                                .accumulate = add,
-                                .mixed =
-                                    (dtype == MS_DTYPE_F64) != (r->node_dtype == MS_DTYPE_F64)};
-
-    return n > 0 ? msi_dispatch("reduce", MSI_K_tree, dtype, &args) : MS_OK;
-}
-
-/* Copy n sums of rank q's part, from `first` on. */
-static ms_status take_sums(const msi_reduction *r, int32_t q, int64_t first, int64_t n, void *out,
-                           bool add)
-{
-    msi_ew_args args = {
-        .in = {element(r, q, first)}, .in_dtype = r->dtype, .out = out, .accumulate = add};
-
-    args.loop.ndim = 1;
-    args.loop.shape[0] = n;
-    args.loop.stride[0][0] = args.loop.stride[1][0] = 1;
-    return n > 0 ? msi_dispatch("reduce", MSI_K_copy, r->sum_dtype, &args) : MS_OK;
-}
-
-/* REDUCE waits until all gradients are written. */
-static ms_status await_gradients(const msi_reduction *r)
-{
-    MS_TRY(msi_stream_dep_after(r->pool->ctx, MSI_DEP_WRITTEN, MSI_STREAM_REDUCE, r->written));
-    return msi_slot_await(r->pool, r->slot, MSI_DEP_READY, MSI_STREAM_REDUCE, MSI_SLOT_FILLED,
-                          r->slot->generation);
-}
-
-/* It waits for a destination it adds to. */
-static ms_status await_prepared(const msi_reduction *r, bool add)
-{
-    const ms_context *ctx = r->pool->ctx;
-
-    return add ? msi_stream_dep_after(ctx, MSI_DEP_PREPARED, MSI_STREAM_REDUCE,
-                                      msi_stream_dep_mark(ctx, MSI_STREAM_COMPUTE))
-               : MS_OK;
-}
-
-static ms_status sum_extents(msi_reduction *r, void *shard, bool add)
-{
-    for (int32_t i = 0; i < r->n_own; i++) {
-        const msi_extent *e = &r->own[i];
-
-        MS_TRY(sum(r, e->in_full, e->numel,
-                   (char *)shard + e->in_shard * ms_dtype_size(r->sum_dtype), r->sum_dtype, add));
-    }
-    return MS_OK;
-}
-
-static ms_status sum_own(msi_reduction *r)
-{
-    void *shard;
-    bool add;
-
-    MS_TRY(r->user->prepare(r->unit, &shard, &add));
-    MS_TRY(await_gradients(r));
-    MS_TRY(await_prepared(r, add));
-    MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE, sum_extents(r, shard, add));
-    return MS_OK;
-}
-
-static ms_status sum_chunk(msi_reduction *r)
-{
-    const msi_chunk own = msi_plan_chunk(r->total, r->rank, r->world);
-
-    MS_TRY(await_gradients(r));
-    MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE,
-              sum(r, own.first, own.numel, element(r, r->rank, own.first), r->dtype, false));
-    r->phase = MSI_GRAD_REDUCED;
-    msi_slot_publish(r->pool, r->slot, MSI_STREAM_REDUCE, MSI_SLOT_REDUCED);
-    r->user->changed(r->unit);
-    return MS_OK;
-}
-
-/* Layout nccl: commit a closed gradient to the communicator. A replica's chunk is summed in place
- * of this rank's, and then gathered. */
-static ms_status enqueue_pieces(const msi_reduction *r)
-{
-    const msi_pieces p = pieces_of(r);
-    const msi_chunk own = msi_plan_chunk(r->total, r->rank, r->world);
-    char *chunk = element(r, r->rank, p.each * r->rank);
-
-    MS_TRY(msi_stream_dep_after(r->pool->ctx, MSI_DEP_WRITTEN, MSI_STREAM_REDUCE, r->written));
-    MS_TRY(move_pieces(r, &p));
-    if (!r->replicated) {
-        return MS_OK;
-    }
-    MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE,
-              sum(r, own.first, own.numel, chunk, r->dtype, false));
-    MS_TRY(msi_device_comm_all_gather(r->pool->devices, MSI_STREAM_REDUCE, chunk,
-                                      element(r, r->rank, 0), p.each, r->dtype));
-    return msi_slot_pool_complete(r->pool, r->progress, r->seq);
-}
-
-static ms_status take_all(const msi_reduction *r, void *out, bool add)
-{
-    for (int32_t i = 0; i < r->n_own; i++) {
-        const msi_extent *e = &r->own[i];
-
-        MS_TRY(take_sums(r, r->rank, e->in_full, e->numel,
-                         (char *)out + e->in_shard * ms_dtype_size(r->sum_dtype), add));
-    }
-    return MS_OK;
-}
-
-/* The whole sums are in this rank's part. */
-static ms_status copy_gathered(msi_reduction *r)
-{
-    void *out;
-    bool add;
-
-    MS_TRY(r->user->prepare(r->unit, &out, &add));
-    MS_TRY(await_prepared(r, add));
-    MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE, take_all(r, out, add));
-    return MS_OK;
-}
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static ms_status take_chunk(const msi_reduction *r, int32_t q, const msi_extent *e, void *out,
-                            bool add)
-{
-    const msi_chunk c = msi_plan_chunk(r->total, q, r->world);
-    const int64_t end = smaller(c.first + c.numel, e->in_full + e->numel);
-    const int64_t first = c.first > e->in_full ? c.first : e->in_full;
-    const int64_t in_shard = e->in_shard + first - e->in_full;
-
-    return take_sums(r, q, first, end - first, (char *)out + in_shard * ms_dtype_size(r->sum_dtype),
-                     add);
-}
-
-static ms_status take_chunks(const msi_reduction *r, void *out, bool add)
-{
-    for (int32_t q = 0; q < r->world; q++) {
-        for (int32_t i = 0; i < r->n_own; i++) {
-            MS_TRY(take_chunk(r, q, &r->own[i], out, add));
-        }
-    }
-    return MS_OK;
-}
-
-static ms_status copy_chunks(msi_reduction *r)
-{
-    void *out;
-    bool add;
-
-    MS_TRY(r->user->prepare(r->unit, &out, &add));
-    MS_TRY(await_prepared(r, add));
-    MS_TRY(msi_slot_await(r->pool, r->slot, MSI_DEP_CHUNKED, MSI_STREAM_REDUCE, MSI_SLOT_REDUCED,
-                          r->slot->generation));
-    MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE, take_chunks(r, out, add));
-    return MS_OK;
-}
-
 /* -- its task ---------------------------------------------------------------------------------- */
 
 static bool all_are_ready(const msi_task *task)
@@ -366,16 +111,13 @@ static ms_status reduce(msi_task *task, bool *finished)
 {
     msi_reduction *r = (msi_reduction *)task;
 
-    if (r->replicated && moves_pieces(r)) {
-        MS_TRY(copy_gathered(r));
-    } else if (r->replicated && r->world > 1) {
-        if (r->phase == MSI_GRAD_READY) {
-            return sum_chunk(r);
-        }
-        MS_TRY(copy_chunks(r));
-    } else {
-        MS_TRY(sum_own(r));
+    if (r->ops->chunk != NULL && r->phase == MSI_GRAD_READY) {
+        MS_TRY(r->ops->chunk(r));
+        msi_slot_publish(r->pool, r->slot, MSI_STREAM_REDUCE, MSI_SLOT_REDUCED);
+        set_phase(r, MSI_GRAD_REDUCED);
+        return MS_OK;
     }
+    MS_TRY(r->ops->finish(r));
     r->user->arrived(r->unit);
     release(r);
     set_phase(r, MSI_GRAD_NONE);
@@ -427,8 +169,8 @@ ms_status msi_reduction_close(msi_reduction *r, int32_t dtype, double factor, bo
     r->phase = MSI_GRAD_READY;
     atomic_store_explicit(&own->schedule_hash, msi_comm_schedule_hash(r->pool->comm),
                           memory_order_relaxed);
-    if (moves_pieces(r)) {
-        MS_TRY(enqueue_pieces(r));
+    if (r->ops->commit != NULL) {
+        MS_TRY(r->ops->commit(r));
     }
     msi_slot_publish(r->pool, r->slot, MSI_STREAM_COMPUTE, MSI_SLOT_FILLED);
     r->user->changed(r->unit);

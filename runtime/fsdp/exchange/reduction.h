@@ -23,6 +23,8 @@ enum {
 typedef struct msi_reduction_user {
     /* Destination of the sum of own extents; `*add`: accumulate into it. */
     ms_status (*prepare)(void *unit, void **out, bool *add);
+    /* Copy each shard's elements of a whole gradient to its position in a row of shards. */
+    ms_status (*pack)(void *unit, const void *whole, void *shards);
     /* The sum is complete, the slot valid. Needs no memory. */
     void (*arrived)(void *unit);
     /* It was dropped. Needs no memory. */
@@ -31,8 +33,11 @@ typedef struct msi_reduction_user {
     void (*changed)(void *unit);
 } msi_reduction_user;
 
+typedef struct msi_reduction_ops msi_reduction_ops;
+
 typedef struct msi_reduction {
     msi_task task; /* until the sum is complete */
+    const msi_reduction_ops *ops;
     msi_progress *progress;
     msi_slot_pool *pool;
     const msi_reduction_user *user;
@@ -42,6 +47,8 @@ typedef struct msi_reduction {
     bool replicated;       /* every rank gets the whole sum */
     int64_t total;         /* elements of one rank's whole gradient, without tail padding */
     int64_t full, shard;   /* with it, and of a shard */
+    int32_t n_shards;      /* ranks among which the sum is divided; of a replica all */
+    bool packs;            /* the whole gradient is not the shards in a row */
     const msi_extent *own; /* (n_own) what this rank gets of the sum; set when it is closed */
     int32_t n_own;
     int32_t sum_dtype, round_dtype;
@@ -57,6 +64,8 @@ typedef struct msi_reduction {
     msi_mark summed;  /* after the latest sum */
 } msi_reduction;
 
+/* Use the slots of a pool; ranks and `replicated` are set. */
+void msi_reduction_connect(msi_reduction *r, msi_slot_pool *pool);
 /* Take a slot that every peer has released. */
 ms_status msi_reduction_open(msi_reduction *r);
 /* Rank's part, and flags of the parameters it contributed to. */

@@ -104,14 +104,36 @@ static ms_status take(ms_fsdp_unit *u, const ms_tensor *reduced)
     return MS_OK;
 }
 
+/* The whole gradient, as the shards in a row. */
+static ms_status fold_gradient(ms_fsdp_unit *u, ms_tensor **out)
+{
+    const int64_t size = ms_dtype_size(u->sums.micro_dtype);
+    ms_tensor *whole, *shards;
+
+    MS_TRY(new_gradient(u, msi_unit_full_numel(u), &whole));
+    ms_status status = msi_accumulator_fold(&u->sums, whole->v.storage->data, u->sums.micro_dtype);
+
+    *out = whole;
+    if (status != MS_OK || msi_layout_in_rank_order(u->layout)) {
+        return status;
+    }
+    *out = NULL;
+    MS_TRY_GOTO(new_gradient(u, msi_layout_gathered_numel(u->layout), &shards), done);
+    *out = shards;
+    MS_TRY_GOTO(msi_mem_set(u->ctx, shards->v.storage->data, 0, shards->v.storage->nbytes), done);
+    status = msi_unit_pack_shards(u, whole->v.storage->data, shards->v.storage->data, size);
+done:
+    ms_tensor_free(whole);
+    return status;
+}
+
 ms_status msi_unit_reduce_by_hook(ms_fsdp_unit *u)
 {
     ms_tensor *whole = NULL, *reduced = NULL;
     ms_status status;
 
     MS_TRY(fill_all(&u->run->progress));
-    MS_TRY(new_gradient(u, msi_unit_full_numel(u), &whole));
-    MS_TRY_GOTO(msi_accumulator_fold(&u->sums, whole->v.storage->data, u->sums.micro_dtype), done);
+    MS_TRY_GOTO(fold_gradient(u, &whole), done);
     u->reduction.phase = MSI_GRAD_NONE;
     u->run->progress.peers_committed = true;
     MS_TRY_GOTO(gather_flags(u), done);

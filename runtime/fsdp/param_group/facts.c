@@ -8,7 +8,7 @@ ms_status ms_fsdp_unit_info_get(const ms_fsdp_unit *u, ms_fsdp_unit_info *info)
     *info = (ms_fsdp_unit_info){.strategy = u->options.strategy,
                                 .n_params = u->n_params,
                                 .numel = u->numel,
-                                .padded_numel = msi_unit_full_numel(u),
+                                .padded_numel = msi_layout_gathered_numel(u->layout),
                                 .shard_numel = u->shard_numel,
                                 .param_dtype = u->param_dtype,
                                 .reduce_dtype = u->reduce_dtype,
@@ -34,7 +34,9 @@ msi_group_facts msi_unit_facts(const ms_fsdp_unit *u)
                              .keeps = u->options.strategy == MS_FSDP_SHARD_GRAD_OP,
                              .is_root = u->is_root,
                              .full_precision_in_eval = u->options.full_precision_in_eval,
-                             .offloads = u->offloads};
+                             .offloads = u->offloads,
+                             .layout =
+                                 msi_layout_in_rank_order(u->layout) ? MS_FSDP_FLAT : MS_FSDP_ROWS};
 
     for (int32_t i = 0; i < u->n_params; i++) {
         if (u->params[i].tensor->requires_grad) {

@@ -26,11 +26,11 @@ static ms_status all_gather(ms_fsdp_unit *u, const char *what, const char *name,
     return gather(u, what, name, in, nbytes, out);
 }
 
-ms_status msi_unit_gather_shards(ms_fsdp_unit *u, const char *what, msi_storage *shard,
-                                 msi_storage *full)
+static ms_status gather_in_rank_order(ms_fsdp_unit *u, const char *what, msi_storage *shard,
+                                      msi_storage *shards)
 {
     const msi_view own = msi_flat_view(u, shard, 0, u->shard_numel);
-    const msi_view whole = msi_flat_view(u, full, 0, msi_unit_full_numel(u));
+    const msi_view whole = msi_flat_view(u, shards, 0, msi_layout_gathered_numel(u->layout));
     msi_host_view from = {0}, to = {0};
     ms_status status;
 
@@ -41,6 +41,29 @@ ms_status msi_unit_gather_shards(ms_fsdp_unit *u, const char *what, msi_storage 
 done:
     status = msi_host_view_end(&from, status);
     return msi_host_view_end(&to, status);
+}
+
+ms_status msi_unit_gather_shards(ms_fsdp_unit *u, const char *what, msi_storage *shard,
+                                 msi_storage *full)
+{
+    const int64_t size = ms_dtype_size(u->orig_dtype);
+    msi_storage *shards;
+
+    if (msi_layout_in_rank_order(u->layout)) {
+        return gather_in_rank_order(u, what, shard, full);
+    }
+    MS_TRY(msi_storage_new(&shards, u->ctx, msi_layout_gathered_numel(u->layout) * size,
+                           MS_MEM_SCRATCH));
+    ms_status status = gather_in_rank_order(u, what, shard, shards);
+
+    if (status == MS_OK) { /* with zeros between parameters */
+        status = msi_mem_set(u->ctx, full->data, 0, full->nbytes);
+    }
+    if (status == MS_OK) {
+        status = msi_unit_scatter_shards(u, shards->data, full->data, size);
+    }
+    msi_storage_release(shards);
+    return status;
 }
 
 ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out)

@@ -8,7 +8,7 @@ static msi_view reduced_view(const ms_fsdp_unit *u, const msi_unit_param *p)
     msi_view v = {.storage = p->place};
 
     if (u->is_sharded && !u->shows_full_grads) {
-        msi_view_set_contiguous(&v, u->grad_dtype, 1, &p->piece.numel);
+        msi_unit_shape_shard(u, p, u->grad_dtype, &v);
     } else {
         msi_view_set_contiguous(&v, u->grad_dtype, param->ndim, param->shape);
     }
@@ -193,7 +193,8 @@ static void use_trained_layout(ms_fsdp_unit *u, bool arrived)
                                                .start = p->piece.start,
                                                .numel = p->piece.numel,
                                                .in_full = p->offset + p->piece.start,
-                                               .in_shard = next};
+                                               .in_shard = p->piece.offset_in_shard,
+                                               .in_grad = next};
             next += p->piece.numel;
         }
     }
@@ -399,14 +400,21 @@ static void changed(void *unit)
     msi_unit_changed(unit);
 }
 
-static const msi_reduction_user reduction_user = {prepare, show_gradients, dropped, changed};
+/* Copy each shard's elements of a whole gradient to its position in a row of shards. */
+static ms_status pack(void *unit, const void *whole, void *shards)
+{
+    ms_fsdp_unit *u = unit;
+
+    return msi_unit_pack_shards(u, whole, shards, ms_dtype_size(u->reduction.dtype));
+}
+
+static const msi_reduction_user reduction_user = {prepare, pack, show_gradients, dropped, changed};
 
 void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
 {
     msi_reduction *r = &u->reduction;
 
     r->progress = &u->run->progress;
-    r->pool = &u->run->gradients;
     r->user = &reduction_user;
     r->unit = u;
     r->fp = (msi_fingerprint){.kind = u->is_sharded ? MSI_COLL_REDUCE_UNIT : MSI_COLL_REDUCE_FULL,
@@ -420,9 +428,12 @@ void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
     r->total = u->total;
     r->full = msi_unit_full_numel(u);
     r->shard = u->shard_numel;
+    r->n_shards = u->is_sharded ? u->shard_world : u->world;
+    r->packs = u->is_sharded && !msi_layout_in_rank_order(u->layout);
     r->sum_dtype = u->grad_dtype;
     r->node_dtype = u->sums.node_dtype;
     r->home = home;
+    msi_reduction_connect(r, &u->run->gradients);
 }
 
 /* Publish which parameters have a gradient; true if all. */

@@ -6,7 +6,7 @@
  *     flat          the unit's parameters in a row, with padding
  *     master        this rank's private shard of the flat in full precision; of a replica all of it
  *     replica       a unit that is not sharded (NO_SHARD): all ranks have the same values
- *     extent        a range of the flat that one rank owns
+ *     extent        a range of a parameter, or of the flat, that one rank owns
  *     full          the unsharded parameters, in the compute dtype
  *     slot          memory shared by the ranks of a host, for one unit's full parameters or for
  *                   all ranks' gradients of it, at a time
@@ -68,19 +68,19 @@ typedef struct msi_model_state {
 typedef struct msi_unit_param {
     ms_tensor *tensor; /* retained */
     char *name;
-    int64_t numel;
-    int64_t offset;        /* in the flat */
-    ms_layout_piece piece; /* of this rank */
-    bool contributed;      /* the running backward has written to its gradient */
-    bool reduced;          /* the whole parameter has a gradient, on any rank */
-    bool accumulated;      /* the levels have an unreduced gradient of it */
-    msi_storage *place;    /* its elements in the unit's reduced gradient, or NULL */
-    int64_t in_grad;       /* their position there; -1: it has none. Valid while `grad` exists */
-    bool arrived;          /* the running backward reduced its gradient */
-    ms_tensor *shown;      /* its future .grad, made before the reduction is announced */
-    uint64_t origin;       /* hash of the source of its initial values: equal for equal values */
-    bool given;            /* the script set or loaded them before the first use */
-    ms_tensor *own_grad;   /* .grad of this rank while .grad shows a full one */
+    int64_t numel, row_numel; /* row: along dimension 0 */
+    int64_t offset;           /* in the full parameters */
+    ms_layout_piece piece;    /* of this rank */
+    bool contributed;         /* the running backward has written to its gradient */
+    bool reduced;             /* the whole parameter has a gradient, on any rank */
+    bool accumulated;         /* the levels have an unreduced gradient of it */
+    msi_storage *place;       /* its elements in the unit's reduced gradient, or NULL */
+    int64_t in_grad;          /* their position there; -1: it has none. Valid while `grad` exists */
+    bool arrived;             /* the running backward reduced its gradient */
+    ms_tensor *shown;         /* its future .grad, made before the reduction is announced */
+    uint64_t origin;          /* hash of the source of its initial values: equal for equal values */
+    bool given;               /* the script set or loaded them before the first use */
+    ms_tensor *own_grad;      /* .grad of this rank while .grad shows a full one */
     msi_grad_sink sink;
 } msi_unit_param;
 
@@ -163,10 +163,10 @@ struct ms_fsdp_unit {
     bool shows_full_grads;   /* summoned with its gradients */
 };
 
-/* Elements of the unsharded flat, with all padding. */
+/* Elements of the unsharded parameters, with all padding. */
 static inline int64_t msi_unit_full_numel(const ms_fsdp_unit *u)
 {
-    return msi_layout_gathered_numel(u->layout);
+    return msi_layout_full_numel(u->layout);
 }
 
 /* True if it gathers in a slot; else the master or a private copy is used. */
@@ -204,6 +204,14 @@ static inline msi_view msi_flat_view(const ms_fsdp_unit *u, msi_storage *s, int6
     msi_view_set_contiguous(&v, u->orig_dtype, 1, &numel);
     return v;
 }
+
+/* Give `v` the shape of this rank's shard of a parameter: 1-D, or its rows. */
+void msi_unit_shape_shard(const ms_fsdp_unit *u, const msi_unit_param *p, int32_t dtype,
+                          msi_view *v);
+/* Copy all ranks' shards in a row to the full parameters, both in one dtype of `size` bytes. */
+ms_status msi_unit_scatter_shards(ms_fsdp_unit *u, const void *shards, void *full, int64_t size);
+/* The reverse; leaves the shards' padding as it is. */
+ms_status msi_unit_pack_shards(ms_fsdp_unit *u, const void *full, void *shards, int64_t size);
 
 /* 0 for a unit without a tree. */
 static inline int32_t msi_unit_model(const ms_fsdp_unit *u)

@@ -15,6 +15,21 @@ static void show_flat(ms_fsdp_unit *u, msi_storage *storage, int32_t dtype, int6
     }
 }
 
+void msi_unit_shape_shard(const ms_fsdp_unit *u, const msi_unit_param *p, int32_t dtype,
+                          msi_view *v)
+{
+    const msi_param *param = p->tensor->param;
+    int64_t shape[MS_MAX_DIMS];
+
+    if (u->options.layout != MS_FSDP_ROWS) {
+        msi_view_set_contiguous(v, dtype, 1, &p->piece.numel);
+        return;
+    }
+    memcpy(shape, param->shape, sizeof(*shape) * (size_t)param->ndim);
+    shape[0] = p->row_numel > 0 ? p->piece.numel / p->row_numel : 0;
+    msi_view_set_contiguous(v, dtype, param->ndim, shape);
+}
+
 static void show_shards(ms_fsdp_unit *u)
 {
     const bool hides = u->is_sharded && u->run != NULL && u->run->hides_shards;
@@ -27,7 +42,7 @@ static void show_shards(ms_fsdp_unit *u)
                       .offset = p->piece.present ? p->piece.offset_in_shard : 0};
 
         if (u->is_sharded) {
-            msi_view_set_contiguous(&v, u->orig_dtype, 1, &p->piece.numel);
+            msi_unit_shape_shard(u, p, u->orig_dtype, &v);
         } else { /* NO_SHARD keeps the original shapes */
             msi_view_set_contiguous(&v, u->orig_dtype, param->ndim, param->shape);
         }

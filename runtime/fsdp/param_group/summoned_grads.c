@@ -17,8 +17,9 @@ static ms_status own_gradients(ms_fsdp_unit *u, msi_storage **out)
         const msi_unit_param *p = &u->params[i];
 
         if (p->tensor->grad != NULL && p->piece.numel > 0) {
-            const msi_view to = msi_flat_view(u, *out, p->piece.offset_in_shard, p->piece.numel);
+            msi_view to = msi_flat_view(u, *out, p->piece.offset_in_shard, p->piece.numel);
 
+            msi_unit_shape_shard(u, p, u->orig_dtype, &to);
             status = msi_copy(&to, &p->tensor->grad->v, false);
         }
     }
@@ -121,7 +122,7 @@ static ms_status keep_gradient(ms_fsdp_unit *u, msi_unit_param *p)
     msi_view v = full->v, own;
 
     v.offset += p->piece.start;
-    msi_view_set_contiguous(&v, u->orig_dtype, 1, &p->piece.numel);
+    msi_unit_shape_shard(u, p, u->orig_dtype, &v);
     if (p->own_grad != NULL) {
         MS_TRY(msi_copy(&p->own_grad->v, &v, false));
         p->own_grad->v.storage->version++;

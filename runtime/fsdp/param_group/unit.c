@@ -1,4 +1,5 @@
 /* Units: their parameters, layout and master shard. */
+#include "array.h"
 #include "param_group.h"
 
 #include <stdio.h>
@@ -106,24 +107,31 @@ static ms_status check_params(const char *name, ms_tensor *const *params, int32_
     return MS_OK;
 }
 
-static ms_status lay_out(ms_fsdp_unit *u)
+static ms_status new_layout(ms_fsdp_unit *u)
 {
-    int64_t *numels = malloc(sizeof(*numels) * (size_t)u->n_params);
-    int32_t forward_dtype = u->param_dtype;
-    int64_t align = u->options.use_orig_params ? 16 / ms_dtype_size(forward_dtype) : 0;
+    const int64_t align = u->options.use_orig_params ? 16 / ms_dtype_size(u->param_dtype) : 0;
+    const int32_t world = u->is_sharded ? u->shard_world : 1;
+    const bool by_rows = u->options.layout == MS_FSDP_ROWS && world > 1; /* else all is one row */
+    int64_t *numels, *rows;
 
-    if (numels == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to lay out %d parameters", (int)u->n_params);
-    }
+    MS_TRY(msi_new_array(&numels, 2 * (int64_t)u->n_params, "parameters to lay out"));
+    rows = numels + u->n_params;
     for (int32_t i = 0; i < u->n_params; i++) {
         numels[i] = u->params[i].numel;
+        rows[i] = u->params[i].row_numel;
         u->numel += numels[i];
     }
-    ms_status status =
-        ms_layout_flat(&u->layout, numels, u->n_params, align, u->is_sharded ? u->shard_world : 1);
+    const ms_status status =
+        by_rows ? ms_layout_by_rows(&u->layout, numels, rows, u->n_params, align, world)
+                : ms_layout_flat(&u->layout, numels, u->n_params, align, world);
 
     free(numels);
-    MS_TRY(status);
+    return status;
+}
+
+static ms_status lay_out(ms_fsdp_unit *u)
+{
+    MS_TRY(new_layout(u));
     u->total = ms_layout_total(u->layout);
     u->shard_numel = ms_layout_shard_numel(u->layout);
     for (int32_t i = 0; i < u->n_params; i++) {
@@ -146,6 +154,17 @@ static ms_status lay_out(ms_fsdp_unit *u)
     return MS_OK;
 }
 
+static void measure(msi_unit_param *p)
+{
+    const msi_view *v = &p->tensor->v;
+
+    p->numel = msi_view_numel(v);
+    p->row_numel = 1;
+    for (int32_t d = 1; d < v->ndim; d++) {
+        p->row_numel *= v->shape[d];
+    }
+}
+
 static ms_status take_params(ms_fsdp_unit *u, ms_tensor *const *params, int32_t n,
                              const char *const *names)
 {
@@ -161,7 +180,7 @@ static ms_status take_params(ms_fsdp_unit *u, ms_tensor *const *params, int32_t 
             return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the name '%s'", names[i]);
         }
         u->params[i].tensor = ms_tensor_retain(params[i]);
-        u->params[i].numel = msi_view_numel(&params[i]->v);
+        measure(&u->params[i]);
         u->n_params = i + 1;
     }
     return MS_OK;
@@ -170,6 +189,10 @@ static ms_status take_params(ms_fsdp_unit *u, ms_tensor *const *params, int32_t 
 static ms_status take_options(ms_fsdp_unit_options *o, const ms_fsdp_unit_options *given)
 {
     MS_TRY(msi_options_take(o, given, &msi_fsdp_unit_options));
+    if (o->layout == MS_FSDP_ROWS && !o->use_orig_params) {
+        return MS_FAIL(MS_VALUE_ERROR, "layout rows shards each parameter by itself, so there is "
+                                       "no flat parameter; leave use_orig_params true");
+    }
     return o->offload_params ? msi_memory_open(msi_context()) /* and the device */ : MS_OK;
 }
 
@@ -275,7 +298,7 @@ static ms_status outline(ms_fsdp_unit *u, ms_tensor *const *params, int32_t n)
     }
     for (int32_t i = 0; i < n; i++) {
         u->params[i].tensor = params[i];
-        u->params[i].numel = msi_view_numel(&params[i]->v);
+        measure(&u->params[i]);
     }
     u->n_params = n;
     return lay_out(u);

@@ -39,20 +39,46 @@ static ms_status fill(void *unit, void *to, bool staged)
     return MS_OK;
 }
 
-static ms_status pull(void *unit, int32_t q, const void *stage, void *full)
+/* Copy rank q's shard to its positions in the full parameters, or (`packs`) from them. */
+static ms_status move_shard(ms_fsdp_unit *u, int32_t q, char *shard, char *full, int64_t size,
+                            bool packs)
 {
-    ms_fsdp_unit *u = unit;
-    const int64_t size = ms_dtype_size(u->full_dtype);
     int32_t n;
 
     MS_TRY(msi_layout_extents(u->layout, q, u->theirs, &n));
     for (int32_t i = 0; i < n; i++) {
         const msi_extent *e = &u->theirs[i];
+        char *in_full = full + e->in_full * size, *in_shard = shard + e->in_shard * size;
 
-        MS_TRY(msi_mem_copy(u->ctx, (char *)full + e->in_full * size,
-                            (const char *)stage + e->in_shard * size, e->numel * size));
+        MS_TRY(msi_mem_copy(u->ctx, packs ? in_shard : in_full, packs ? in_full : in_shard,
+                            e->numel * size));
     }
     return MS_OK;
+}
+
+static ms_status move_shards(ms_fsdp_unit *u, char *shards, char *full, int64_t size, bool packs)
+{
+    for (int32_t q = 0; q < u->shard_world; q++) {
+        MS_TRY(move_shard(u, q, shards + q * u->shard_numel * size, full, size, packs));
+    }
+    return MS_OK;
+}
+
+ms_status msi_unit_scatter_shards(ms_fsdp_unit *u, const void *shards, void *full, int64_t size)
+{
+    return move_shards(u, (char *)shards, full, size, false);
+}
+
+ms_status msi_unit_pack_shards(ms_fsdp_unit *u, const void *full, void *shards, int64_t size)
+{
+    return move_shards(u, shards, (char *)full, size, true);
+}
+
+static ms_status pull(void *unit, int32_t q, const void *stage, void *full)
+{
+    ms_fsdp_unit *u = unit;
+
+    return move_shard(u, q, (char *)stage, full, ms_dtype_size(u->full_dtype), false);
 }
 
 static int64_t version(const void *unit)
@@ -87,6 +113,7 @@ static void set_gather_dtype(ms_fsdp_unit *u)
 
     g->ops = gather_ops(u);
     g->nbytes = msi_unit_full_numel(u) * ms_dtype_size(u->full_dtype);
+    g->staged_at = msi_layout_in_rank_order(u->layout) ? 0 : msi_round_up(g->nbytes, 256);
     g->data = g->ops == &msi_gather_alias ? u->master->data : NULL;
     g->fp.dtype = (int16_t)u->full_dtype;
 }
@@ -104,6 +131,7 @@ void msi_unit_connect_params(ms_fsdp_unit *u, msi_slot *home)
                               .count = msi_unit_full_numel(u),
                               .model = u->run->model,
                               .name = u->label};
+    g->shard_numel = u->shard_numel;
     g->unit = u;
     g->user = &gather_user;
     g->written_version = -1;

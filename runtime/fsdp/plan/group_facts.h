@@ -25,6 +25,24 @@ static inline int32_t msi_widest_dtype(const msi_group_facts *g, int32_t dtype)
                : dtype;
 }
 
+/* Ranks among which its parameters are divided. */
+static inline int32_t msi_group_shards(const msi_group_facts *g, int32_t world)
+{
+    return g->n_shards > 0 ? g->n_shards : world;
+}
+
+/* True if the full parameters are not the shards in a row. */
+static inline bool msi_group_packs(const msi_group_facts *g)
+{
+    return g->is_sharded && g->layout == MS_FSDP_ROWS;
+}
+
+/* Elements of all shards in a row. */
+static inline int64_t msi_group_gathered(const msi_group_facts *g, int32_t world)
+{
+    return msi_group_packs(g) ? g->shard_numel * msi_group_shards(g, world) : g->full_numel;
+}
+
 /* Elements of this rank's reduced gradient: [Note: layout of the reduced gradient]. */
 static inline int64_t msi_reduced_numel(const msi_group_facts *g)
 {

@@ -83,6 +83,13 @@ static void place(msi_slot_wish *wishes, int32_t n, msi_slots_plan *p)
     p->nbytes = offset;
 }
 
+/* Layout nccl: bytes of a slot's full parameters, and of the shards in a row if those are apart. */
+static int64_t gathered_bytes(const msi_group_facts *g, int32_t world, int64_t size)
+{
+    return msi_group_gathered(g, world) * size +
+           (msi_group_packs(g) ? msi_round_up(g->full_numel * size, 256) : 0);
+}
+
 static ms_status plan_slots(msi_slot_wish *wishes, int32_t n, int32_t n_ring, int32_t world,
                             int32_t n_parts, msi_slots_plan *p)
 {
@@ -114,7 +121,9 @@ ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t
         const int64_t size = g->shares ? ms_dtype_size(msi_widest_dtype(g, g->param_dtype)) : 0;
 
         wishes[i] = (msi_slot_wish){.nbytes = size * (pulls ? g->shard_numel : g->full_numel),
-                                    .own_bytes = pulls || sends ? size * g->full_numel : 0,
+                                    .own_bytes = sends   ? gathered_bytes(g, world, size)
+                                                 : pulls ? size * g->full_numel
+                                                         : 0,
                                     .word_bytes = MSI_SLOT_WORDS,
                                     .keeps = g->is_root || g->keeps};
     }
@@ -123,14 +132,15 @@ ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t
     return MS_OK;
 }
 
-msi_pieces msi_plan_pieces(int64_t full_numel, int64_t shard_numel, bool is_sharded, int32_t world,
-                           int32_t dtype)
+msi_pieces msi_plan_pieces(int64_t full_numel, int64_t shard_numel, int32_t n_shards, bool packs,
+                           bool replicated, int32_t world, int32_t dtype)
 {
     const int64_t size = ms_dtype_size(dtype);
-    const int64_t each = is_sharded ? shard_numel : msi_plan_chunk_size(full_numel, world);
-    const int64_t staging = msi_round_up((is_sharded ? full_numel : each * world) * size, 256);
+    const int64_t each = replicated ? msi_plan_chunk_size(full_numel, world) : shard_numel;
+    const int64_t packed = packs ? msi_round_up(full_numel * size, 256) : 0;
+    const int64_t staging = packed + msi_round_up(each * n_shards * size, 256);
 
-    return (msi_pieces){each, staging, staging + each * world * size};
+    return (msi_pieces){each, packed, staging, staging + each * world * size};
 }
 
 ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool wide,
@@ -143,8 +153,9 @@ ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool
         const msi_group_facts *g = &groups[i];
         const int32_t dtype = wide ? msi_node_dtype(g) : msi_widest_dtype(g, g->reduce_dtype);
 
-        const msi_pieces p =
-            msi_plan_pieces(g->full_numel, g->shard_numel, g->is_sharded, world, dtype);
+        const msi_pieces p = msi_plan_pieces(g->full_numel, g->shard_numel,
+                                             g->is_sharded ? msi_group_shards(g, world) : world,
+                                             msi_group_packs(g), !g->is_sharded, world, dtype);
 
         wishes[i] = (msi_slot_wish){.nbytes = g->trains ? g->full_numel * ms_dtype_size(dtype) : 0,
                                     .own_bytes = g->trains && sends ? p.nbytes : 0,

@@ -53,15 +53,16 @@ ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t
 ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool wide,
                                   int32_t world, msi_slots_layout layout, msi_slot_wish *wishes,
                                   msi_slots_plan *plan);
-/* Layout nccl: a private slot of gradients is this rank's gradient, in one piece for each rank or
- * (shards) each shard, and from `staging` on a piece from each rank. */
+/* Layout nccl: a private slot of gradients is this rank's gradient; from `packed` on a piece of it
+ * for each rank or (shards) each shard, which is the gradient itself unless that is not the shards
+ * in a row; and from `staging` on a piece from each rank. */
 typedef struct msi_pieces {
-    int64_t each;    /* elements of a piece */
-    int64_t staging; /* bytes before */
-    int64_t nbytes;  /* in all */
+    int64_t each;            /* elements of a piece */
+    int64_t packed, staging; /* bytes before */
+    int64_t nbytes;          /* in all */
 } msi_pieces;
-msi_pieces msi_plan_pieces(int64_t full_numel, int64_t shard_numel, bool is_sharded, int32_t world,
-                           int32_t dtype);
+msi_pieces msi_plan_pieces(int64_t full_numel, int64_t shard_numel, int32_t n_shards, bool packs,
+                           bool replicated, int32_t world, int32_t dtype);
 /* The same slots with one rank's words and one part; moves `wishes` (n) to them. */
 msi_slots_plan msi_slots_plan_of_one(const msi_slots_plan *plan, msi_slot_wish *wishes, int32_t n);
 /* Bytes of one more slot of the ring with its words; its parts begin at `*offset`. */

@@ -57,15 +57,16 @@ int64_t msi_plan_gathers(const msi_group_facts *g, int64_t micro_batches)
     return g->keeps ? 1 : micro_batches * (g->is_root ? 1 : 2); /* values change once a step */
 }
 
-static int64_t gathered(const msi_group_facts *groups, int32_t n, int64_t micro_batches)
+static int64_t gathered(const msi_group_facts *groups, int32_t n, int32_t world,
+                        int64_t micro_batches)
 {
     int64_t nbytes = 0;
 
     for (int32_t i = 0; i < n; i++) {
         const msi_group_facts *g = &groups[i];
 
-        nbytes += msi_plan_gathers(g, micro_batches) * (g->full_numel - g->shard_numel) *
-                  ms_dtype_size(g->param_dtype);
+        nbytes += msi_plan_gathers(g, micro_batches) *
+                  (msi_group_gathered(g, world) - g->shard_numel) * ms_dtype_size(g->param_dtype);
     }
     return nbytes;
 }
@@ -160,7 +161,7 @@ ms_status msi_plan_step(const msi_group_facts *groups, int32_t n, const msi_step
     plan->masters = msi_plan_masters(groups, n);
     plan->per_state = msi_plan_state(groups, n);
     plan->gradients = msi_plan_gradients(groups, n, s->micro_batches);
-    plan->gathered = gathered(groups, n, s->micro_batches);
+    plan->gathered = gathered(groups, n, s->world, s->micro_batches);
     plan->reduced = reduced(groups, n, s, accumulates);
     return MS_OK;
 }

@@ -16,6 +16,7 @@ typedef struct ms_fsdp_unit ms_fsdp_unit;
 typedef struct ms_fsdp_tree ms_fsdp_tree;
 
 enum { MS_FSDP_FULL_SHARD = 0, MS_FSDP_SHARD_GRAD_OP = 1, MS_FSDP_NO_SHARD = 2 };
+enum { MS_FSDP_FLAT = 0, MS_FSDP_ROWS = 1 };
 enum { MS_FSDP_PREFETCH_NONE = 0, MS_FSDP_PREFETCH_PRE = 1, MS_FSDP_PREFETCH_POST = 2 };
 
 /* The options of FSDP are declared below and nowhere else. The comment of a field is the option's
@@ -78,6 +79,14 @@ typedef struct ms_fsdp_unit_options {
     /** Without a reduce_dtype gradients are reduced in the parameters' own dtype, whatever
      * param_dtype is. */
     bool reduces_in_own_dtype;
+    /** How parameters are divided among ranks: all as one flat parameter, of which each rank has a
+     * range, or each by rows (torch.chunk along its first dimension), so that handles show this
+     * rank's rows. `rows` needs use_orig_params.
+     * @values flat = MS_FSDP_FLAT, rows = MS_FSDP_ROWS
+     * @default flat
+     * @lua shard_layout
+     * @compared */
+    int32_t layout;
 } ms_fsdp_unit_options;
 
 typedef struct ms_fsdp_tree_options {
@@ -148,7 +157,7 @@ typedef struct ms_fsdp_plan {
 
 /** What a plan needs of a unit, existing or not: numbers only. */
 typedef struct ms_fsdp_group {
-    int64_t full_numel;    /**< of the unsharded flat, padded */
+    int64_t full_numel;    /**< of the unsharded parameters, padded */
     int64_t shard_numel;   /**< of this rank's shard; all of a replica */
     int64_t trained_numel; /**< of this rank's shard, without padding and frozen elements */
     int32_t n_shards; /**< ranks among which parameters are divided; 0: all. Equal in sharded units
@@ -166,6 +175,7 @@ typedef struct ms_fsdp_group {
     bool is_root;                /**< used from the first op of forward to the last of backward */
     bool full_precision_in_eval; /**< the slot has room for parameters in orig_dtype */
     bool offloads;               /**< masters, gradients and state are not on the device */
+    int32_t layout;              /**< MS_FSDP_FLAT or MS_FSDP_ROWS */
 } ms_fsdp_group;
 
 /** Which memory of a unit's parameters exists. */
@@ -182,8 +192,8 @@ MS_API void ms_fsdp_tree_options_init(ms_fsdp_tree_options *o, uint32_t struct_s
 
 /**
  * Make a unit of parameters. Takes its own reference to each. Their handles show the local shard
- * (1-D), and the full parameter while the unit is unsharded. Drops their gradients. No
- * communication. MS_VALUE_ERROR, MS_TYPE_ERROR for invalid options.
+ * (1-D; this rank's rows with layout rows), and the full parameter while the unit is unsharded.
+ * Drops their gradients. No communication. MS_VALUE_ERROR, MS_TYPE_ERROR for invalid options.
  * @param params  (n) distinct floating leaves of one dtype, with at least one dimension; without
  *                elements only if a size in their shape is zero
  * @param names   (n) paths, copied; used in errors, checkpoints and the random stream

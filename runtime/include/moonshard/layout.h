@@ -9,10 +9,11 @@
 extern "C" {
 #endif
 
-/** The layout of one flat parameter. */
+/** The layout of parameters that are gathered together: as one flat parameter, of which each rank
+ * has a range, or by rows, of which each rank has some of every parameter. */
 typedef struct ms_layout ms_layout;
 
-/** A range of the flat parameter: a parameter, or padding (`param` is -1). */
+/** A range of the full parameters in a row: a parameter, or padding (`param` is -1). */
 typedef struct ms_layout_entry {
     int64_t offset;
     int64_t numel;
@@ -39,14 +40,25 @@ typedef struct ms_layout_piece {
  */
 MS_API ms_status ms_layout_flat(ms_layout **out, const int64_t *numels, int32_t n, int64_t align,
                                 int32_t world_size);
+/**
+ * Cut each of `n` parameters along dimension 0, as ms_layout_rows() does. A shard has a rank's rows
+ * of all parameters in order, each padded to the rows of rank 0.
+ * @param numels      (n) elements of each parameter
+ * @param row_numels  (n) elements of a row of each; 0 only without elements
+ * @param align       as in ms_layout_flat(), of the full parameters
+ * Source: the behaviour of torch.distributed.fsdp.fully_shard.
+ */
+MS_API ms_status ms_layout_by_rows(ms_layout **out, const int64_t *numels,
+                                   const int64_t *row_numels, int32_t n, int64_t align,
+                                   int32_t world_size);
 MS_API void ms_layout_free(ms_layout *layout);
-/** Elements of the flat parameter, with inner padding. */
+/** Elements of all parameters in a row, with inner padding. */
 MS_API int64_t ms_layout_total(const ms_layout *layout);
-/** Elements per rank: ceil(total / world_size). */
+/** Elements per rank, with padding, equal on all ranks. */
 MS_API int64_t ms_layout_shard_numel(const ms_layout *layout);
 MS_API int32_t ms_layout_n_entries(const ms_layout *layout);
 MS_API ms_status ms_layout_entry_get(const ms_layout *layout, int32_t i, ms_layout_entry *entry);
-/** Offset of parameter `param` in the flat. */
+/** Offset of parameter `param` in the row. */
 MS_API int64_t ms_layout_offset(const ms_layout *layout, int32_t param);
 MS_API ms_status ms_layout_piece_get(const ms_layout *layout, int32_t rank, int32_t param,
                                      ms_layout_piece *piece);

@@ -191,6 +191,10 @@ row 'inside' { -- ranks of a shard group
 row 'use_orig_params' {
   { false, true }, bits = true, chance = OFTEN, options = set 'use_orig_params',
 }
+row 'shard_layout' {
+  { 'flat', 'rows' }, bits = true, chance = 0.9, options = set 'shard_layout',
+  legal = function(_, p) return p.use_orig_params end,
+}
 
 local POLICIES = {
   class = fsdp.ModuleWrapPolicy { Block },

@@ -203,6 +203,7 @@ program make_program(uint64_t seed)
 
     p.rooted = chance(&d, 2);
     p.large = chance(&d, 2);
+    p.rows = chance(&d, 2);
     p.frozen = chance(&d, 8);
     p.forward_prefetch = !chance(&d, 4);
     p.backward_prefetch = below(&d, 3);
@@ -242,12 +243,13 @@ static void print_noise(FILE *out, const char *when, const noise *a)
 
 static void write_program(FILE *out, const program *p)
 {
-    fprintf(out,
-            "program MS_SEED=%llu MS_PROGRAMS=1: W=%d as %s, rooted %d, large %d, frozen %d, "
-            "dtypes %d/%d, prefetch %d/%d, slots %d, strategies",
-            (unsigned long long)p->seed, (int)p->world, p->processes ? "processes" : "threads",
-            p->rooted, p->large, p->frozen, (int)p->param_dtype, (int)p->reduce_dtype,
-            p->forward_prefetch, (int)p->backward_prefetch, (int)p->n_slots);
+    fprintf(
+        out,
+        "program MS_SEED=%llu MS_PROGRAMS=1: W=%d as %s, rooted %d, large %d, rows %d, frozen %d, "
+        "dtypes %d/%d, prefetch %d/%d, slots %d, strategies",
+        (unsigned long long)p->seed, (int)p->world, p->processes ? "processes" : "threads",
+        p->rooted, p->large, p->rows, p->frozen, (int)p->param_dtype, (int)p->reduce_dtype,
+        p->forward_prefetch, (int)p->backward_prefetch, (int)p->n_slots);
     for (int32_t i = 0; i < UNITS; i++) {
         fprintf(out, " %d", (int)p->strategy[i]);
     }

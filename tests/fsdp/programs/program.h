@@ -61,7 +61,7 @@ typedef struct block {
 typedef struct program {
     uint64_t seed;
     int32_t world;
-    bool processes, rooted, large, frozen, forward_prefetch, same_for_every_world;
+    bool processes, rooted, large, rows, frozen, forward_prefetch, same_for_every_world;
     int32_t strategy[UNITS], param_dtype, reduce_dtype, backward_prefetch, n_slots, n_blocks;
     block block[MAX_BLOCKS];
 } program;
