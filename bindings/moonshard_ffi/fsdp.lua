@@ -299,7 +299,9 @@ function fsdp.dry_run(comm, values, groups, root_has_unit, micro_batches)
   local p, list = B.new('ms_fsdp_plan'), B.new('ms_fsdp_group[?]', #groups)
   for i, group in ipairs(groups) do
     list[i - 1] = group
-    list[i - 1].is_root = i == 1 and root_has_unit
+    if i == 1 and root_has_unit then
+      list[0].is_root, list[0].keeps = true, true
+    end
   end
   B.check(C.ms_fsdp_dry_run(p, comm, struct_of('ms_fsdp_tree_options', values), list, #groups,
     micro_batches))

@@ -95,6 +95,7 @@ static msi_group_facts facts_of(const int64_t *numels, int32_t n, int32_t world,
                          .trains = true,
                          .is_sharded = true,
                          .shares = true,
+                         .keeps = is_root,
                          .is_root = is_root};
 
     assert_ok(ms_layout_flat(&layout, numels, n, 8, world));

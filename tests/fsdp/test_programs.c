@@ -296,6 +296,7 @@ static ms_status run_micro(model *m, int32_t at, int32_t k, int32_t r, bool last
                         .touch = -1, .load = -1, .partly = one->partly, .idle = r == one->idle};
     ms_tensor *aside, *loss;
 
+    MS_TRY(ms_fsdp_tree_init(m->tree));
     MS_TRY(ms_fsdp_tree_set_sync(m->tree, last || b->each_reduces));
     MS_TRY(make(m, &one->before, NULL));
     if (one->aside == 2 || (one->aside == 1 && !m->plain)) {

@@ -453,7 +453,8 @@ static ms_status close_slot(ms_fsdp_unit *u, bool whole)
 {
     u->reduction.round_dtype = u->sums.micro_dtype;
     return msi_reduction_close(&u->reduction, msi_unit_slot_dtype(u),
-                               u->run->factor != 0 ? u->run->factor : 1.0 / u->world, whole);
+                               u->settings.factor != 0 ? u->settings.factor : 1.0 / u->world,
+                               whole);
 }
 
 /* This rank's gradient (W n) -> its part of the sum over ranks, in the layout of the reduced

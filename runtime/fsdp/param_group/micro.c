@@ -14,7 +14,8 @@ static ms_status begin_micro(ms_fsdp_unit *u)
     const int64_t nbytes = msi_unit_full_numel(u) * ms_dtype_size(dtype);
 
     u->sums.micro_dtype = dtype;
-    const bool in_slot = u->run->sync && u->run->hook == NULL && dtype == msi_unit_slot_dtype(u);
+    const bool in_slot =
+        u->settings.sync && u->run->hook == NULL && dtype == msi_unit_slot_dtype(u);
 
     if (u->micro_view == NULL) {
         MS_TRY(msi_storage_wrap(&u->micro_view, u->ctx, MS_STORAGE_BORROWED, NULL, nbytes));
@@ -124,7 +125,7 @@ static ms_status fill_gaps(ms_fsdp_unit *u)
 
 ms_status msi_unit_accumulate(ms_fsdp_unit *u)
 {
-    MS_TRY(msi_accumulator_keep(&u->sums, u->run->n_kept));
+    MS_TRY(msi_accumulator_keep(&u->sums, u->n_kept));
     for (int32_t i = 0; i < u->n_params; i++) {
         u->params[i].accumulated |= u->params[i].contributed;
         u->params[i].contributed = false;
@@ -162,7 +163,7 @@ static ms_status complete(ms_fsdp_unit *u)
     MS_TRY(fill_gaps(u));
     msi_storage_unbind(u->micro_view);
     MS_TRY(u->run->gradient_complete(u));
-    if (!u->run->sync) {
+    if (!u->settings.sync) {
         u->reduction.phase = MSI_GRAD_NONE;
         return msi_unit_accumulate(u);
     }

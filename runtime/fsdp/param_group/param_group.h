@@ -47,14 +47,11 @@ typedef struct msi_model_state {
     void *owner;         /* the schedule's tree */
     int32_t model;       /* number in the group; 0: unused */
     bool initialized;    /* units have slots */
-    bool sync;           /* backwards reduce */
     bool summoned;       /* handles show full copies */
     bool hides_shards;   /* a root forward runs */
     bool settled;        /* the running backward has no more reductions */
     bool given_up;       /* its gradients were dropped meanwhile */
     bool fp32_slots;     /* gradient slots are wide enough for inner nodes (no_sync) */
-    uint64_t n_kept;     /* unreduced no_sync backwards */
-    double factor;       /* of reduced gradients; 0: 1 / world */
     msi_comm_hook *hook; /* reduces gradients; NULL: units do */
     msi_progress progress;
     msi_slot_pool params, gradients;
@@ -89,6 +86,18 @@ typedef struct msi_values {
     int64_t followed; /* version of the values in `full` */
     bool outdated;    /* written since the latest publish was committed */
 } msi_values;
+
+/* When full parameters are freed after a use. */
+enum { MSI_BY_STRATEGY, MSI_KEEP, MSI_RESHARD };
+
+/* Settings of a unit, which may change between steps, equal on all ranks. */
+typedef struct msi_settings {
+    bool sync;             /* backwards reduce */
+    double factor;         /* of reduced gradients; 0: 1 / world */
+    int32_t after_forward; /* MSI_BY_STRATEGY, ... */
+    int32_t after_backward;
+    bool forward_only; /* backwards do not gather it */
+} msi_settings;
 
 /* Users of the full parameters. */
 typedef struct msi_use {
@@ -149,10 +158,12 @@ struct ms_fsdp_unit {
     ms_tensor *flat;       /* retained; NULL before ms_fsdp_unit_flat() */
     msi_grad_sink flat_sink;
     msi_use use;
+    msi_settings settings;
     ms_tensor **observed; /* (1 + n_params) or NULL: the shard, the full parameters */
 
     /* gradients */
     msi_accumulator sums;
+    uint64_t n_kept;         /* the model's unreduced backwards while `sync` was false */
     msi_storage *micro_view; /* storage of views of the running micro-batch's gradient */
     msi_reduction reduction;
     bool has_slot;           /* of gradients: it was trainable when the model's slots were made */
@@ -192,7 +203,24 @@ static inline int32_t msi_unit_forward_dtype(const ms_fsdp_unit *u)
  * the unit only once. */
 static inline int32_t msi_unit_slot_dtype(const ms_fsdp_unit *u)
 {
-    return u->run->n_kept > 0 ? u->sums.node_dtype : u->sums.micro_dtype;
+    return u->n_kept > 0 ? u->sums.node_dtype : u->sums.micro_dtype;
+}
+
+/* Full parameters are kept after a forward. */
+static inline bool msi_unit_keeps_after_forward(const ms_fsdp_unit *u)
+{
+    return u->settings.after_forward == MSI_BY_STRATEGY
+               ? u->options.strategy != MS_FSDP_FULL_SHARD || u->is_root
+               : u->settings.after_forward == MSI_KEEP;
+}
+
+/* They are kept after a backward; by the strategy only if it does not reduce, which saves the next
+ * forward's gather. */
+static inline bool msi_unit_keeps_after_backward(const ms_fsdp_unit *u, bool reduces)
+{
+    return u->settings.after_backward == MSI_BY_STRATEGY
+               ? u->options.strategy != MS_FSDP_FULL_SHARD && !reduces
+               : u->settings.after_backward == MSI_KEEP;
 }
 
 /* Elements [offset, offset + numel) of a storage in the unit's own dtype. */

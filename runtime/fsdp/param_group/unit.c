@@ -211,6 +211,7 @@ static void describe(ms_fsdp_unit *u, ms_comm *comm, const ms_fsdp_unit_options 
     u->offloads = o->offload_params && msi_context()->device != NULL;
     msi_unit_set_dtypes(u, orig_dtype);
     u->use.eval_epoch = 1;
+    u->settings.sync = true;
 }
 
 /* The unit takes over the parameters' masters. */

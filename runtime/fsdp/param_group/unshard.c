@@ -35,7 +35,6 @@ static ms_status fill(void *unit, void *to, bool staged)
 
         MS_TRY(cast_extent(u, e, to, staged ? e->in_shard : e->in_full));
     }
-    follow_version(u);
     return MS_OK;
 }
 
@@ -159,6 +158,9 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
 {
     MS_ASSERT(u->state == MS_UNIT_SHARDED && u->run != NULL);
     MS_TRY(u->gather.ops->begin(&u->gather));
+    if (u->gather.ops->shares) {
+        follow_version(u);
+    }
     u->values.outdated = false;
     u->state = MS_UNIT_PUBLISHED;
     msi_unit_trace(u, "gather", u->gather.seq);
@@ -168,7 +170,7 @@ ms_status msi_unit_publish(ms_fsdp_unit *u)
 
 bool msi_unit_differs(const ms_fsdp_unit *u)
 {
-    return u->state == MS_UNIT_UNSHARDED && u->gather.ops->shares &&
+    return u->state != MS_UNIT_SHARDED && u->gather.ops->shares &&
            u->values.followed != u->master->version;
 }
 
@@ -194,6 +196,9 @@ static ms_status bind(ms_fsdp_unit *u)
     void *full;
 
     MS_TRY(u->gather.ops->ready(&u->gather, u->values.followed != u->master->version, &full));
+    if (!u->gather.ops->shares) {
+        follow_version(u);
+    }
     msi_storage_bind(u->full, base, full, u->gather.nbytes);
     return MS_OK;
 }

@@ -125,7 +125,7 @@ ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t
                                                  : pulls ? size * g->full_numel
                                                          : 0,
                                     .word_bytes = MSI_SLOT_WORDS,
-                                    .keeps = g->is_root || g->keeps};
+                                    .keeps = g->is_root || g->keeps || g->keeps_after_backward};
     }
     MS_TRY(plan_slots(wishes, n, n_ring, world, pulls ? world : sends ? 0 : 1, plan));
     plan->layout = pulls ? MSI_SLOTS_PULL : sends ? MSI_SLOTS_NCCL : MSI_SLOTS_SHARED;

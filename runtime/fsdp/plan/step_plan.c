@@ -54,7 +54,8 @@ int64_t msi_plan_gathers(const msi_group_facts *g, int64_t micro_batches)
     if (!g->shares) {
         return 0;
     }
-    return g->keeps ? 1 : micro_batches * (g->is_root ? 1 : 2); /* values change once a step */
+    return (g->keeps_after_backward ? 1 : micro_batches) + /* values change once a step */
+           (g->keeps || g->forward_only ? 0 : micro_batches);
 }
 
 static int64_t gathered(const msi_group_facts *groups, int32_t n, int32_t world,

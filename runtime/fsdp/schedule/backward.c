@@ -19,36 +19,41 @@ bool msi_is_reached(const ms_fsdp_tree *tree)
     return any;
 }
 
-/* Prefetch the unit whose backward is next: the previous one in forward. */
-static ms_status prefetch_backward(ms_fsdp_unit *u)
+/* Prefetch the units whose backward is next: those listed for it, or by the option the previous one
+ * in forward. `when`: MS_FSDP_PREFETCH_PRE or POST. */
+static ms_status prefetch_backward(ms_fsdp_unit *u, int32_t when)
 {
-    const int32_t at = msi_unit_schedule_of(u)->post_index;
+    const ms_fsdp_tree *tree = msi_tree_of(u);
+    const msi_unit_schedule *course = msi_unit_schedule_of(u);
+    const bool by_order = tree->options.backward_prefetch == when && course->post_index > 0;
+    const msi_unit_list before = {by_order ? &tree->post.units[course->post_index - 1] : NULL,
+                                  by_order};
+    const bool listed = course->next[MSI_BACKWARD].units != NULL;
+    const msi_unit_list *next = listed ? &course->next[MSI_BACKWARD] : &before;
 
-    if (at <= 0) {
-        return MS_OK;
+    for (int32_t i = 0; i < next->n && (!listed || when == MS_FSDP_PREFETCH_PRE); i++) {
+        ms_fsdp_unit *n = next->units[i];
+
+        if (msi_unit_schedule_of(n)->needs_backward && !n->use.differentiated &&
+            !n->settings.forward_only) {
+            MS_TRY(msi_prefetch(n));
+        }
     }
-    ms_fsdp_unit *next = msi_tree_of(u)->post.units[at - 1];
-
-    return msi_unit_schedule_of(next)->needs_backward && !next->use.differentiated
-               ? msi_prefetch(next)
-               : MS_OK;
+    return MS_OK;
 }
 
-/* no_sync saves the next forward's gather. */
 static bool keeps_after_backward(const ms_fsdp_unit *u)
 {
-    return !u->run->sync && u->options.strategy != MS_FSDP_FULL_SHARD;
+    return msi_unit_keeps_after_backward(u, u->settings.sync);
 }
 
 static ms_status post_backward(ms_fsdp_unit *u)
 {
-    ms_fsdp_tree *tree = msi_tree_of(u);
-
     if (u->use.backward_passes == 0 && u->use.pending == 0 && !keeps_after_backward(u)) {
         msi_unit_reshard(u);
     }
     msi_unit_show_use(u);
-    return tree->options.backward_prefetch == MS_FSDP_PREFETCH_POST ? prefetch_backward(u) : MS_OK;
+    return prefetch_backward(u, MS_FSDP_PREFETCH_POST);
 }
 
 /* Backward has passed all it recorded. */
@@ -103,13 +108,13 @@ static ms_status pre_backward(void *user)
     MS_TRY(msi_pools_restore(msi_tree_of(u)));
     MS_TRY(msi_unit_gather_in(u, pass->full_use ? u->orig_dtype : u->param_dtype, 0));
     u->full_use = pass->full_use;
-    MS_TRY(msi_unit_unshard(u));
+    if (!u->settings.forward_only) {
+        MS_TRY(msi_unit_unshard(u));
+    }
     if (!u->use.differentiated) {
         u->use.differentiated = true;
         msi_unit_show_use(u);
-        if (msi_tree_of(u)->options.backward_prefetch == MS_FSDP_PREFETCH_PRE) {
-            MS_TRY(prefetch_backward(u));
-        }
+        MS_TRY(prefetch_backward(u, MS_FSDP_PREFETCH_PRE));
     }
     return msi_progress_run(&u->run->progress);
 }
@@ -150,8 +155,10 @@ static ms_status backward_begins(void *user)
 
     tree->in_backward = true;
     tree->run.progress.peers_committed = false;
-    if (tree->run.n_kept > 0 && !accumulates(tree)) { /* reduced, or dropped */
-        tree->run.n_kept = 0;
+    const bool dropped = !accumulates(tree);
+
+    for (int32_t i = 0; dropped && i < tree->n_units; i++) {
+        tree->units[i]->n_kept = 0;
     }
     return MS_OK;
 }
@@ -167,30 +174,34 @@ static bool expects_gradients(const ms_fsdp_tree *tree)
     return false;
 }
 
-/* End of a no_sync micro-batch: units it did not reach get an empty gradient. */
-static ms_status count_kept(ms_fsdp_tree *tree)
+/* End of a micro-batch that is not reduced. A unit it did not reach gets an empty gradient. */
+static ms_status keep(ms_fsdp_unit *u)
 {
-    const bool any = expects_gradients(tree);
-
-    for (int32_t i = 0; any && i < tree->n_units; i++) {
-        if (!tree->units[i]->use.expects_grad) {
-            MS_TRY(msi_unit_accumulate(tree->units[i]));
-        }
-    }
-    tree->run.n_kept += any;
+    MS_TRY(u->use.expects_grad ? MS_OK : msi_unit_accumulate(u));
+    u->n_kept++;
     return MS_OK;
 }
 
-/* Reduce gradients accumulated by no_sync in units this backward did not reach. */
-static ms_status reduce_unreached(ms_fsdp_tree *tree)
+/* Reduce what is accumulated in a unit that this backward did not reach. */
+static ms_status reduce_unreached(ms_fsdp_unit *u)
 {
+    u->use.expects_grad = true;
+    return msi_unit_reduce(u);
+}
+
+static ms_status finish_gradients(ms_fsdp_tree *tree)
+{
+    const bool any = expects_gradients(tree);
+
     for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
-        if (msi_accumulator_holds(&u->sums)) {
-            u->use.expects_grad = true;
-            MS_TRY(msi_unit_reduce(u));
+        if (!u->settings.sync) {
+            MS_TRY(any ? keep(u) : MS_OK);
+            continue;
         }
+        MS_TRY(msi_accumulator_holds(&u->sums) ? reduce_unreached(u) : MS_OK);
+        u->n_kept = 0;
     }
     return MS_OK;
 }
@@ -206,7 +217,7 @@ static ms_status finish_backward(void *user)
         MS_TRY(msi_unit_check_kept(tree->units[i]));
     }
     if (msi_backward_accumulates(tree->ctx)) {
-        MS_TRY(tree->run.sync ? reduce_unreached(tree) : count_kept(tree));
+        MS_TRY(finish_gradients(tree));
     }
     MS_TRY(msi_reductions_finish(&tree->run.progress, &tree->run.gradients));
     for (int32_t i = 0; i < tree->n_units; i++) {
@@ -239,24 +250,30 @@ static ms_status run_accumulate_hooks(void *user)
     return MS_OK;
 }
 
+/* The order of the next backward's prefetch. */
+static void forget_order(ms_fsdp_tree *tree)
+{
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        tree->course[i].needs_backward = false;
+        tree->course[i].post_index = -1;
+    }
+    tree->post.n = 0;
+}
+
 static void forget_iteration(ms_fsdp_tree *tree)
 {
     for (int32_t i = 0; i < tree->n_units; i++) {
         ms_fsdp_unit *u = tree->units[i];
 
-        msi_unit_schedule *course = &tree->course[i];
-
-        course->needs_backward = u->use.differentiated = u->use.expects_grad = false;
-        for (msi_pass *pass = course->passes; u->use.backward_passes > 0 && pass != NULL;
+        u->use.differentiated = u->use.expects_grad = false;
+        for (msi_pass *pass = tree->course[i].passes; u->use.backward_passes > 0 && pass != NULL;
              pass = pass->next) {
             if (pass->expected) {
                 msi_pass_left(pass);
             }
         }
-        course->post_index = -1;
         msi_unit_show_use(u);
     }
-    tree->post.n = 0;
     tree->run.progress.peers_committed = false;
 }
 
@@ -303,6 +320,7 @@ static void reset(ms_fsdp_tree *tree, const char *what)
     }
     tree->pre.n = tree->pre_fixed ? tree->pre.n : 0;
     if (!msi_is_reached(tree)) {
+        forget_order(tree);
         forget_iteration(tree);
     } else if (!tree->run.settled) {
         set_given_up(tree, why.message);
@@ -323,6 +341,9 @@ static void backward_ends(void *user, ms_status status)
     if (reached && status != MS_OK) {
         tree->run.settled = false;
         reset(tree, "backward");
+    }
+    if (reached && (tree->last_backward || status != MS_OK)) {
+        forget_order(tree);
     }
     if (reached) {
         forget_iteration(tree);

@@ -144,8 +144,8 @@ void msi_pass_leave(ms_fsdp_tree *tree, msi_pass *pass)
     ms_fsdp_unit *u = pass->unit;
 
     msi_pass_end(tree, pass);
-    if (u->options.strategy == MS_FSDP_FULL_SHARD && !u->is_root &&
-        !msi_unit_is_differentiated(u) && msi_pass_running(u) == NULL) {
+    if (!msi_unit_keeps_after_forward(u) && !msi_unit_is_differentiated(u) &&
+        msi_pass_running(u) == NULL) {
         msi_unit_reshard(u);
     }
     msi_unit_show_use(u);

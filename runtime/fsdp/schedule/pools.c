@@ -150,6 +150,17 @@ done:
     return status;
 }
 
+/* True if gradient slots are, or will be, wide enough for inner nodes. */
+static bool is_wide(const ms_fsdp_tree *tree)
+{
+    bool wide = tree->run.fp32_slots;
+
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        wide |= !tree->units[i]->settings.sync;
+    }
+    return wide;
+}
+
 /* True if slots are too small for inner nodes. */
 static bool is_narrow(const ms_fsdp_tree *tree)
 {
@@ -217,6 +228,7 @@ ms_status msi_pools_restore(ms_fsdp_tree *tree)
 ms_status msi_pools_new(ms_fsdp_tree *tree)
 {
     MS_TRY(new_params(tree));
+    tree->run.fp32_slots = is_wide(tree);
     return new_gradients(tree);
 }
 
@@ -261,7 +273,7 @@ ms_status msi_pools_plan(const ms_fsdp_tree *tree, int64_t micro_batches, ms_fsd
 
     MS_TRY_GOTO(mapping_new(&m, tree), done);
     MS_TRY_GOTO(msi_groups_plan(m.facts, tree->n_units, tree->comm, &tree->options, wish_of(tree),
-                                tree->run.fp32_slots, micro_batches, plan),
+                                is_wide(tree), micro_batches, plan),
                 done);
     if (tree->run.initialized) { /* rings may have grown */
         plan->param_slots = msi_slot_pool_bytes(&tree->run.params);

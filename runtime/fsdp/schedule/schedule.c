@@ -2,7 +2,6 @@
  * (Part 2: backward.c.) */
 #include "schedule.h"
 
-#include <math.h>
 #include <stdlib.h>
 
 /* -- forward ----------------------------------------------------------------------------------- */
@@ -18,8 +17,8 @@ static void reshard_written(ms_fsdp_unit *const *units, int32_t n, const bool *w
     }
 }
 
-/* Reshard units (n of the tree's) that are kept with values older than any rank's last write.
- * Collective if one is kept.
+/* Reshard units (n of the tree's) that are kept, or being gathered, with values older than any
+ * rank's last write. Collective if there is one.
  *
  * [Note: writes into shards] All ranks know of writes by optimizers and loads. Writes of a script
  * through handles are local: for an element that one rank owns, the others own none. So ranks
@@ -37,7 +36,7 @@ static ms_status renew(ms_fsdp_tree *tree, ms_fsdp_unit *const *units, int32_t n
             msi_unit_reshard(units[i]);
         }
         own[i] = msi_unit_differs(units[i]);
-        if (kept == NULL && units[i]->state == MS_UNIT_UNSHARDED && units[i]->gather.ops->shares) {
+        if (kept == NULL && units[i]->state != MS_UNIT_SHARDED && units[i]->gather.ops->shares) {
             kept = units[i];
         }
     }
@@ -94,6 +93,21 @@ static ms_status check_in_tree(const ms_fsdp_unit *u)
     return MS_OK;
 }
 
+/* Prefetch the units listed for it, or by the option the next one in the first forward's order. */
+static ms_status prefetch_forward(const ms_fsdp_unit *u)
+{
+    const ms_fsdp_tree *tree = msi_tree_of(u);
+    const msi_unit_list *next = &msi_unit_schedule_of(u)->next[MSI_FORWARD];
+
+    for (int32_t i = 0; i < next->n; i++) {
+        MS_TRY(msi_prefetch(next->units[i]));
+    }
+    return next->units == NULL && tree->options.forward_prefetch && tree->pre_fixed &&
+                   tree->forward_at + 1 < tree->pre.n
+               ? msi_prefetch(tree->pre.units[tree->forward_at + 1])
+               : MS_OK;
+}
+
 ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *u)
 {
     ms_fsdp_tree *tree = msi_tree_of(u);
@@ -109,21 +123,7 @@ ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *u)
     while (tree->forward_at < tree->pre.n && tree->pre.units[tree->forward_at] != u) {
         tree->forward_at++;
     }
-    if (tree->options.forward_prefetch && tree->pre_fixed && tree->forward_at + 1 < tree->pre.n) {
-        MS_TRY(msi_prefetch(tree->pre.units[tree->forward_at + 1]));
-    }
-    return MS_OK;
-}
-
-ms_status ms_fsdp_unit_set_full_precision(ms_fsdp_unit *u, bool on)
-{
-    if (on && !u->options.full_precision_in_eval) {
-        return MS_FAIL(MS_VALUE_ERROR,
-                       "unit '%s' was made without full_precision_in_eval: its slot has no room",
-                       u->name);
-    }
-    u->full_forward = on;
-    return MS_OK;
+    return prefetch_forward(u);
 }
 
 ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, int32_t n_outputs)
@@ -149,53 +149,13 @@ ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *u, ms_tensor *const *outputs, 
     return msi_progress_run(&tree->run.progress);
 }
 
-/* -- sync, explicit unshard -------------------------------------------------------------------- */
+/* -- explicit unshard -------------------------------------------------------------------------- */
 
-ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync)
+ms_status ms_fsdp_unit_begin_unshard(ms_fsdp_unit *u)
 {
-    MS_TRY(ms_fsdp_tree_init(tree));
-    if (tree->in_backward) {
-        return MS_FAIL(MS_ASSERTION_ERROR, "no_sync() cannot begin or end during backward");
-    }
-    if (!sync) {
-        MS_TRY(msi_pools_widen(tree));
-    }
-    tree->run.sync = sync;
-    return MS_OK;
-}
-
-bool ms_fsdp_tree_sync(const ms_fsdp_tree *tree)
-{
-    return tree->run.sync;
-}
-
-ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
-{
-    if (!(factor >= 0 && isfinite(factor))) {
-        return MS_FAIL(MS_VALUE_ERROR,
-                       "gradient factor is %g, expected 0 (default) or a finite number above",
-                       factor);
-    }
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        MS_TRY(msi_unit_check_gradient(tree->units[i], "set_gradient_factor"));
-    }
-    tree->run.factor = factor;
-    return MS_OK;
-}
-
-ms_status ms_fsdp_tree_set_comm_hook(ms_fsdp_tree *tree, ms_comm_hook fn, void *user,
-                                     void (*drop)(void *user))
-{
-    if (tree->run.hook != NULL) {
-        return MS_FAIL(MS_ASSERTION_ERROR, "A communication hook is already registered");
-    }
-    if (tree->shards != tree->comm) {
-        return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
-                       "Communication hook is not supported for hybrid strategies");
-    }
-    tree->hook = (msi_comm_hook){fn, user, drop};
-    tree->run.hook = &tree->hook;
-    return MS_OK;
+    MS_TRY(check_in_tree(u));
+    MS_TRY(renew(msi_tree_of(u), &u, 1));
+    return u->state == MS_UNIT_SHARDED ? msi_unit_publish(u) : MS_OK;
 }
 
 ms_status ms_fsdp_unit_unshard(ms_fsdp_unit *u)

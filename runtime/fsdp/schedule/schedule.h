@@ -8,6 +8,12 @@
 
 extern const msi_option_table msi_fsdp_tree_options; /* generated from moonshard/fsdp.h */
 
+/* Units in an order of events. */
+typedef struct msi_unit_list {
+    ms_fsdp_unit **units;
+    int32_t n;
+} msi_unit_list;
+
 /* One forward of a unit: see pass.c. */
 typedef struct msi_pass {
     ms_fsdp_unit *unit; /* NULL: freed */
@@ -23,19 +29,16 @@ typedef struct msi_pass {
     struct msi_pass *next;   /* of the unit's records */
 } msi_pass;
 
+enum { MSI_FORWARD, MSI_BACKWARD };
+
 /* The schedule's state of a unit. */
 typedef struct msi_unit_schedule {
     ms_fsdp_unit *unit;
-    msi_pass *passes;    /* all records */
-    int32_t post_index;  /* index in the tree's post-forward order; -1: none */
-    bool needs_backward; /* a result of the iteration's forward may be differentiated */
+    msi_pass *passes;      /* all records */
+    int32_t post_index;    /* index in the tree's post-forward order; -1: none */
+    bool needs_backward;   /* a result of the iteration's forward may be differentiated */
+    msi_unit_list next[2]; /* to prefetch in forward, in backward; units NULL: by the options */
 } msi_unit_schedule;
-
-/* Units in an order of events. */
-typedef struct msi_unit_list {
-    ms_fsdp_unit **units;
-    int32_t n;
-} msi_unit_list;
 
 struct ms_fsdp_tree {
     uint32_t magic;
@@ -66,6 +69,7 @@ struct ms_fsdp_tree {
     int32_t forward_at; /* next index in `pre` */
     int32_t outer_rank; /* the context's sample_rank outside its forward */
     bool in_backward;
+    bool last_backward;   /* the next one is the last of its forward */
     msi_deferred freeing; /* freed by its owner while a backward ran */
 };
 

@@ -42,6 +42,8 @@ static void dispose(ms_fsdp_tree *tree)
             msi_unit_show(u);
         }
         msi_passes_free(&tree->course[i]);
+        free(tree->course[i].next[MSI_FORWARD].units);
+        free(tree->course[i].next[MSI_BACKWARD].units);
         msi_unit_dispose(u);
         MSI_HANDLE(u, MSI_MAGIC_FSDP_UNIT);
         free(u);
@@ -117,8 +119,8 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
     tree->shard_rank = ms_comm_rank(tree->shards);
     tree->shard_world = ms_comm_size(tree->shards);
     tree->slots_wish = msi_pools_wish();
-    tree->run.sync = true;
     tree->run.owner = tree;
+    tree->last_backward = true;
     ms_status status = msi_new_array(&tree->units, n_units, "units of a tree");
     if (status == MS_OK) {
         status = msi_new_array(&tree->course, n_units, "units of a tree");

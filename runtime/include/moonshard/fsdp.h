@@ -172,6 +172,8 @@ typedef struct ms_fsdp_group {
     bool is_sharded;             /**< false: a replica */
     bool shares;                 /**< full parameters are gathered in a slot */
     bool keeps;                  /**< that slot is kept after forward */
+    bool keeps_after_backward;   /**< and after backwards that do not reduce */
+    bool forward_only;           /**< backwards do not gather them */
     bool is_root;                /**< used from the first op of forward to the last of backward */
     bool full_precision_in_eval; /**< the slot has room for parameters in orig_dtype */
     bool offloads;               /**< masters, gradients and state are not on the device */
@@ -211,7 +213,8 @@ MS_API const char *ms_fsdp_unit_name(const ms_fsdp_unit *unit);
 /** Fill `*group` for a unit. */
 MS_API ms_status ms_fsdp_unit_describe(const ms_fsdp_unit *unit, ms_fsdp_group *group);
 /** The same for a unit that ms_fsdp_unit_new() would make, with the same errors; makes none and
- * leaves the parameters as they are. Sets `is_root` to false; the caller may change it. */
+ * leaves the parameters as they are. Sets `is_root` to false; for a root's unit the caller sets it
+ * and `keeps`. */
 MS_API ms_status ms_fsdp_group_describe(ms_fsdp_group *group, ms_comm *comm, const char *name,
                                         MS_NULLABLE const ms_fsdp_unit_options *options,
                                         ms_tensor *const *params, int32_t n_params,
@@ -293,14 +296,47 @@ MS_API ms_status ms_fsdp_unit_post_forward(ms_fsdp_unit *unit, ms_tensor *const 
  * fails. Ranks that all fail can continue. If one fails alone, the next collective is an error on
  * all ranks, for every strategy. */
 MS_API void ms_fsdp_tree_reset(ms_fsdp_tree *tree);
-/** false: backwards accumulate unsharded gradients and do not reduce (no_sync). */
+
+/* Settings of units, equal on all ranks: the next collective after a rank alone changes one is
+ * MS_COMM_ERROR on all. A tree's setter sets those of all its units. Units have them before they
+ * are in a tree. */
+
+/** false: backwards accumulate the unit's whole gradient and do not reduce it (no_sync); the next
+ * one with true reduces the sum. MS_ASSERTION_ERROR during backward. Collective in an initialised
+ * tree if its gradient slots grow. */
+MS_API ms_status ms_fsdp_unit_set_sync(ms_fsdp_unit *unit, bool sync);
 MS_API ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync);
-/** The current setting; initially true. */
+/** True, as initially, if backwards reduce all units. */
 MS_API bool ms_fsdp_tree_sync(const ms_fsdp_tree *tree);
 /** Factor of reduced gradients in place of 1 / world size (m micro-batches per rank with mean
  * losses: 1 / (m * world size)). 0 restores the default. Finite (MS_VALUE_ERROR).
  * MS_ASSERTION_ERROR inside a backward that has not reduced all gradients. */
+MS_API ms_status ms_fsdp_unit_set_gradient_factor(ms_fsdp_unit *unit, double factor);
 MS_API ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor);
+/** true: free full parameters after each forward, and gather them again before the backward; false:
+ * keep them until after the backward. Initially by the strategy: true for FULL_SHARD except in the
+ * root's unit. Plans count the setting. Set false after the first use, the unit occupies one of the
+ * slots that units use in turn, and one is added when all are occupied. */
+MS_API ms_status ms_fsdp_unit_set_reshard_after_forward(ms_fsdp_unit *unit, bool reshard);
+/** false: keep full parameters after each backward; a forward still frees them if it does so. A
+ * write to the parameters, as an optimizer's step, makes the next use gather them again. Initially
+ * by the strategy: false if it is not FULL_SHARD and the backward does not reduce. */
+MS_API ms_status ms_fsdp_unit_set_reshard_after_backward(ms_fsdp_unit *unit, bool reshard);
+/** false: backwards do not gather the unit, as they do not read its parameters (an embedding's).
+ * Initially true. One that reads them is MS_RUNTIME_ERROR if they were freed. */
+MS_API ms_status ms_fsdp_unit_set_unshard_in_backward(ms_fsdp_unit *unit, bool unshard);
+/** Units to gather ahead, in this order, once this one is unsharded in forward, or with `backward`
+ * in backward, there if their backward is still to come. As many are gathered as slots are free
+ * (ms_fsdp_tree_options.n_slots). A list replaces the tree's option, also an empty one; NULL
+ * restores it. MS_VALUE_ERROR for units of no tree or of different ones.
+ * @param next  (n) copied */
+MS_API ms_status ms_fsdp_unit_set_prefetch(ms_fsdp_unit *unit,
+                                           MS_NULLABLE ms_fsdp_unit *const *next, int32_t n,
+                                           bool backward);
+/** false: another backward through the latest forward follows the next one, so it keeps the order
+ * in which units are prefetched. Reductions are complete at the end of each backward in any case.
+ * Initially true. */
+MS_API ms_status ms_fsdp_tree_set_last_backward(ms_fsdp_tree *tree, bool last);
 
 #ifndef MS_FFI_CDEF
 /** Reduces gradients in place of the runtime (a communication hook). Called in each backward that
@@ -321,6 +357,11 @@ MS_API ms_status ms_fsdp_tree_set_comm_hook(ms_fsdp_tree *tree, ms_comm_hook fn,
  * backward of the unit reshards it, or until an optimizer, a load or ms_fsdp_tree_unsummon() writes
  * to it. Collective. */
 MS_API ms_status ms_fsdp_unit_unshard(ms_fsdp_unit *unit);
+/** Begin to gather a unit's full parameters and do not wait for other ranks. The unit's next use
+ * waits, as does ms_fsdp_unit_unshard(). They are freed unused at the end of the next forward or
+ * backward. Handles show shards until then; what is written to them is gathered again. Collective.
+ */
+MS_API ms_status ms_fsdp_unit_begin_unshard(ms_fsdp_unit *unit);
 MS_API ms_status ms_fsdp_unit_reshard(ms_fsdp_unit *unit);
 
 /** Show private full-precision copies of all parameters until ms_fsdp_tree_unsummon(). With
