@@ -202,8 +202,10 @@ local function dry_run(tree, micro_batches)
   end
   check(tree.instances)
   local groups, root_has_unit = plan.groups(tree.instances)
-  return runtime.dry_run(tree.root.process_group, tree.root, groups,
-    root_has_unit and not tree.outer, micro_batches)
+  if root_has_unit and not tree.outer then
+    groups[1].is_root, groups[1].keeps = true, not tree.root:_reshards(true)
+  end
+  return runtime.dry_run(tree.root.process_group, tree.root, groups, micro_batches)
 end
 
 --- Plans of the trees of an instance, computed from numbers. Makes nothing of a model that was not
@@ -227,6 +229,9 @@ local function initialise(tree)
     buffers.cast(instance)
     instance._tree = tree
     instance._is_root = i == 1 and not tree.outer
+  end
+  for _, instance in ipairs(tree.instances) do
+    instance:_apply_settings()
   end
   B.calls.fsdp_tree_init(tree.handle)
   note_options(tree.instances)

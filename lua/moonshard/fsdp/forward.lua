@@ -97,10 +97,8 @@ end
 -- Before a backward: units that stay unsharded after their forward would not see another value.
 local function check_fields(tree)
   for _, instance in ipairs(tree.instances) do
-    local strategy = instance.sharding_strategy
-    local keeps = instance._is_root or strategy ~= 'FULL_SHARD' and strategy ~= 'HYBRID_SHARD'
     local field = watch.replaced(instance._watched)
-    if field and keeps then
+    if field and not instance:_reshards(instance._is_root) then
       errors.raise('AssertionError', 'FSDP does not support changing the parameters between '
         .. "forward and backward: '%s' was replaced", field)
     elseif field then

@@ -54,7 +54,7 @@ end
 
 local function reshards(value, n_shards)
   if value == nil or type(value) == 'boolean' then
-    return value ~= false
+    return value
   elseif type(value) ~= 'number' then
     errors.raise('ValueError', 'reshard_after_forward should be a bool or an int representing the '
       .. 'group size to reshard to, not %s', arguments.noun(value))
@@ -85,15 +85,17 @@ local function state_options(given)
   check_mesh(given.mesh)
   local casts = policy.cast_forward_inputs ~= false
   local opts = options.normalised {
-    device_mesh = given.mesh, use_orig_params = true, ignored_states = given.ignored_params,
+    device_mesh = given.mesh, shard_layout = 'rows', use_orig_params = true,
+    ignored_states = given.ignored_params,
     mixed_precision = {
       param_dtype = policy.param_dtype, reduce_dtype = policy.reduce_dtype,
       cast_forward_inputs = casts, cast_root_forward_inputs = casts,
     },
   }
-  local n_shards = B.C.ms_comm_size(opts.process_group)
-  opts.sharding_strategy = reshards(given.reshard_after_forward, n_shards) and 'FULL_SHARD'
-    or 'SHARD_GRAD_OP'
+  opts.settings = {
+    reshard_after_forward = reshards(given.reshard_after_forward,
+      B.C.ms_comm_size(opts.process_group)),
+  }
   opts.api, opts.reason = 'fully_shard', 'by hand'
   opts.output_dtype = policy.output_dtype
   opts.reduces_in_own_dtype = not policy.reduce_dtype

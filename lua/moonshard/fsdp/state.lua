@@ -14,6 +14,7 @@ local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
 local scope = require 'moonshard.base.scope'
 local sealed = require 'moonshard.fsdp.sealed'
+local unit_settings = require 'moonshard.fsdp.unit_settings'
 local units = require 'moonshard.fsdp.unit'
 local values = require 'moonshard.fsdp.values'
 local without_jit = require 'moonshard.base.without_jit'
@@ -38,7 +39,7 @@ local without_jit = require 'moonshard.base.without_jit'
 ---@field output_dtype? ms.DType  of the results of forward
 local State = class('fsdp.State')
 
-for _, functions in ipairs { methods, values, units } do
+for _, functions in ipairs { methods, values, units, unit_settings } do
   for name, fn in next, functions do
     State[name] = fn
   end
@@ -57,6 +58,7 @@ function State:init(outer_module, module, opts, inherited, inner)
   self.reason, self.param_init_fn = opts.reason, opts.param_init_fn
   self.api, self.output_dtype = opts.api, opts.output_dtype
   self.reduces_in_own_dtype = opts.reduces_in_own_dtype
+  self._settings = opts.settings or {}
   self.full_precision_in_eval = not opts.api and options.full_precision_in_eval()
   self._hold = runtime.hold(opts.process_group)
   self.hybrid_groups = opts.hybrid_groups
