@@ -142,4 +142,103 @@ describe('fully_shard', function()
         .. 'FSDP requires running forward through the root module first', model, ms.ones(1, 2))
     end)
   end)
+
+  it('has its settings from before the first use on', function()
+    ms.dist.spawn(2, function(rank)
+      local function grads(prepare, ...)
+        ms.manual_seed(1)
+        local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        fsdp.fully_shard(model[1])
+        fsdp.fully_shard(model)
+        prepare(model, ...)
+        model(ms.full({ 1, 2 }, rank + 1)):sum():backward()
+        local out = {}
+        for i = 1, 2 do
+          local grad = model[i].bias:grad()
+          out[i] = grad and grad:totable()[1]
+        end
+        return out, model
+      end
+      local plain = grads(function() end)
+      assert.equal(1, plain[2]) -- d sum / d bias, the mean over ranks
+      local divided = grads(function(model)
+        model:set_gradient_divide_factor(4) -- this module only
+        model[1]:set_modules_to_forward_prefetch { model }
+        model:set_modules_to_backward_prefetch { model[1] }
+        model:set_is_last_backward(true)
+      end)
+      assert.same({ plain[1], 0.5 }, divided)
+      local unsynced, model = grads(function(model)
+        model:set_requires_gradient_sync(false, false)
+        model:set_reshard_after_backward(false)
+      end)
+      assert.equal(plain[1], unsynced[1])
+      model:set_requires_gradient_sync(true)
+      model(ms.full({ 1, 2 }, rank + 1)):sum():backward()
+      assert.same({ 2 }, model[2].bias:grad():totable()) -- of two backwards
+    end)
+  end)
+
+  it('gathers parameters with unshard, at once or in two halves', function()
+    ms.dist.spawn(2, function()
+      local model = fsdp.fully_shard(nn.Linear(2, 4))
+      assert.is_nil(model:unshard())
+      assert.same({ 4, 2 }, model.weight:shape())
+      model:reshard()
+      assert.same({ 2, 2 }, model.weight:shape()) -- rows of this rank
+      local handle = model:unshard { async_op = true }
+      assert.same({ 2, 2 }, model.weight:shape())
+      handle:wait()
+      handle:wait()
+      assert.same({ 4, 2 }, model.weight:shape())
+    end)
+  end)
+
+  it('gathers a root by what its option says, and by what was set', function()
+    ms.dist.spawn(2, function()
+      for _, case in ipairs {
+        { nil, nil, 0 }, { true, nil, 1 }, { false, nil, 0 }, { nil, true, 1 }, { true, false, 0 },
+      } do
+        local model = fsdp.fully_shard(nn.Linear(2, 2), { reshard_after_forward = case[1] })
+        if case[2] ~= nil then
+          model:set_reshard_after_forward(case[2])
+        end
+        model(ms.ones(1, 2)):sum():backward()
+        local loss = model(ms.ones(1, 2)):sum()
+        local before = ms.dist.counts().all_gather
+        loss:backward()
+        assert.equal(case[3], ms.dist.counts().all_gather - before)
+      end
+    end)
+  end)
+
+  it('runs a registered method as a forward', function()
+    ms.dist.spawn(2, function()
+      local Net = nn.Linear.extend('Net')
+      function Net:encode(x) return { self.weight:shape(), self:forward(x) } end
+      local model = fsdp.fully_shard(Net(2, 4))
+      fsdp.register_fsdp_forward_method(model, 'encode')
+      local out = model:encode(ms.ones(1, 2))
+      assert.same({ 4, 2 }, out[1])
+      out[2]:sum():backward()
+      assert.same({ 2 }, model.bias:grad():shape())
+      checks.raises('ValueError', 'FSDPNet does not have a method decode',
+        fsdp.register_fsdp_forward_method, model, 'decode')
+      fsdp.register_fsdp_forward_method(nn.Linear(1, 1), 'decode')
+    end)
+  end)
+
+  it('checks what its methods are given', function()
+    ms.dist.spawn(1, function()
+      local model = fsdp.fully_shard(nn.Linear(2, 2))
+      checks.raises('ValueError', 'reshard_after_forward should be a bool, got a number',
+        model.set_reshard_after_forward, model, 2)
+      checks.raises('ValueError', 'Expects FSDPModule but got a nn.Linear',
+        model.set_modules_to_backward_prefetch, model, { nn.Linear(1, 1) })
+      checks.raises('TypeError', "'requires_gradient_sync' is a number, expected true or false",
+        model.set_requires_gradient_sync, model, 1)
+      checks.raises('ValueError', "'factor' is 0, expected a finite number above 0",
+        model.set_gradient_divide_factor, model, 0)
+    end)
+  end)
 end)

@@ -28,7 +28,7 @@ local function states_of(what, module, recurse)
 end
 
 local function set(what, module, name, value, recurse)
-  arguments.flag(what, name, value)
+  arguments.flag(what, what:match '^set_(.*)$', value)
   for _, state in ipairs(states_of(what, module, recurse)) do
     state:_set(name, value)
   end
@@ -176,31 +176,28 @@ end
 
 -- -- accepted ------------------------------------------------------------------------------------
 
-local function check_flag(what, name)
+local function accepted(what)
   return function(_, value)
-    arguments.flag(what, name, value)
+    arguments.flag(what, what:match '^set_(.*)$', value)
   end
 end
 
 --- Accepted: parameters without a gradient count as zero here where another rank has one, always.
 ---@type fun(self, reduce_scatter_unused_params: boolean, recurse?: boolean)
-FSDPModule.set_reduce_scatter_unused_params = check_flag('set_reduce_scatter_unused_params',
-  'reduce_scatter_unused_params')
+FSDPModule.set_reduce_scatter_unused_params = accepted 'set_reduce_scatter_unused_params'
 
 --- Accepted: ranks sum gradients in shared memory always, and divide the sum.
 ---@type fun(self, enable: boolean)
-FSDPModule.set_force_sum_reduction_for_comms = check_flag('set_force_sum_reduction_for_comms',
-  'enable')
+FSDPModule.set_force_sum_reduction_for_comms = accepted 'set_force_sum_reduction_for_comms'
 
 --- Accepted: ranks exchange through shared memory always.
 ---@type fun(self, enable: boolean)
-FSDPModule.set_allocate_memory_from_process_group_for_comm = check_flag(
-  'set_allocate_memory_from_process_group_for_comm', 'enable')
+FSDPModule.set_allocate_memory_from_process_group_for_comm =
+  accepted 'set_allocate_memory_from_process_group_for_comm'
 
 --- Accepted: gathers and reductions have separate slots always.
 ---@type fun(self, enable: boolean, recurse?: boolean)
-FSDPModule.set_separate_reduce_scatter_group = check_flag('set_separate_reduce_scatter_group',
-  'enable')
+FSDPModule.set_separate_reduce_scatter_group = accepted 'set_separate_reduce_scatter_group'
 
 --- Accepted: gathers see all writes of the optimizer without an event.
 ---@param event any
@@ -232,6 +229,23 @@ local fsdp_module = {}
 ---@param prefix string  of the name
 function fsdp_module.adopt(module, prefix)
   setmetatable(module, class_of(getmetatable(module), prefix))
+end
+
+--- Let a call of `module[name]` gather the module's parameters, as its forward does. Does nothing
+--- for a module that is not sharded itself. ValueError for one that has no such method.
+---@param module ms.nn.Module
+---@param name string
+function fsdp_module.register_forward_method(module, name)
+  local what = 'register_fsdp_forward_method'
+  if not module_tree.is_module(module) then
+    arguments.refuse(what, 'module', module, 'a module')
+  end
+  local method, state = module[arguments.text(what, 'name', name)], module_tree.manager(module)
+  if state and type(method) ~= 'function' then
+    errors.raise('ValueError', '%s does not have a method %s', module._name, name)
+  elseif state then
+    state:register_forward_method(module, name, method)
+  end
 end
 
 return fsdp_module

@@ -2,6 +2,7 @@
 --- wrapped models.
 
 local composable = require 'moonshard.fsdp.composable'
+local fsdp_module = require 'moonshard.fsdp.fsdp_module'
 local namespace = require 'moonshard.base.namespace'
 local policies = require 'moonshard.fsdp.policies'
 local state_dict_type = require 'moonshard.fsdp.state_dict_type'
@@ -51,6 +52,7 @@ local fsdp = {
   get_state = composable.get_state,
   fsdp_modules = require 'moonshard.fsdp.fsdp_modules',
   register_forward_method = composable.register_forward_method,
+  register_fsdp_forward_method = fsdp_module.register_forward_method,
   summon_full_params = require 'moonshard.fsdp.summon',
   state_dict_type = state_dict_type.block,
   set_state_dict_type = state_dict_type.set,

@@ -1,5 +1,5 @@
---- Settings of a state that scripts change between steps: see moonshard.fsdp.fsdp_module. Those that
---- were set before the first use are applied to the unit then.
+--- Settings of a state that scripts change between steps: see moonshard.fsdp.fsdp_module. Those
+--- that were set before the first use are applied to the unit then.
 
 local B = require 'moonshard_ffi'
 local runtime = require 'moonshard_ffi.fsdp'
@@ -30,11 +30,7 @@ local function set_prefetch(backward)
   end
 end
 
-local function set_last_backward(state, value)
-  B.calls.fsdp_tree_set_last_backward(state._tree.handle, value)
-end
-
--- In the order in which they are applied. Without a unit, those of the tree alone.
+-- In the order in which they are applied.
 local ORDER = { 'gradient_sync', 'all_reduce', 'reshard_after_forward', 'reshard_after_backward',
   'unshard_in_backward', 'gradient_divide_factor', 'forward_prefetch', 'backward_prefetch',
   'is_last_backward' }
@@ -50,12 +46,11 @@ local OF_UNIT = {
   forward_prefetch = set_prefetch(false), backward_prefetch = set_prefetch(true),
 }
 
-local OF_TREE = { is_last_backward = set_last_backward }
-
 local function apply(state, name, value)
-  local setter = OF_TREE[name] or state._unit and OF_UNIT[name]
-  if setter then
-    setter(state, value)
+  if name == 'is_last_backward' then
+    B.calls.fsdp_tree_set_last_backward(state._tree.handle, value)
+  elseif state._unit then
+    OF_UNIT[name](state, value)
   end
 end
 
