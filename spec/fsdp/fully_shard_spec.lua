@@ -241,4 +241,98 @@ describe('fully_shard', function()
         model.set_gradient_divide_factor, model, 0)
     end)
   end)
+
+  -- Three linear layers, of which the first and the last are one group.
+  local function grouped(opts)
+    ms.manual_seed(1)
+    local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    fsdp.fully_shard({ model[1], model[3] }, opts)
+    fsdp.fully_shard(model[2], opts)
+    return fsdp.fully_shard(model, opts)
+  end
+
+  local function gathers_of(fn, ...)
+    local before = ms.dist.counts().all_gather
+    fn(...)
+    return ms.dist.counts().all_gather - before
+  end
+
+  it('gathers the modules of a list as one group', function()
+    ms.dist.spawn(2, function(rank)
+      local x = ms.full({ 1, 2 }, rank + 1)
+      local model = grouped()
+      ms.manual_seed(1)
+      local wrapped = wrap(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)),
+        { use_orig_params = true })
+      local state = fsdp.get_state(model)
+      model(x):sum():backward()
+      local loss
+      assert.equal(2, gathers_of(function() loss = model(x):sum() end))
+      assert.equal(2, #state:units())
+      assert.equal(2, gathers_of(loss.backward, loss))
+      for _, m in ipairs { model, wrapped } do
+        local opt = optim.SGD(m:parameters(), { lr = 0.1 })
+        opt:zero_grad()
+        m(x):sum():backward()
+        opt:step()
+      end
+      assert.equal(wrapped:hash(), state:hash())
+      -- a member alone: its own gather, freed at the end
+      assert.equal(1, gathers_of(function() loss = model[3](x):sum() end))
+      assert.equal(1, gathers_of(loss.backward, loss))
+    end)
+  end)
+
+  it('ends a group of which not all modules ran with the root', function()
+    ms.dist.spawn(2, function()
+      local Net = nn.Module.extend('Net')
+      function Net:init() self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2) end
+      function Net:forward(x, fails)
+        local out = self.a(x)
+        return fails and error('on purpose', 0) or out
+      end
+      local model = Net()
+      fsdp.fully_shard { model.a, model.b, model.a }
+      fsdp.fully_shard(model)
+      local function state_of() return fsdp.get_state(model):units()[1].state end
+      model(ms.ones(1, 2)):sum():backward()
+      local out = model(ms.ones(1, 2))
+      assert.equal('SHARDED', state_of())
+      out:sum():backward()
+      assert.is_false(pcall(model, ms.ones(1, 2), true))
+      assert.equal('SHARDED', state_of())
+      assert.equal(1, gathers_of(model, ms.ones(1, 2)))
+    end)
+  end)
+
+  it('leaves out modules inside others of a list, and needs one root', function()
+    ms.dist.spawn(2, function()
+      local outer = nn.Sequential(nn.Linear(2, 2))
+      local list = { outer[1], outer, nn.Linear(2, 2) }
+      assert.equal(list, fsdp.fully_shard(list))
+      assert.equal('nn.Linear', getmetatable(outer[1])._name)
+      checks.raises('RuntimeError', 'FSDP requires a single root module but got [FSDPSequential, '
+        .. 'FSDPLinear]', outer, ms.ones(1, 2))
+    end)
+  end)
+
+  it('refuses a parameter that is in two groups', function()
+    ms.dist.spawn(2, function()
+      local function tied()
+        local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+        model[3].weight = model[1].weight
+        return model
+      end
+      local model = tied()
+      fsdp.fully_shard(model[3])
+      fsdp.fully_shard(model)
+      checks.raises('ValueError', "Parameter '2.weight' is shared with a parameter already managed "
+        .. 'by another FSDP group', model, ms.ones(1, 2))
+      model = tied()
+      fsdp.fully_shard { model[1], model[3] }
+      fsdp.fully_shard(model)
+      model(ms.ones(1, 2)):sum():backward()
+      assert.equal(5, #model:parameters())
+    end)
+  end)
 end)

@@ -180,12 +180,24 @@ local function check_open(instances)
   end
 end
 
+local function check_single(root)
+  if root.modules[2] then
+    local names = {}
+    for i, module in ipairs(root.modules) do
+      names[i] = module._name
+    end
+    errors.raise('RuntimeError', 'FSDP requires a single root module but got [%s]',
+      table.concat(names, ', '))
+  end
+end
+
 -- The tree of a root: a new one, or one that a failed use left uninitialised.
 local function tree_of(root)
   check_open(plan.instances(root))
   root.outer_module:_prepare()
   local top = root._tree
   if not top then
+    check_single(root)
     top = plan_trees(root)
     for _, tree in ipairs(first_use.trees(top)) do
       check(tree.instances)

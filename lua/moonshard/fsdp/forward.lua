@@ -59,6 +59,51 @@ local function unit_forward(self, call, module, ...)
   return after_forward(unit, run(self, dtype, call, module, ...))
 end
 
+-- [Note: groups] Modules of one unit run one after another. The unit is kept from the forward of
+-- the first to that of the last, which reshards it by its setting. Each has a pass of its own, so
+-- that backward finds the unit from the results of any of them.
+
+-- Let the unit be resharded after forwards again.
+local function release(self)
+  self._remaining = nil
+  B.calls.fsdp_unit_set_reshard_after_forward(self._unit, true)
+end
+
+local function begin_group(self)
+  if not self._remaining and self._unit and self:_reshards(self._is_root) then
+    self._remaining = {}
+    for _, module in ipairs(self.modules) do
+      self._remaining[module] = true
+    end
+    B.calls.fsdp_unit_set_reshard_after_forward(self._unit, false)
+  end
+end
+
+local function group_forward(self, call, module, ...)
+  begin_group(self)
+  local remaining = self._remaining
+  if remaining then
+    remaining[module] = nil
+    if next(remaining) == nil then
+      release(self)
+    end
+  end
+  return unit_forward(self, call, module, ...)
+end
+
+-- End the groups of which not all modules ran.
+local function close_groups(tree, ok)
+  for _, instance in ipairs(tree.instances) do
+    if instance._remaining then
+      release(instance)
+      if ok then
+        B.calls.fsdp_unit_pre_forward(instance._unit)
+        runtime.unit_post_forward(instance._unit, {})
+      end
+    end
+  end
+end
+
 local DTYPES = "; the model's mixed_precision has units of several dtypes: classes of modules in "
   .. 'its module_classes_to_ignore compute in f32 with their inputs and results cast, and a unit '
   .. 'with its own mixed_precision casts its inputs to its param_dtype with cast_forward_inputs'
@@ -81,6 +126,7 @@ local function end_forward(tree, ok, err)
     return
   elseif not ok then
     explain_dtypes(tree, err)
+    close_groups(tree, false)
     runtime.reset(tree.handle, err)
   end
   B.C.ms_fsdp_tree_hide_shards(tree.handle, false)
@@ -88,6 +134,7 @@ local function end_forward(tree, ok, err)
 end
 
 local function close_root(self, tree, ...)
+  close_groups(tree, true)
   if self._is_root then
     B.calls.fsdp_tree_post_forward(tree.handle)
   end
@@ -131,7 +178,7 @@ end
 return function(self, call, module, ...)
   local tree = self._tree or self:_lazy_init(true)
   if tree.running then
-    return unit_forward(self, call, module, ...)
+    return (self.modules[2] and group_forward or unit_forward)(self, call, module, ...)
   elseif not tree.ready then
     self:_lazy_init(true)
   end

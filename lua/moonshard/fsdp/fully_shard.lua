@@ -66,10 +66,8 @@ local function reshards(value, n_shards)
 end
 
 local function check_module(module)
-  local manager = util.is(module, Module) and module_tree.manager(module)
-  if manager == false then
-    arguments.refuse('fully_shard', 'module', module, 'a module')
-  elseif manager and manager.api then
+  local manager = module_tree.manager(module)
+  if manager and manager.api then
     errors.raise('AssertionError', 'Each distinct composable distributed API can only be applied '
       .. 'to a module once. %s is sharded by %s already.', module._name, manager.api)
   elseif manager then
@@ -78,6 +76,32 @@ local function check_module(module)
     errors.raise('ValueError', 'fully_shard does not support containers that do not implement '
       .. 'forward: %s', module._name)
   end
+end
+
+-- The modules of a group, without those that another one contains.
+local function group_of(given)
+  local listed = module_tree.is_module(given) and { given } or given
+  if type(given) ~= 'table' or #listed == 0 then
+    arguments.refuse('fully_shard', 'module', given, 'a module or a list of modules')
+  end
+  for i, module in ipairs(arguments.array('fully_shard', 'module', listed)) do
+    if not module_tree.is_module(module) then
+      arguments.refuse('fully_shard', ('module[%d]'):format(i), module, 'a module')
+    end
+    check_module(module)
+  end
+  local out, inner = {}, {}
+  for _, module in ipairs(listed) do
+    for _, below in ipairs(module:modules()) do
+      inner[below] = inner[below] or below ~= module
+    end
+  end
+  for _, module in ipairs(listed) do
+    if not inner[module] then
+      out[#out + 1], inner[module] = module, true
+    end
+  end
+  return out
 end
 
 local function state_options(given)
@@ -104,16 +128,23 @@ end
 
 --- Shard a module in place. Its parameters, except those of modules below that are sharded
 --- already, are gathered around its forward and backward as one group. The module that runs first
---- is the root of its tree. ValueError for a list of modules without forward, and for a scalar
---- parameter; AssertionError for a module that is sharded already.
----@generic M: ms.nn.Module
+--- is the root of its tree. Of several modules, which run one after another, the parameters are one
+--- group: it is gathered for the first that runs, and freed after the last; a module inside
+--- another one of the list is left out. ValueError for a list of modules without forward, and for a
+--- scalar parameter; AssertionError for a module that is sharded already.
+---@generic M: ms.nn.Module|ms.nn.Module[]
 ---@param module M
 ---@param opts? ms.fsdp.FullyShardOptions
 ---@return M
 return function(module, opts)
   local given = errors.options('fully_shard', opts, KNOWN)
-  check_module(module)
-  State(module, module, state_options(given))
-  fsdp_module.adopt(module, 'FSDP')
+  local modules, complete = group_of(module), state_options(given)
+  local state = State(modules[1], modules[1], complete)
+  for i = 2, #modules do
+    state:_join(modules[i], complete)
+  end
+  for _, m in ipairs(modules) do
+    fsdp_module.adopt(m, 'FSDP')
+  end
   return module
 end

@@ -16,6 +16,7 @@ local scope = require 'moonshard.base.scope'
 local sealed = require 'moonshard.fsdp.sealed'
 local unit_settings = require 'moonshard.fsdp.unit_settings'
 local units = require 'moonshard.fsdp.unit'
+local util = require 'moonshard.base.util'
 local values = require 'moonshard.fsdp.values'
 local without_jit = require 'moonshard.base.without_jit'
 
@@ -27,6 +28,7 @@ local without_jit = require 'moonshard.base.without_jit'
 
 ---@class ms.fsdp.State: ms.fsdp.Methods, ms.fsdp.Options
 ---@field outer_module ms.nn.Module  the wrapper, or the module itself
+---@field modules ms.nn.Module[]  in place of which it is called: that, and others of its group
 ---@field in_place boolean
 ---@field reason string  why the module is sharded by itself
 ---@field process_group ms.dist.Group  over which gradients are summed
@@ -52,6 +54,7 @@ function State:init(outer_module, module, opts, inherited, inner)
   self._ignored = without_jit.run(construct.wrap_below, module, opts, inherited, inner,
     self._initialised)
   self.outer_module, self.in_place = outer_module, outer_module == module
+  self.modules = { outer_module }
   for _, name in ipairs(options.FIELDS) do
     self[name] = opts[name]
   end
@@ -68,6 +71,19 @@ function State:init(outer_module, module, opts, inherited, inner)
   self.world_size = B.C.ms_comm_size(self.shard_group)
   self.replica = replicate and B.C.ms_comm_rank(replicate) or 0
   rawset(outer_module, '_manager', self)
+end
+
+--- Add the parameters of another module, sharded in place, to the same unit.
+---@param module ms.nn.Module
+---@param opts table  normalised
+function State:_join(module, opts)
+  local ignored_set = without_jit.run(construct.wrap_below, module, opts, nil, nil,
+    self._initialised)
+  for kind, its in next, ignored_set do -- order does not matter
+    self._ignored[kind] = util.merged(self._ignored[kind], its)
+  end
+  self.modules[#self.modules + 1] = module
+  rawset(module, '_manager', self)
 end
 
 --- The module whose forward runs.
