@@ -286,12 +286,27 @@ function parameter.manager(tensor)
   return managers[parameter.key(tensor)]
 end
 
+-- Layouts by key of plain parameters that are this rank's part of a larger one.
+local divided = setmetatable({}, WEAK_VALUES)
+
+--- Register how a parameter is divided (ms.dist.Divided, which keeps the tensor). The caller keeps
+--- it as long as the parameter is divided.
+function parameter.divide(tensor, layout)
+  divided[parameter.key(tensor)] = layout
+end
+
+---@return table?  how a plain parameter is divided, or nil
+function parameter.divided(tensor)
+  return divided[parameter.key(tensor)]
+end
+
 --- Remove all managers after the context was closed, because keys may be reused.
 function parameter.forget_managers()
   for _, manager in next, managers do
     manager:_close()
   end
   managers, flats = setmetatable({}, WEAK_VALUES), setmetatable({}, WEAK_VALUES)
+  divided = setmetatable({}, WEAK_VALUES)
 end
 
 --- Register a flat parameter: originals() replaces it by the list of `manager:_managed()`.
@@ -302,6 +317,12 @@ end
 ---@return boolean  is this a flat parameter?
 function parameter.is_flat(tensor)
   return flats[parameter.key(tensor)] ~= nil
+end
+
+---@return table?  the manager of a parameter or of a flat parameter, or nil
+function parameter.owner(tensor)
+  local key = parameter.key(tensor)
+  return managers[key] or flats[key]
 end
 
 --- The parameters, with flat ones replaced by the original ones.

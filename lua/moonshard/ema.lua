@@ -212,7 +212,7 @@ end
 
 ---@class ms.ema.State
 ---@field n_averaged integer
----@field params table<string, ms.Tensor|ms.fsdp.ShardedTensor>  by name; they share memory
+---@field params table<string, ms.Tensor|ms.dist.ShardedTensor>  by name; they share memory
 ---@field buffers table<string, ms.Tensor>
 
 --- The averages; for sharded parameters this rank's elements. ms.checkpoint.save { ema = ema }

@@ -128,12 +128,13 @@ describe('hybrid sharding', function()
       refuses('ValueError', 'Manual wrapping with HYBRID_SHARD requires explicit', {})
       refuses('ValueError', 'Expected process_group to be passed in as either None or Tuple',
         { process_group = ms.dist.world() })
-      for a, b in pairs { HYBRID_SHARD = 'FULL_SHARD', SHARD_GRAD_OP = 'HYBRID_SHARD' } do
-        local function policy(m) return ms.is(m, nn.Linear) and { sharding_strategy = b } end
-        checks.raises('ValueError', ('has %s, other modules of the model %s'):format(b, a),
-          fsdp.FSDP, nn.Sequential(nn.Linear(2, 2)),
-          { sharding_strategy = a, auto_wrap_policy = policy })
+      local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+      for i, sides in ipairs { { 1, 2 }, { 2, 1 } } do
+        local both = ms.dist.init_device_mesh('cpu', sides)
+        model[i] = fsdp.FSDP(model[i], { sharding_strategy = 'HYBRID_SHARD', device_mesh = both })
       end
+      checks.raises('ValueError', 'intra-node process groups do not match',
+        fsdp.FSDP(model), ms.ones(1, 2))
       refuses('ValueError', 'as the only common one',
         { process_group = { ms.dist.world(), ms.dist.world() } })
     end)

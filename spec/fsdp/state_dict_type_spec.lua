@@ -52,6 +52,9 @@ describe('a state dict of type', function()
       local flat = sd._flat_param
       assert.same({ { 15 }, rank * 8 + 1, 8 - rank }, { flat:shape(), flat.start, flat.length })
       check_loads(sd, 'LOCAL_STATE_DICT')
+      local y = m(ms.ones(2, 4)) -- the root's parameters stay unsharded until its backward
+      check_loads(fsdp.state_dict_type(m, 'LOCAL_STATE_DICT', m.state_dict, m), 'LOCAL_STATE_DICT')
+      y:sum():backward()
       ms.no_grad(flat.local_tensor.zero_, flat.local_tensor)
       assert.equal(0, m:state_dict()['0.bias']:sum():item())
     end)

@@ -1,6 +1,6 @@
 /* runtime/fsdp/schedule: a rank that drops what another uses, and forwards that summon or an error
- * interrupts, orders of prefetch. Every other decision of the schedule is tested by
- * test_programs.c. */
+ * interrupts, orders of gathers and reductions, settings of units. Every other decision of the
+ * schedule is tested by test_programs.c. */
 #include "rank_test.h"
 #include "schedule.h"
 
@@ -13,7 +13,7 @@ typedef struct chain {
 } chain;
 
 static ms_status chain_new(chain *c, int32_t strategy, bool forward_prefetch,
-                           int32_t backward_prefetch, int32_t n_slots)
+                           int32_t backward_prefetch, int32_t n_slots, bool rooted)
 {
     const int64_t shape[2] = {SIDE, SIDE};
     ms_fsdp_unit_options uo;
@@ -37,8 +37,7 @@ static ms_status chain_new(chain *c, int32_t strategy, bool forward_prefetch,
     to.forward_prefetch = forward_prefetch;
     to.backward_prefetch = backward_prefetch;
     to.n_slots = n_slots;
-    MS_TRY(ms_fsdp_tree_new(&c->tree, comm, &to, c->unit, UNITS, false));
-    return ms_fsdp_tree_init(c->tree);
+    return ms_fsdp_tree_new(&c->tree, comm, &to, c->unit, UNITS, rooted);
 }
 
 static void chain_free(chain *c)
@@ -62,7 +61,8 @@ static ms_status run_chain(void *user, int32_t rank)
     ms_status status;
     chain c;
 
-    MS_TRY_GOTO(chain_new(&c, t->strategy, true, MS_FSDP_PREFETCH_PRE, SLOTS), done);
+    MS_TRY_GOTO(chain_new(&c, t->strategy, true, MS_FSDP_PREFETCH_PRE, SLOTS, false), done);
+    MS_TRY_GOTO(ms_fsdp_tree_init(c.tree), done);
     ms_grad_enabled_set(t->records);
     MS_TRY_GOTO(ms_scope_open("test"), done);
     status = t->run(&c);
@@ -319,11 +319,11 @@ static void test_fsdp_schedule__what_an_error_ends_leaves_the_forward_around_it_
     run_ranks(2, run_chain, &t);
 }
 
-/* -- prefetch ---------------------------------------------------------------------------------- */
+/* -- orders ------------------------------------------------------------------------------------ */
 
 /* Changes of units since the trace was emptied: AG published, re resharded, RS announced. */
-static char trace[256];
-static int32_t last_state[UNITS], last_phase[UNITS];
+static _Thread_local char trace[256];
+static _Thread_local int32_t last_state[UNITS], last_phase[UNITS];
 
 static void record(const char *what, int32_t unit)
 {
@@ -348,53 +348,280 @@ static void see_change(const ms_fsdp_unit *u)
 
 typedef struct order_test {
     int32_t backward_prefetch;
-    bool forward_prefetch;
-    const char *forward, *backward;
+    bool forward_prefetch, rooted;
+    ms_status (*set)(chain *c); /* settings, before the first step; NULL: none */
+    const char *forward, *backward, *again;
 } order_test;
 
-static ms_status trace_second_step(const order_test *t)
+static ms_status expect_trace(const char *of, const char *expected)
+{
+    const bool same = strcmp(expected, trace) == 0;
+    const ms_status status =
+        same ? MS_OK
+             : msi_fail(MS_ASSERTION_ERROR, "%s: expected '%s', got '%s'", of, expected, trace);
+
+    trace[0] = 0;
+    return status;
+}
+
+static int32_t n_gathers(const char *text)
+{
+    int32_t n = 0;
+
+    for (; (text = strstr(text, "AG")) != NULL; text++) {
+        n++;
+    }
+    return n;
+}
+
+/* The second of two steps, as an optimizer has written between them. */
+static ms_status trace_second_step(const order_test *t, chain *c)
 {
     ms_tensor *loss;
+    int64_t planned = 0;
+
+    for (int32_t k = 0; k < 2; k++) {
+        trace[0] = 0;
+        for (int32_t i = 0; i < UNITS; i++) {
+            MS_TRY(ms_param_touch(c->weight[i]));
+        }
+        MS_TRY(forward(c, UNITS, NULL, NULL, &loss));
+        MS_TRY(k == 1 ? expect_trace("forward", t->forward) : MS_OK);
+        trace[0] = 0;
+        MS_TRY(ms_backward_with(loss, NULL, t->again != NULL ? MS_RETAIN_GRAPH : 0));
+    }
+    MS_TRY(expect_trace("backward", t->backward));
+    if (t->again != NULL) {
+        MS_TRY(ms_backward(loss, NULL));
+        MS_TRY(expect_trace("backward again", t->again));
+    }
+    for (int32_t i = 0; i < UNITS; i++) {
+        const msi_group_facts facts = msi_unit_facts(c->unit[i]);
+
+        planned += msi_plan_gathers(&facts, 1);
+    }
+    EXPECT(planned == n_gathers(t->forward) + n_gathers(t->backward));
+    return MS_OK;
+}
+
+static ms_status run_order(void *user, int32_t rank)
+{
+    const order_test *t = user;
     ms_status status;
     chain c;
 
-    MS_TRY_GOTO(chain_new(&c, MS_FSDP_FULL_SHARD, t->forward_prefetch, t->backward_prefetch, 0),
-                done);
+    memset(last_state, 0, sizeof(last_state));
+    memset(last_phase, 0, sizeof(last_phase));
+    MS_TRY_GOTO(
+        chain_new(&c, MS_FSDP_FULL_SHARD, t->forward_prefetch, t->backward_prefetch, 0, t->rooted),
+        done);
+    MS_TRY_GOTO(t->set != NULL ? t->set(&c) : MS_OK, done);
     MS_TRY_GOTO(ms_scope_open("test"), done);
-    MS_TRY_GOTO(forward(&c, UNITS, NULL, NULL, &loss), done);
-    MS_TRY_GOTO(ms_backward(loss, NULL), done);
-    trace[0] = 0;
-    MS_TRY_GOTO(forward(&c, UNITS, NULL, NULL, &loss), done);
-    assert_string_equal(t->forward, trace);
-    trace[0] = 0;
-    MS_TRY_GOTO(ms_backward(loss, NULL), done);
-    assert_string_equal(t->backward, trace);
+    status = trace_second_step(t, &c);
     (void)ms_scope_close(NULL, 0);
 done:
     chain_free(&c);
     return status;
 }
 
+static ms_status reshard_root(chain *c)
+{
+    return ms_fsdp_unit_set_reshard_after_forward(c->unit[0], true);
+}
+
+static ms_status keep_after_forward(chain *c)
+{
+    for (int32_t i = 0; i < UNITS; i++) {
+        MS_TRY(ms_fsdp_unit_set_reshard_after_forward(c->unit[i], false));
+    }
+    return MS_OK;
+}
+
+/* With slots for fewer units than are kept. */
+static ms_status keep_after_first_use(chain *c)
+{
+    MS_TRY(ms_fsdp_tree_init(c->tree));
+    return keep_after_forward(c);
+}
+
+static ms_status keep_after_backward(chain *c)
+{
+    return ms_fsdp_unit_set_reshard_after_backward(c->unit[0], false);
+}
+
+static ms_status forward_only(chain *c)
+{
+    return ms_fsdp_unit_set_unshard_in_backward(c->unit[0], false);
+}
+
+static ms_status accumulate_unit_1(chain *c)
+{
+    return ms_fsdp_unit_set_sync(c->unit[1], false);
+}
+
+static ms_status list_prefetch(chain *c)
+{
+    MS_TRY(ms_fsdp_unit_set_prefetch(c->unit[0], c->unit + 1, 2, false));
+    MS_TRY(ms_fsdp_unit_set_prefetch(c->unit[2], c->unit, 1, true));
+    return ms_fsdp_unit_set_prefetch(c->unit[1], c->unit, 0, true);
+}
+
+static ms_status default_prefetch(chain *c)
+{
+    MS_TRY(list_prefetch(c));
+    MS_TRY(ms_fsdp_unit_set_prefetch(c->unit[0], NULL, 0, false));
+    MS_TRY(ms_fsdp_unit_set_prefetch(c->unit[2], NULL, 0, true));
+    return ms_fsdp_unit_set_prefetch(c->unit[1], NULL, 0, true);
+}
+
+static ms_status not_last(chain *c)
+{
+    return ms_fsdp_tree_set_last_backward(c->tree, false);
+}
+
 /* The orders of AG and RS are PyTorch's, which reshards a unit before its reduction. Here that
  * follows it: [Note: what still reads a unit]. POST gathers as PRE does, but after the gradients of
  * the unit are computed. */
-static void test_fsdp_schedule__prefetch_has_its_order(void **state)
+static void test_fsdp_schedule__units_have_their_order(void **state)
 {
+    enum { PRE = MS_FSDP_PREFETCH_PRE, POST = MS_FSDP_PREFETCH_POST, NONE = MS_FSDP_PREFETCH_NONE };
     static const char plain[] = "AG0 re0 AG1 re1 AG2 re2", ahead[] = "AG0 AG1 re0 AG2 re1 re2";
     static const char pre[] = "AG2 AG1 RS2 re2 AG0 RS1 re1 RS0 re0";
     static const char none[] = "AG2 RS2 re2 AG1 RS1 re1 AG0 RS0 re0";
-    static const order_test tests[] = {
-        {MS_FSDP_PREFETCH_PRE, false, plain, pre},
-        {MS_FSDP_PREFETCH_POST, false, plain, pre},
-        {MS_FSDP_PREFETCH_NONE, false, plain, none},
-        {MS_FSDP_PREFETCH_PRE, true, ahead, pre},
+    static const char all[] = "AG0 AG1 AG2", kept[] = "RS2 re2 RS1 re1 RS0 re0";
+    static const char listed[] = "AG2 AG0 RS2 re2 AG1 RS1 re1 RS0 re0";
+    static const char two[] = "AG0 AG1 re0 re1 AG2 re2"; /* with slots for two units */
+    static order_test tests[] = {
+        {PRE, false, false, NULL, plain, pre, NULL},
+        {POST, false, false, NULL, plain, pre, NULL},
+        {NONE, false, false, NULL, plain, none, NULL},
+        {PRE, true, false, NULL, ahead, pre, NULL},
+        {PRE, false, true, NULL, "AG0 AG1 re1 AG2 re2", "AG2 AG1 RS2 re2 RS1 re1 RS0 re0", NULL},
+        {PRE, false, true, reshard_root, plain, pre, NULL},
+        {PRE, false, false, keep_after_forward, all, kept, NULL},
+        {NONE, false, false, keep_after_first_use, all, kept, NULL},
+        {PRE, false, false, keep_after_backward, "re0 AG0 re0 AG1 re1 AG2 re2",
+         "AG2 AG1 RS2 re2 AG0 RS1 re1 RS0", NULL},
+        {PRE, false, false, forward_only, plain, "AG2 AG1 RS2 re2 RS1 re1 RS0", NULL},
+        {PRE, false, false, accumulate_unit_1, plain, "AG2 AG1 RS2 re2 AG0 re1 RS0 re0", NULL},
+        {PRE, false, false, list_prefetch, "AG0 AG1 AG2 re0 re1 re2", listed, NULL},
+        {NONE, false, false, list_prefetch, two, listed, NULL},
+        {PRE, true, false, default_prefetch, ahead, pre, NULL},
+        {PRE, false, false, NULL, plain, pre, none},
+        {PRE, false, false, not_last, plain, pre, pre},
     };
 
     msi_fsdp_state_changed = see_change;
     for (int32_t i = 0; i < MSI_COUNT(tests); i++) {
-        assert_ok(trace_second_step(&tests[i]));
+        run_ranks(2, run_order, &tests[i]);
     }
     msi_fsdp_state_changed = NULL;
+}
+
+/* -- settings of units ------------------------------------------------------------------------- */
+
+static ms_status sum_of_gradient(ms_tensor *weight, double *sum)
+{
+    ms_tensor *grad, *total;
+
+    MS_TRY(ms_tensor_grad(&grad, weight));
+    MS_TRY(ms_op_sum(&total, grad, (1u << grad->v.ndim) - 1, false));
+    return ms_tensor_item(total, sum);
+}
+
+/* Gradients of two equal backwards, of which unit 1 keeps the first, are twice that of one: exact,
+ * as is a factor of 1/4 in place of 1/2. */
+static ms_status accumulate_one_unit(chain *c)
+{
+    double once[UNITS], twice[UNITS];
+    ms_tensor *loss;
+
+    for (int32_t k = 0; k < 3; k++) {
+        MS_TRY(ms_fsdp_unit_set_sync(c->unit[1], k != 1));
+        MS_TRY(forward(c, UNITS, NULL, NULL, &loss));
+        MS_TRY(ms_backward(loss, NULL));
+        for (int32_t i = 0; k != 1 && i < UNITS; i++) {
+            MS_TRY(sum_of_gradient(c->weight[i], k == 0 ? &once[i] : &twice[i]));
+            MS_TRY(ms_tensor_set_grad(c->weight[i], NULL));
+        }
+    }
+    for (int32_t i = 0; i < UNITS; i++) {
+        EXPECT(twice[i] == 2 * once[i]);
+    }
+    MS_TRY(ms_fsdp_unit_set_gradient_factor(c->unit[1], 0.25));
+    MS_TRY(forward(c, UNITS, NULL, NULL, &loss));
+    MS_TRY(ms_backward(loss, NULL));
+    for (int32_t i = 0; i < UNITS; i++) {
+        double sum;
+
+        MS_TRY(sum_of_gradient(c->weight[i], &sum));
+        EXPECT(sum == (i == 1 ? once[i] / 2 : once[i]));
+    }
+    return MS_OK;
+}
+
+/* What is written between the two halves of unshard is used. */
+static ms_status write_after_begin(chain *c)
+{
+    double expected, value;
+    ms_tensor *loss;
+
+    for (int32_t k = 0; k < 2; k++) {
+        MS_TRY(k == 1 ? ms_fsdp_unit_begin_unshard(c->unit[1]) : MS_OK);
+        EXPECT(c->unit[1]->state == (k == 1 ? MS_UNIT_PUBLISHED : MS_UNIT_SHARDED));
+        ms_grad_enabled_set(false);
+        MS_TRY(ms_tensor_fill(c->weight[1], k == 0 ? 0.25 : 0.5));
+        ms_grad_enabled_set(true);
+        MS_TRY(forward(c, UNITS, NULL, NULL, &loss));
+        MS_TRY(ms_tensor_item(loss, k == 0 ? &expected : &value));
+    }
+    EXPECT(value == 2 * expected);
+    MS_TRY(ms_fsdp_unit_begin_unshard(c->unit[0]));
+    MS_TRY(ms_fsdp_unit_unshard(c->unit[0]));
+    EXPECT(c->unit[0]->state == MS_UNIT_UNSHARDED);
+    return MS_OK;
+}
+
+static ms_status list_unit_of_another_tree(chain *c)
+{
+    ms_status status;
+    chain other;
+
+    MS_TRY_GOTO(chain_new(&other, MS_FSDP_FULL_SHARD, false, MS_FSDP_PREFETCH_PRE, SLOTS, false),
+                done);
+    status = ms_fsdp_unit_set_prefetch(c->unit[0], other.unit, 1, false);
+done:
+    chain_free(&other);
+    EXPECT(status == MS_VALUE_ERROR);
+    return MS_OK;
+}
+
+static void test_fsdp_schedule__units_have_settings_of_their_own(void **state)
+{
+    chain_test tests[] = {{accumulate_one_unit, MS_FSDP_FULL_SHARD, true},
+                          {accumulate_one_unit, MS_FSDP_NO_SHARD, true},
+                          {write_after_begin, MS_FSDP_FULL_SHARD, true},
+                          {list_unit_of_another_tree, MS_FSDP_FULL_SHARD, true}};
+
+    for (int32_t i = 0; i < MSI_COUNT(tests); i++) {
+        run_ranks(2, run_chain, &tests[i]);
+    }
+}
+
+static ms_status set_alone(chain *c)
+{
+    ms_tensor *loss;
+
+    MS_TRY(ms_fsdp_unit_set_reshard_after_backward(c->unit[1], c->unit[1]->rank == 1));
+    return forward(c, UNITS, NULL, NULL, &loss);
+}
+
+static void test_fsdp_schedule__settings_are_compared(void **state)
+{
+    chain_test t = {set_alone, MS_FSDP_FULL_SHARD, true};
+
+    assert_int_equal(ms_dist_threads(2, run_chain, &t), MS_COMM_ERROR);
+    assert_non_null(strstr(ms_error_message(), "value of set_reshard_after_backward of unit 'u1'"));
 }
 
 int main(void)
@@ -404,7 +631,9 @@ int main(void)
             test_fsdp_schedule__what_one_rank_drops_another_does_not_read, flag_new, flag_free),
         cmocka_unit_test(test_fsdp_schedule__summon_without_writes_does_not_disturb_backward),
         cmocka_unit_test(test_fsdp_schedule__what_an_error_ends_leaves_the_forward_around_it_alone),
-        cmocka_unit_test(test_fsdp_schedule__prefetch_has_its_order),
+        cmocka_unit_test(test_fsdp_schedule__units_have_their_order),
+        cmocka_unit_test(test_fsdp_schedule__units_have_settings_of_their_own),
+        cmocka_unit_test(test_fsdp_schedule__settings_are_compared),
     };
     return cmocka_run_group_tests_name("fsdp schedule", tests, NULL, NULL);
 }

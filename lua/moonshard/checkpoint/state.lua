@@ -37,7 +37,7 @@ end
 
 --- Encode a value for JSON.
 ---@param value any
----@param tensor? fun(value: ms.Tensor|ms.fsdp.ShardedTensor, path: string)  stores a tensor; nil:
+---@param tensor? fun(value: ms.Tensor|ms.dist.ShardedTensor, path: string)  stores a tensor; nil:
 ---  tensors are not allowed
 ---@param path? string  of the value, '' for the root
 ---@param slash? string  a key on the path that contains '/'
@@ -85,11 +85,15 @@ function state.decode(value, tensor)
 end
 
 --- This rank's elements of a tensor as 1-D (nil if empty), and their extent.
----@param value ms.Tensor|ms.fsdp.ShardedTensor
+---@param value ms.Tensor|ms.dist.ShardedTensor
 ---@return ms.Tensor?, ms.Extent, boolean sharded, boolean first  first: of the ranks with equal
 ---  shards
 function state.elements(value)
   if is_sharded(value) then
+    if not value.start then
+      errors.raise('NotImplementedError', 'checkpoint: a %s, expected one that is divided by '
+        .. 'Shard(1) along one dimension of its mesh; use full_tensor()', tostring(value))
+    end
     return value.local_tensor, parameter.extent(value:shape(), value:dtype(), value.start - 1,
       value.length), true, value.replica == 0
   end
@@ -120,8 +124,7 @@ function state.targets(label, now)
     local part, extent, sharded = state.elements(value)
     if sharded then
       part = part and create.empty(value.length, { dtype = value:dtype() })
-      return ShardedTensor(value:shape(), value:dtype(), value.start, part, value.process_group,
-        value.replica), part, extent
+      return value:_with(part), part, extent
     end
     return part and part:reshape(value:shape()) or value:clone(), part, extent
   end

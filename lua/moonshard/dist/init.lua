@@ -25,4 +25,10 @@ for _, functions in ipairs { launch, collectives, process_groups, parts, objects
 end
 dist.init_device_mesh = mesh.init_device_mesh
 
-return namespace.space('dist', dist, { functional = 'moonshard.dist.functional' })
+local PLACEMENT = 'moonshard.dist.placement'
+
+return namespace.space('dist', dist, {
+  functional = 'moonshard.dist.functional', ShardedTensor = 'moonshard.dist.sharded_tensor',
+  distribute_tensor = 'moonshard.dist.distribute', Shard = PLACEMENT, Replicate = PLACEMENT,
+  Partial = PLACEMENT, Flat = PLACEMENT,
+})

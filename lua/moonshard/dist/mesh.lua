@@ -10,6 +10,7 @@ local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local device = require 'moonshard.base.device'
 local errors = require 'moonshard.base.errors'
+local members = require 'moonshard.dist.members'
 local namespace = require 'moonshard.base.namespace'
 local notes = require 'moonshard_ffi.notes'
 
@@ -240,6 +241,69 @@ local mesh_module = {}
 ---@return boolean
 function mesh_module.is(value)
   return type(value) == 'table' and getmetatable(value) == metatable
+end
+
+--- Check a mesh that has this rank.
+---@param what string
+---@param mesh ms.dist.DeviceMesh
+---@return ms.dist.DeviceMesh
+function mesh_module.checked(what, mesh)
+  if not mesh_module.is(mesh) then
+    arguments.refuse(what, 'mesh', mesh, 'a mesh of dist.init_device_mesh()')
+  elseif not mesh:get_coordinate() then
+    errors.raise('RuntimeError', '%s: this rank is outside %s, expected one of its ranks', what,
+      tostring(mesh))
+  end
+  return mesh
+end
+
+--- The mesh of groups that exist: one dimension for each of them.
+---@param groups ms.dist.Group[]
+---@param names? string[]|false
+---@return ms.dist.DeviceMesh
+function mesh_module.of_groups(groups, names)
+  local shape, coordinate = {}, {}
+  for d, group in ipairs(groups) do
+    shape[d], coordinate[d] = group:size(), group:rank()
+  end
+  return new {
+    device_type = device.kind(), shape = shape, mesh_dim_names = names or false,
+    _groups = { unpack(groups) }, _coordinate = coordinate, _parts = {},
+  }
+end
+
+--- The dimensions of one mesh, then those of another; without names unless both have distinct ones.
+---@param a ms.dist.DeviceMesh
+---@param b ms.dist.DeviceMesh
+---@return ms.dist.DeviceMesh
+function mesh_module.joined(a, b)
+  local groups, names, seen = {}, {}, {}
+  for _, mesh in ipairs { a, b } do
+    for d, group in ipairs(mesh:get_all_groups()) do
+      local name = names and mesh.mesh_dim_names and mesh.mesh_dim_names[d]
+      groups[#groups + 1] = group
+      if name and not seen[name] then
+        names[#names + 1], seen[name] = name, true
+      else
+        names = false
+      end
+    end
+  end
+  return mesh_module.of_groups(groups, names)
+end
+
+--- Have both meshes the same ranks along each dimension?
+---@param a ms.dist.DeviceMesh
+---@param b ms.dist.DeviceMesh
+---@return boolean
+function mesh_module.same(a, b)
+  local ours, theirs = a:get_all_groups(), b:get_all_groups()
+  for d = 1, math.max(#ours, #theirs) do
+    if not (ours[d] and theirs[d] and members.same(ours[d], theirs[d])) then
+      return false
+    end
+  end
+  return true
 end
 
 --- Arrange the job's first ranks as a mesh and make the groups along its dimensions. Collective

@@ -2,7 +2,6 @@
 ---
 --- `wrapper(module, options)` shards a module and returns the module that replaces it.
 
-local check = require 'moonshard.fsdp.check'
 local errors = require 'moonshard.base.errors'
 local frozen = require 'moonshard.fsdp.frozen'
 local options = require 'moonshard.fsdp.options'
@@ -175,8 +174,6 @@ function auto_wrap.below(root, opts, ignored, wrapper)
   local found = false
   local function wrapped(module, own)
     found = true
-    check.one_division(opts.sharding_strategy, own.sharding_strategy or opts.sharding_strategy,
-      module._name)
     if is_full[module] then
       own = util.merged(own, { mixed_precision = options.full_precision() })
     end

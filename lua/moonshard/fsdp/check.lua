@@ -77,16 +77,22 @@ end
 --- Strategies that divide parameters inside a shard group.
 check.HYBRID = { HYBRID_SHARD = true, _HYBRID_SHARD_ZERO2 = true }
 
---- ValueError if one of two strategies in a model divides parameters inside groups and the other
---- among all ranks.
----@param strategy string
----@param other string
----@param name string  of the module with the other one
-function check.one_division(strategy, other, name)
-  local mixed = check.HYBRID[strategy] ~= check.HYBRID[other]
-  if strategy ~= 'NO_SHARD' and other ~= 'NO_SHARD' and mixed then
-    errors.raise('ValueError', '%s has %s, other modules of the model %s: a model cannot mix '
-      .. 'hybrid strategies with others, except NO_SHARD', name, other, strategy)
+--- ValueError if hybrid instances of a model have other shard or replicate groups.
+---@param instances ms.fsdp.State[]
+function check.one_hybrid(instances)
+  local first
+  for _, instance in ipairs(instances) do
+    local groups = instance.hybrid_groups
+    first = first or groups and instance
+    for i, side in ipairs(groups and { 'intra', 'inter' } or {}) do
+      local expected = first.hybrid_groups[i]
+      if groups[i] ~= expected and not (groups[i] and expected
+        and members.same(groups[i], expected)) then
+        errors.raise('ValueError', "%s-node process groups do not match: '%s' has ranks %s, '%s' "
+          .. 'has ranks %s', side, first.outer_module:path(), members.text(expected),
+          instance.outer_module:path(), members.text(groups[i]))
+      end
+    end
   end
 end
 

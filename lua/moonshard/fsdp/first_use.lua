@@ -1,5 +1,6 @@
 --- The first use of a wrapped model: its units become one tree, and ranks compare their models.
---- Instances over other groups of ranks (experts) have a tree per group, nested in the root's.
+--- Instances over other groups of ranks (experts), and those that divide parameters among other
+--- ranks (hybrid strategies beside others), have a tree per group, nested in the root's.
 --- Instances that were used below another root stay in its tree.
 ---
 --- A tree is `ready` when the ranks have found that their models are equal. After an error before
@@ -24,6 +25,7 @@ local settings = require 'moonshard.fsdp.settings'
 ---@field root ms.fsdp.State
 ---@field holder ffi.cdata*  of the runtime's tree
 ---@field handle ffi.cdata*  that tree
+---@field division? ms.dist.Group  among whose ranks its units divide their parameters
 ---@field outer? ms.fsdp.Tree  of the root around a nested tree
 ---@field nested ms.fsdp.Tree[]  those below, in module order
 ---@field ready boolean
@@ -39,10 +41,6 @@ local function check_homogeneous(instances, name)
 end
 
 local function check(instances)
-  for i = 2, #instances do
-    checks.one_division(instances[1].sharding_strategy, instances[i].sharding_strategy,
-      ("'%s'"):format(instances[i].outer_module:path()))
-  end
   check_homogeneous(instances, 'use_orig_params')
   check_homogeneous(instances, 'limit_all_gathers')
 end
@@ -58,17 +56,27 @@ local function check_not_root(instance)
   end
 end
 
+-- Among whose ranks an instance divides parameters; nil: it divides none.
+local function division(instance)
+  return instance.sharding_strategy ~= 'NO_SHARD' and instance.shard_group or nil
+end
+
 -- A tree of units that are in no tree.
 local function new(instance, outer)
   return {
     root = instance, outer = outer, nested = {}, instances = { instance },
+    division = division(instance),
     holder = runtime.tree_holder(), ready = false, running = false,
   }
 end
 
-local function tree_over(group, top)
+-- The tree that an instance can join.
+local function tree_over(instance, top)
+  local own = division(instance)
   for _, tree in ipairs { top, unpack(top.nested) } do
-    if tree.root.process_group == group and not tree.ready then
+    if tree.root.process_group == instance.process_group and not tree.ready
+      and (not own or not tree.division or tree.division == own) then
+      tree.division = tree.division or own
       return tree
     end
   end
@@ -78,7 +86,7 @@ end
 local function plan_trees(root)
   local top, known = new(root), {}
   for i, instance in ipairs(plan.instances(root)) do
-    local tree = instance._tree or i > 1 and tree_over(instance.process_group, top)
+    local tree = instance._tree or i > 1 and tree_over(instance, top)
     if instance._tree then
       check_not_root(instance)
     elseif tree then
@@ -198,6 +206,7 @@ local function tree_of(root)
   local top = root._tree
   if not top then
     check_single(root)
+    checks.one_hybrid(plan.instances(root))
     top = plan_trees(root)
     for _, tree in ipairs(first_use.trees(top)) do
       check(tree.instances)

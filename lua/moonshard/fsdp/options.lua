@@ -255,8 +255,8 @@ function options.normalised(given)
     mixed_precision = precision(given.mixed_precision),
     cpu_offload = offload(given.cpu_offload),
     process_group = group_of(given),
-    hybrid_groups = given.hybrid_groups or check.HYBRID[strategy] and hybrid_groups(strategy, given)
-      or nil,
+    hybrid_groups = check.HYBRID[strategy]
+      and (given.hybrid_groups or hybrid_groups(strategy, given)) or nil,
   })
 end
 

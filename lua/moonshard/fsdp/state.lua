@@ -10,6 +10,7 @@ local methods = require 'moonshard.fsdp.methods'
 local module_tree = require 'moonshard.nn.tree'
 local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
+local placed = require 'moonshard.fsdp.placed'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
 local scope = require 'moonshard.base.scope'
@@ -41,7 +42,7 @@ local without_jit = require 'moonshard.base.without_jit'
 ---@field output_dtype? ms.DType  of the results of forward
 local State = class('fsdp.State')
 
-for _, functions in ipairs { methods, values, units, unit_settings } do
+for _, functions in ipairs { methods, values, units, placed, unit_settings } do
   for name, fn in next, functions do
     State[name] = fn
   end

@@ -44,7 +44,7 @@ end
 --- What a state dict has of a parameter of its unit. Collective for a full one.
 ---@param gathered table  full values by instance, so far
 ---@param rank0_only boolean  full values on rank 0 alone
----@return ms.Tensor|ms.fsdp.ShardedTensor|nil
+---@return ms.Tensor|ms.dist.ShardedTensor|nil
 function values:_state_value(tensor, gathered, rank0_only)
   local key, settings = parameter.key(tensor), state_dict_type.of(self)
   if settings.state_dict_type == 'SHARDED_STATE_DICT' and self.sharding_strategy ~= 'NO_SHARD' then
@@ -74,11 +74,14 @@ local function numel_of(unit)
 end
 
 --- What a state dict of type LOCAL_STATE_DICT has of its unit: the unit's own memory.
----@return ms.fsdp.ShardedTensor
+---@return ms.dist.ShardedTensor
 function values:_local_state()
   local flat, info = self:_flat_parameter(true), runtime.info(self._unit)
   local total, first = numel_of(self._unit), self.rank * info.shard_numel
   local length = math.max(0, math.min(info.shard_numel, total - first))
+  if flat:numel() ~= info.shard_numel then -- it shows the full parameters
+    B.calls.fsdp_unit_reshard(self._unit)
+  end
   return ShardedTensor({ total }, flat:dtype(), first + 1,
     length > 0 and flat:detach():narrow(1, 1, length) or nil, self.shard_group, self.replica)
 end
@@ -94,7 +97,7 @@ function values:_agree_on_load(...)
 end
 
 --- Prepare to load this rank's elements of a parameter of the unit, or of its flat parameter.
----@param value ms.fsdp.ShardedTensor
+---@param value ms.dist.ShardedTensor
 ---@return fun() write
 function values:_prepare_part(name, tensor, value)
   local into, start

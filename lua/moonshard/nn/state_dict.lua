@@ -15,10 +15,10 @@ local tree = require 'moonshard.nn.tree'
 local state_dict = {}
 
 --- Parameters and buffers by name: `sd[name]` is a tensor, `sd[i]` the i-th name.
----@class ms.StateDict: { [string]: ms.Tensor|ms.fsdp.ShardedTensor, [integer]: string }
+---@class ms.StateDict: { [string]: ms.Tensor|ms.dist.ShardedTensor, [integer]: string }
 
 local function is_sharded(value)
-  return type(value) == 'table' and value._name == 'fsdp.ShardedTensor'
+  return type(value) == 'table' and value._name == 'dist.ShardedTensor'
 end
 
 --- Persistent buffers, each under its first name.

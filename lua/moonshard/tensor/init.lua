@@ -565,6 +565,50 @@ function Tensor:set_grad(grad)
   calls.tensor_set_grad(self, grad)
 end
 
+-- -- division among ranks ------------------------------------------------------------------------
+-- A parameter that FSDP manages shows this rank's part, and so does one of ms.parallel. Any other
+-- tensor is whole.
+
+--- This rank's part of a parameter that is divided among ranks, whatever its handle shows; the
+--- tensor itself of any other. The memory is shared.
+---@return ms.Tensor  with the placement Flat in one dimension
+function Tensor:to_local()
+  local owner = parameter.owner(self)
+  return owner and owner:_local_value(self) or self
+end
+
+--- The whole of a parameter that is divided among ranks: a copy, not recorded. The tensor itself of
+--- any other. Collective over the ranks that divide it.
+---@return ms.Tensor
+function Tensor:full_tensor()
+  local owner, divided = parameter.owner(self), parameter.divided(self)
+  local part = owner and owner:_full_value(self) or self
+  return divided and divided:_whole(part) or part
+end
+
+--- How ranks divide a parameter, for each dimension of device_mesh(); empty for any other tensor.
+---@return ms.dist.Placement[]
+function Tensor:placements()
+  local owner, divided = parameter.owner(self), parameter.divided(self)
+  local list = owner and owner:_placements(self) or {}
+  return divided and divided:_placements_after(list) or list
+end
+
+--- The ranks that divide a parameter; nil for any other tensor.
+---@return ms.dist.DeviceMesh?
+function Tensor:device_mesh()
+  local owner, divided = parameter.owner(self), parameter.divided(self)
+  local mesh = owner and owner:_mesh() or nil
+  return divided and divided:_mesh_after(mesh) or mesh
+end
+
+--- The whole shape of a parameter that is divided among ranks; the shape of any other tensor.
+---@return integer[]
+function Tensor:global_shape()
+  local owner = parameter.divided(self) or parameter.owner(self)
+  return owner and owner:_global_shape(self) or Tensor.shape(self)
+end
+
 -- -- life ----------------------------------------------------------------------------------------
 
 --- Release the tensor now, instead of at the end of its scope or at a garbage collection.

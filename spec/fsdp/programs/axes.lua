@@ -10,6 +10,7 @@
 --- net(value, r, net)          the plain module
 --- options(value, r, o, net)   options of FSDP
 --- wrapped(value, r, model)    returns another model, or nil
+--- child(value, r, o, i)       options of the i-th child (policy hand)
 --- ready(value, r)             models are made, the optimizer is not
 --- gradients(value, r)         after the backwards of a step
 --- stepped(value, r, s)        after step s
@@ -218,6 +219,20 @@ row 'policy' { -- hand: FSDP of each child
   { 'none', 'class', 'nested', 'all', 'size', 'custom', 'hand' }, bits = true, chance = OFTEN,
   options = function(value, r, o)
     o.auto_wrap_policy = value == 'custom' and custom(r.p.strategy) or POLICIES[value]
+  end,
+}
+row 'mixed' { -- the first child is divided among other ranks than the rest
+  { false, true }, bits = true, chance = OFTEN,
+  legal = function(_, p)
+    return p.policy == 'hand' and p.strategy ~= 'NO_SHARD' and p.hook == 'none' and not p.tied
+      and (p.clip == 'none' or p.clip == math.huge) -- a sum of two norms may be rounded otherwise
+  end,
+  child = function(_, r, o, i)
+    if i == 1 then
+      local hybrid = HYBRID[r.p.strategy]
+      o.sharding_strategy = hybrid and 'FULL_SHARD' or 'HYBRID_SHARD'
+      o.process_group = not hybrid and { r:hybrid_groups(2 - r.p.world % 2) } or nil
+    end
   end,
 }
 row 'again' { -- wrapped and used once before

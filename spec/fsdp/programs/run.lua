@@ -140,7 +140,12 @@ local function shard(r, net)
   for i = 1, r.p.policy == 'hand' and r.p.blocks + 1 or 0 do
     local name = i <= r.p.blocks and 'b' .. i or 'head'
     if not net[name].is_ignored then
-      net[name] = face(net[name], o)
+      local own = {}
+      for option, value in pairs(o) do
+        own[option] = value
+      end
+      each('child', r, own, i)
+      net[name] = face(net[name], own)
     end
   end
   local model = face(net, o)
