@@ -17,6 +17,11 @@ local STATES = {
   [C.MS_UNIT_UNSHARDED] = 'UNSHARDED',
 }
 
+local TRAINING = {
+  [C.MS_UNIT_IDLE] = 'IDLE', [C.MS_UNIT_FORWARD] = 'FORWARD',
+  [C.MS_UNIT_PRE_BACKWARD] = 'PRE_BACKWARD', [C.MS_UNIT_POST_BACKWARD] = 'POST_BACKWARD',
+}
+
 local Hold = B.typeof 'struct { ms_comm *group; double serial; }'
 
 local function release(hold)
@@ -348,6 +353,7 @@ end
 ---@field reduce_dtype string
 ---@field dtype string  of the master shard
 ---@field state 'SHARDED'|'PUBLISHED'|'UNSHARDED'
+---@field training 'IDLE'|'FORWARD'|'PRE_BACKWARD'|'POST_BACKWARD'
 ---@field model integer  index of the model in order of first use; 0: not used yet
 ---@field is_root boolean
 
@@ -365,6 +371,7 @@ function fsdp.info(unit)
     reduce_dtype = parameter.dtype_name(i.reduce_dtype),
     dtype = parameter.dtype_name(i.orig_dtype),
     state = STATES[i.state],
+    training = TRAINING[i.training],
     model = i.model,
     is_root = i.is_root,
   }

@@ -335,4 +335,48 @@ describe('fully_shard', function()
       assert.equal(5, #model:parameters())
     end)
   end)
+
+  it('has a group that knows what it is used for', function()
+    ms.dist.spawn(2, function()
+      local seen = {}
+      local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+      fsdp.fully_shard(model[1])
+      fsdp.fully_shard(model[2])
+      fsdp.fully_shard(model)
+      local group = fsdp.get_state(model[2]):param_group()
+      local function see() seen[#seen + 1] = group:training_state() end
+      model[2]:register_forward_hook(see)
+      model[2]:register_full_backward_pre_hook(see)
+      model[1]:register_full_backward_hook(see)
+      see()
+      model(ms.ones(1, 2):requires_grad_()):sum():backward()
+      see()
+      assert.same({ 'IDLE', 'FORWARD', 'PRE_BACKWARD', 'POST_BACKWARD', 'IDLE' }, seen)
+    end)
+  end)
+end)
+
+describe('fsdp.ParamGroup', function()
+  it('has a state for a while, also until an error', function()
+    local group = fsdp.ParamGroup {}
+    local function nested()
+      return group:training_state(), group:use_training_state('PRE_BACKWARD', function()
+        return group:training_state()
+      end), group:training_state()
+    end
+    assert.same({ 'FORWARD', 'PRE_BACKWARD', 'FORWARD' },
+      { group:use_training_state('FORWARD', nested) })
+    assert.is_false(pcall(group.use_training_state, group, 'FORWARD', error, 'on purpose'))
+    assert.equal('IDLE', group:training_state())
+    checks.raises('ValueError', 'expected one of IDLE, FORWARD', group.use_training_state, group,
+      'TRAINING', error)
+  end)
+end)
+
+describe('fsdp.set_', function()
+  it('overwrites a tensor', function()
+    local x = ms.zeros(2)
+    assert.equal(x, fsdp.set_(x, ms.ones(2)))
+    assert.same({ 1, 1 }, x:totable())
+  end)
 end)

@@ -1,6 +1,8 @@
 --- Fully sharded data parallel: the wrapper, policies that choose what is wrapped, and functions of
 --- wrapped models.
 
+local ParamGroup = require 'moonshard.fsdp.param_group'
+local arguments = require 'moonshard_ffi.arguments'
 local composable = require 'moonshard.fsdp.composable'
 local fsdp_module = require 'moonshard.fsdp.fsdp_module'
 local namespace = require 'moonshard.base.namespace'
@@ -50,6 +52,7 @@ local fsdp = {
   composable = composable.shard,
   fully_shard = require 'moonshard.fsdp.fully_shard',
   get_state = composable.get_state,
+  ParamGroup = ParamGroup,
   fsdp_modules = require 'moonshard.fsdp.fsdp_modules',
   register_forward_method = composable.register_forward_method,
   register_fsdp_forward_method = fsdp_module.register_forward_method,
@@ -58,6 +61,14 @@ local fsdp = {
   set_state_dict_type = state_dict_type.set,
   get_state_dict_type = state_dict_type.get,
 }
+
+--- Overwrite a tensor with another one of the same shape and dtype; not recorded.
+---@param x ms.Tensor
+---@param y ms.Tensor
+---@return ms.Tensor x
+function fsdp.set_(x, y)
+  return arguments.tensor('set_', 'x', x):set_data(y)
+end
 
 -- Functions of a file that few scripts need.
 for name, method in next, {

@@ -1,6 +1,7 @@
 --- The state of a module that FSDP shards: its options, its unit, its tree.
 
 local B = require 'moonshard_ffi'
+local ParamGroup = require 'moonshard.fsdp.param_group'
 local class = require 'moonshard.base.class'
 local construct = require 'moonshard.fsdp.construct'
 local errors = require 'moonshard.base.errors'
@@ -118,6 +119,13 @@ function State:_shard_alike(module, ignored_set)
     state:register_forward_method(module, entry.name, entry.method)
   end
   return module
+end
+
+--- The group of its parameters, with what it is used for.
+---@return ms.fsdp.ParamGroup
+function State:param_group()
+  self._param_group = self._param_group or ParamGroup.of(self)
+  return self._param_group
 end
 
 --- See ms.nn.Manager.
