@@ -356,6 +356,52 @@ describe('fully_shard', function()
   end)
 end)
 
+describe('a mesh of two dimensions', function()
+  it('divides parameters along the second', function()
+    ms.dist.spawn(4, function(rank)
+      local mesh = ms.dist.init_device_mesh('cpu', { 2, 2 }, { mesh_dim_names = { 'dp', 'fsdp' } })
+      local wrapped = wrap(gpt(), {
+        auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock }, use_orig_params = true,
+      })
+      local model = sharded_gpt { mesh = mesh }
+      local state = fsdp.get_state(model)
+      assert.equal(trained(wrapped, rank, wrapped), trained(model, rank, state))
+      assert.same({ 7 - rank % 2, 10 }, model.wte.weight:shape()) -- of 13 rows
+      local ids = ms.tensor({ { 1, 2, 3, 4 } }, { dtype = 'i64' })
+      for _, case in ipairs { { false, 0 }, { true, 2 } } do
+        local before = ms.dist.counts().reduce_scatter
+        model:set_requires_all_reduce(case[1])
+        model(ids, ids):backward()
+        assert.equal(case[2], ms.dist.counts().reduce_scatter - before)
+      end
+    end)
+  end)
+end)
+
+describe('replicate', function()
+  it('averages gradients of whole parameters', function()
+    ms.dist.spawn(2, function(rank)
+      local model = nn.Linear(2, 2)
+      assert.equal(model, fsdp.replicate(model))
+      model(ms.full({ 1, 2 }, rank + 1)):sum():backward()
+      assert.same({ { 1.5, 1.5 }, { 1.5, 1.5 } }, model.weight:grad():totable())
+      assert.equal('ReplicateLinear', getmetatable(model)._name)
+    end)
+  end)
+
+  it('refuses meshes of two dimensions, and modules that are sharded', function()
+    ms.dist.spawn(1, function()
+      local mesh = ms.dist.init_device_mesh('cpu', { 1, 1 })
+      checks.raises('ValueError', 'replicate expects a 1D DeviceMesh but got DeviceMesh',
+        fsdp.replicate, nn.Linear(1, 1), { mesh = mesh })
+      checks.raises('RuntimeError', 'Cannot apply `replicate()` on a Module already managed by '
+        .. '`fully_shard`', fsdp.replicate, fsdp.fully_shard(nn.Linear(1, 1)))
+      checks.raises('AssertionError', 'Each distinct composable distributed API can only be '
+        .. 'applied to a module once.', fsdp.replicate, fsdp.replicate(nn.Linear(1, 1)))
+    end)
+  end)
+end)
+
 describe('fsdp.ParamGroup', function()
   it('has a state for a while, also until an error', function()
     local group = fsdp.ParamGroup {}
