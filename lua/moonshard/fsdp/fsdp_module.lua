@@ -182,7 +182,8 @@ local function accepted(what)
   end
 end
 
---- Accepted: parameters without a gradient count as zero here where another rank has one, always.
+--- Accepted: a parameter without a gradient counts as zero where another rank has one, always. Its
+--- group must have a gradient on every rank.
 ---@type fun(self, reduce_scatter_unused_params: boolean, recurse?: boolean)
 FSDPModule.set_reduce_scatter_unused_params = accepted 'set_reduce_scatter_unused_params'
 
