@@ -193,8 +193,8 @@ FSDPModule.set_force_sum_reduction_for_comms = accepted 'set_force_sum_reduction
 
 --- Accepted: ranks exchange through shared memory always.
 ---@type fun(self, enable: boolean)
-FSDPModule.set_allocate_memory_from_process_group_for_comm =
-  accepted 'set_allocate_memory_from_process_group_for_comm'
+FSDPModule.set_allocate_memory_from_process_group_for_comm = accepted(
+  'set_allocate_memory_from_process_group_for_comm')
 
 --- Accepted: gathers and reductions have separate slots always.
 ---@type fun(self, enable: boolean, recurse?: boolean)

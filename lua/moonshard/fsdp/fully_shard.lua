@@ -168,12 +168,12 @@ local api = {}
 --- is the root of its tree. Of several modules, which run one after another, the parameters are one
 --- group: it is gathered for the first that runs, and freed after the last; a module inside
 --- another one of the list is left out. The class of a module becomes one that derives from it,
---- with the methods of ms.fsdp.FSDPModule. ValueError for a list of modules without forward, and
---- for a scalar parameter; AssertionError for a module that is sharded already.
+--- with more methods. ValueError for a list of modules without forward, and for a scalar parameter;
+--- AssertionError for a module that is sharded already.
 ---@generic M: ms.nn.Module|ms.nn.Module[]
 ---@param module M
 ---@param opts? ms.fsdp.FullyShardOptions
----@return M
+---@return M|ms.fsdp.FSDPModule
 function api.fully_shard(module, opts)
   return shard('fully_shard', module, opts)
 end
@@ -183,7 +183,7 @@ end
 ---@generic M: ms.nn.Module|ms.nn.Module[]
 ---@param module M
 ---@param opts? ms.fsdp.ReplicateOptions
----@return M
+---@return M|ms.fsdp.FSDPModule
 function api.replicate(module, opts)
   return shard('replicate', module, opts)
 end

@@ -22,7 +22,7 @@ end
 --- Is it used by a forward, or by a backward that still needs it or has finished with it?
 ---@return ms.fsdp.TrainingState
 function ParamGroup:training_state()
-  local unit = self._of and self._of._unit
+  local unit = self._state and self._state._unit
   return self._shown or unit and runtime.info(unit).training or 'IDLE'
 end
 
@@ -45,9 +45,9 @@ end
 --- The group of a sharded module.
 ---@param state ms.fsdp.State
 ---@return ms.fsdp.ParamGroup
-function ParamGroup.of(state)
+function ParamGroup._of_state(state)
   local group = ParamGroup {}
-  group._of = state
+  group._state = state
   return group
 end
 

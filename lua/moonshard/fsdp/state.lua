@@ -124,7 +124,7 @@ end
 --- The group of its parameters, with what it is used for.
 ---@return ms.fsdp.ParamGroup
 function State:param_group()
-  self._param_group = self._param_group or ParamGroup.of(self)
+  self._param_group = self._param_group or ParamGroup._of_state(self)
   return self._param_group
 end
 
