@@ -47,7 +47,7 @@ end
 ---@return ms.Tensor|ms.dist.ShardedTensor|nil
 function values:_state_value(tensor, gathered, rank0_only)
   local key, settings = parameter.key(tensor), state_dict_type.of(self)
-  if settings.state_dict_type == 'SHARDED_STATE_DICT' and self.sharding_strategy ~= 'NO_SHARD' then
+  if settings.state_dict_type ~= 'FULL_STATE_DICT' and self.sharding_strategy ~= 'NO_SHARD' then
     local part, extent = parameter.part(tensor)
     return ShardedTensor(extent.shape, extent.dtype, extent.start + 1, part and part:clone(),
       self.shard_group, self.replica)
@@ -61,11 +61,12 @@ function values:_state_value(tensor, gathered, rank0_only)
   return gathered[self][key]
 end
 
---- The flat parameter, where state dicts have it in place of the parameters.
+--- The flat parameter, where state dicts have it in place of the parameters. (Layout rows has
+--- none: LOCAL_STATE_DICT is SHARDED_STATE_DICT.)
 ---@return ms.Tensor?
 function values:_flat_in_state_dict()
   return state_dict_type.of(self).state_dict_type == 'LOCAL_STATE_DICT'
-    and self.sharding_strategy ~= 'NO_SHARD' and self:_flat_parameter(true) or nil
+    and self.shard_layout == 'flat' and self.sharding_strategy ~= 'NO_SHARD' and self:_flat_parameter(true) or nil
 end
 
 -- Elements of a unit's flat parameter, without the padding of the last shards.
