@@ -33,6 +33,8 @@ local spec = {
   { 'ranks', 0, 'processes on this host (0: one per core, at most 8)', from_zero },
   { 'strategy', 'FULL_SHARD', 'FULL_SHARD, SHARD_GRAD_OP or NO_SHARD',
     { one_of = { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } } },
+  { 'api', 'FSDP', 'FSDP (a wrapper) or fully_shard (in place); equal bits',
+    { one_of = { 'FSDP', 'fully_shard' } } },
   { 'dtype', 'bf16', 'compute dtype: bf16 or f32 (master shards are f32)',
     { one_of = { 'bf16', 'f32' } } },
   { 'reduce-dtype', 'f32', 'dtype gradients are reduced in: f32 or bf16',
@@ -179,13 +181,33 @@ local flops_per_token = gpt:flops_per_token()
 local n_parameters = gpt:num_parameters()
 local mixed = o.dtype ~= 'f32' and { param_dtype = o.dtype, reduce_dtype = o['reduce-dtype'] }
   or nil
-model = fsdp.FSDP(model, {
-  auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock },
-  sharding_strategy = o.strategy,
-  mixed_precision = mixed,
-  forward_prefetch = true,
-  use_orig_params = true,
-})
+
+-- Shard each block, and the model with what is left.
+local function shard_in_place()
+  local opts = { mp_policy = mixed }
+  local shard = o.strategy == 'NO_SHARD' and fsdp.replicate or fsdp.fully_shard
+  if o.strategy == 'SHARD_GRAD_OP' then
+    opts.reshard_after_forward = false
+  end
+  for _, block in ipairs(model.h) do
+    shard(block, opts)
+  end
+  return shard(model, opts)
+end
+
+local sharded -- has the methods of the sharded model
+if o.api == 'fully_shard' then
+  sharded = fsdp.get_state(shard_in_place())
+else
+  model = fsdp.FSDP(model, {
+    auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock },
+    sharding_strategy = o.strategy,
+    mixed_precision = mixed,
+    forward_prefetch = true,
+    use_orig_params = true,
+  })
+  sharded = model
+end
 
 -- The same parameters in the same order on every rank: matrices decay, vectors do not.
 local matrices, vectors = {}, {}
@@ -201,7 +223,7 @@ local lr_at = ms.schedule.cosine {
   lr = o.lr, warmup = math.min(o.warmup, o.steps), total = o.steps, final = o['final-lr'] * o.lr,
 }
 
-model:set_gradient_factor(1 / micro_batches)
+sharded:set_gradient_factor(1 / micro_batches)
 
 local checkpoints = ms.checkpoint.Manager { root = o.out .. '/checkpoints', keep = o.keep }
 local start = 1
@@ -219,7 +241,7 @@ end
 
 -- -- what is about to happen ---------------------------------------------------------------------
 
-local plan = model:plan { micro_batches = per_rank }
+local plan = sharded:plan { micro_batches = per_rank }
 
 local function print_plan()
   print(('learning %s bytes of %s, validating on %s; metrics.jsonl and checkpoints go to %s')
@@ -231,7 +253,7 @@ local function print_plan()
     info.launcher, world.world_size, info.transport, ms.cpu_isa(),
     ms.matmul_name(o.dtype), o.dtype))
   local table_rows = { { 'unit', 'strategy', 'parameters', 'padding', 'shard' } }
-  for _, u in ipairs(model:units()) do
+  for _, u in ipairs(sharded:units()) do
     table_rows[#table_rows + 1] = {
       u.name, u.strategy, report.count(u.numel), report.count(u.padded_numel - u.numel),
       report.bytes(u.shard_bytes),
@@ -300,13 +322,13 @@ local function train_step(step)
   end
   for k = 1, per_rank do
     if k < per_rank then
-      model:no_sync(ms.scope, micro_batch)
+      sharded:no_sync(ms.scope, micro_batch)
     else
       ms.scope(micro_batch)
     end
   end
   local t1 = ms.time()
-  local norm = model:clip_grad_norm_(o.clip)
+  local norm = sharded:clip_grad_norm_(o.clip)
   opt:step()
   opt:zero_grad()
   local t2 = ms.time()
@@ -356,7 +378,7 @@ if first then
     report.bytes(ms.memory().peak_total)))
 end
 if o.hash then
-  local hash = model:hash()
+  local hash = sharded:hash()
   if first then
     print('parameters ' .. hash)
   end

@@ -95,7 +95,8 @@ end
 -- Lua that the pages show, by the heading above it: one script each.
 local function scripts()
   local list, heading, code = {}, nil, nil
-  for _, page in ipairs { 'README.md', 'docs/guide.md', 'docs/distributed.md' } do
+  for _, page in ipairs { 'README.md', 'docs/guide.md', 'docs/distributed.md',
+    'docs/fully_shard.md' } do
     for line in shell.read(page):gmatch('([^\n]*)\n') do
       if line == '```lua' then
         assert(not list[heading], heading .. ' has two scripts')
@@ -289,6 +290,10 @@ local parts = {
     for _, path in ipairs { 'model0/step-00000005', 'model1/step-00000006' } do
       assert.truthy(lfs.attributes(checkout .. '/' .. path), path)
     end
+  end,
+  ['A script in both'] = function(code)
+    shell.write(checkout .. '/both.lua', code)
+    finds('loss\t0', runs_script('both.lua'))
   end,
   ['A training script'] = function()
     write_script('script.lua')

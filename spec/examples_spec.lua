@@ -211,11 +211,11 @@ describe('an example', function()
     assert.same({ '.', '..', 'checkpoints', 'metrics.jsonl', 'train.u8', 'valid.u8' }, names)
   end)
 
-  it('trains under a launcher as it does by itself', function()
+  it('trains under a launcher as it does by itself, and in place as in a wrapper', function()
     local launched = succeeds(shell.run(folder, ('%s/bindings/moonshard run -n 2 --no-prefix '
       .. '%s/examples/train.lua --data=text --out=out --steps=2 --hash%s'):format(TREE, TREE,
       MODEL)))
-    local forked = succeeds(train('--out=other --steps=2 --hash'))
+    local forked = succeeds(train('--out=other --steps=2 --hash --api=fully_shard'))
     assert.equal(forked:match('parameters %S+'), launched:match('parameters %S+'))
   end)
 

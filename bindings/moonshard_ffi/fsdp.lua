@@ -17,6 +17,11 @@ local STATES = {
   [C.MS_UNIT_UNSHARDED] = 'UNSHARDED',
 }
 
+local TRAINING = {
+  [C.MS_UNIT_IDLE] = 'IDLE', [C.MS_UNIT_FORWARD] = 'FORWARD',
+  [C.MS_UNIT_PRE_BACKWARD] = 'PRE_BACKWARD', [C.MS_UNIT_POST_BACKWARD] = 'POST_BACKWARD',
+}
+
 local Hold = B.typeof 'struct { ms_comm *group; double serial; }'
 
 local function release(hold)
@@ -228,12 +233,25 @@ function fsdp.failed(comm, err)
   C.ms_comm_failed(comm, text)
 end
 
-function fsdp.summon(tree, units, with_grads)
+local function unit_list(units)
   local list = B.new('ms_fsdp_unit *[?]', math.max(#units, 1))
   for i = 1, #units do
     list[i - 1] = units[i]
   end
-  B.check(C.ms_fsdp_tree_summon_units(tree, list, #units, with_grads))
+  return list, #units
+end
+
+function fsdp.summon(tree, units, with_grads)
+  local list, n = unit_list(units)
+  B.check(C.ms_fsdp_tree_summon_units(tree, list, n, with_grads))
+end
+
+--- Set the units that are gathered ahead once `unit` is gathered.
+---@param units ffi.cdata*[]  of its tree
+---@param backward boolean  in backward, else in forward
+function fsdp.set_prefetch(unit, units, backward)
+  local list, n = unit_list(units)
+  B.check(C.ms_fsdp_unit_set_prefetch(unit, list, n, backward))
 end
 
 --- Full-precision copies of all `n` parameters in one tensor, and the index (from 1) of the first
@@ -293,15 +311,12 @@ end
 
 --- The plan of the tree that fsdp.tree() would make of such units.
 ---@param values table  as for fsdp.tree()
----@param groups ffi.cdata*[]  in module order, the root's first if it has one
+---@param groups ffi.cdata*[]  in module order; the root's, if it has one, is the first and marked
 ---@return ms.Plan
-function fsdp.dry_run(comm, values, groups, root_has_unit, micro_batches)
+function fsdp.dry_run(comm, values, groups, micro_batches)
   local p, list = B.new('ms_fsdp_plan'), B.new('ms_fsdp_group[?]', #groups)
   for i, group in ipairs(groups) do
     list[i - 1] = group
-    if i == 1 and root_has_unit then
-      list[0].is_root, list[0].keeps = true, true
-    end
   end
   B.check(C.ms_fsdp_dry_run(p, comm, struct_of('ms_fsdp_tree_options', values), list, #groups,
     micro_batches))
@@ -338,6 +353,7 @@ end
 ---@field reduce_dtype string
 ---@field dtype string  of the master shard
 ---@field state 'SHARDED'|'PUBLISHED'|'UNSHARDED'
+---@field training 'IDLE'|'FORWARD'|'PRE_BACKWARD'|'POST_BACKWARD'
 ---@field model integer  index of the model in order of first use; 0: not used yet
 ---@field is_root boolean
 
@@ -355,6 +371,7 @@ function fsdp.info(unit)
     reduce_dtype = parameter.dtype_name(i.reduce_dtype),
     dtype = parameter.dtype_name(i.orig_dtype),
     state = STATES[i.state],
+    training = TRAINING[i.training],
     model = i.model,
     is_root = i.is_root,
   }

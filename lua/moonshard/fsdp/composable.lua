@@ -55,7 +55,7 @@ function composable.register_forward_method(module, name)
     errors.raise('ValueError', "register_forward_method: %s has no method '%s'",
       state:wrapped()._name, name)
   end
-  state:register_forward_method(name, method)
+  state:register_forward_method(module, name, method)
 end
 
 return composable

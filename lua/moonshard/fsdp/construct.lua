@@ -83,7 +83,7 @@ function construct.wrap_below(module, opts, inherited, inner, done)
       return inner(child, util.merged(own, { _ignored = ignored_set, _reason = reason }))
     end)
   end
-  plan.validate(module, ignored_set, opts.use_orig_params)
+  plan.validate(module, ignored_set, opts)
   return ignored_set
 end
 

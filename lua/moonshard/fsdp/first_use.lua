@@ -46,7 +46,10 @@ local function check(instances)
 end
 
 local function check_not_root(instance)
-  if instance._is_root then
+  if instance._is_root and instance.api then
+    errors.raise('RuntimeError', 'FSDP state has already been lazily initialized for %s\nFSDP '
+      .. 'requires running forward through the root module first', instance.outer_module:path())
+  elseif instance._is_root then
     errors.raise('AssertionError', "Non-root FSDP instance's `_is_root` should not have been set "
       .. "yet or should have been set to `False`: '%s' was used before the module around it; "
       .. 'call what FSDP returned for the whole model first', instance.outer_module:path())
@@ -185,12 +188,24 @@ local function check_open(instances)
   end
 end
 
+local function check_single(root)
+  if root.modules[2] then
+    local names = {}
+    for i, module in ipairs(root.modules) do
+      names[i] = module._name
+    end
+    errors.raise('RuntimeError', 'FSDP requires a single root module but got [%s]',
+      table.concat(names, ', '))
+  end
+end
+
 -- The tree of a root: a new one, or one that a failed use left uninitialised.
 local function tree_of(root)
   check_open(plan.instances(root))
   root.outer_module:_prepare()
   local top = root._tree
   if not top then
+    check_single(root)
     checks.one_hybrid(plan.instances(root))
     top = plan_trees(root)
     for _, tree in ipairs(first_use.trees(top)) do
@@ -208,8 +223,10 @@ local function dry_run(tree, micro_batches)
   end
   check(tree.instances)
   local groups, root_has_unit = plan.groups(tree.instances)
-  return runtime.dry_run(tree.root.process_group, tree.root, groups,
-    root_has_unit and not tree.outer, micro_batches)
+  if root_has_unit and not tree.outer then
+    groups[1].is_root, groups[1].keeps = true, not tree.root:_reshards(true)
+  end
+  return runtime.dry_run(tree.root.process_group, tree.root, groups, micro_batches)
 end
 
 --- Plans of the trees of an instance, computed from numbers. Makes nothing of a model that was not
@@ -233,6 +250,9 @@ local function initialise(tree)
     buffers.cast(instance)
     instance._tree = tree
     instance._is_root = i == 1 and not tree.outer
+  end
+  for _, instance in ipairs(tree.instances) do
+    instance:_apply_settings()
   end
   B.calls.fsdp_tree_init(tree.handle)
   note_options(tree.instances)

@@ -11,6 +11,15 @@ local runtime = require 'moonshard_ffi.fsdp'
 local samples = require 'moonshard.base.samples'
 local watch = require 'moonshard.fsdp.watch'
 
+-- Results of a forward, in the dtype that the state gives them.
+local function cast_outputs(self, ...)
+  local dtype = self.output_dtype
+  if dtype then
+    return forward_values.cast(dtype, select('#', ...), ...)
+  end
+  return ...
+end
+
 local function after_forward(unit, ...)
   runtime.unit_post_forward(unit, forward_values.tensors(...))
   return ...
@@ -24,7 +33,15 @@ local function casts_inputs(self, unit)
     or precision.cast_root_forward_inputs and (self._is_root or self.in_place)
 end
 
-local function unit_forward(self, call, ...)
+-- The module's own forward, with inputs in `dtype` and results in the state's output_dtype.
+local function run(self, dtype, call, module, ...)
+  if dtype then
+    return cast_outputs(self, call(module, forward_values.cast(dtype, select('#', ...), ...)))
+  end
+  return cast_outputs(self, call(module, ...))
+end
+
+local function unit_forward(self, call, module, ...)
   local unit, dtype = self._unit, self.mixed_precision.param_dtype
   if self.full_precision_in_eval then
     local training = self.outer_module.training
@@ -33,20 +50,58 @@ local function unit_forward(self, call, ...)
       B.calls.fsdp_unit_set_full_precision(unit, not training)
     end
   end
-  local casts = dtype and casts_inputs(self, unit)
+  dtype = dtype and casts_inputs(self, unit) and dtype or nil
   watch.check(self._watched)
   if not unit then
-    if casts then
-      return call(self:wrapped(), forward_values.cast(dtype, select('#', ...), ...))
-    end
-    return call(self:wrapped(), ...)
+    return run(self, dtype, call, module, ...)
   end
   B.calls.fsdp_unit_pre_forward(unit)
-  if casts then
-    return after_forward(unit,
-      call(self:wrapped(), forward_values.cast(dtype, select('#', ...), ...)))
+  return after_forward(unit, run(self, dtype, call, module, ...))
+end
+
+-- [Note: groups] Modules of one unit run one after another. The unit is kept from the forward of
+-- the first to that of the last, which reshards it by its setting. Each has a pass of its own, so
+-- that backward finds the unit from the results of any of them.
+
+-- Let the unit be resharded after forwards again.
+local function release(self)
+  self._remaining = nil
+  B.calls.fsdp_unit_set_reshard_after_forward(self._unit, true)
+end
+
+local function begin_group(self)
+  if not self._remaining and self._unit and self:_reshards(self._is_root) then
+    self._remaining = {}
+    for _, module in ipairs(self.modules) do
+      self._remaining[module] = true
+    end
+    B.calls.fsdp_unit_set_reshard_after_forward(self._unit, false)
   end
-  return after_forward(unit, call(self:wrapped(), ...))
+end
+
+local function group_forward(self, call, module, ...)
+  begin_group(self)
+  local remaining = self._remaining
+  if remaining then
+    remaining[module] = nil
+    if next(remaining) == nil then
+      release(self)
+    end
+  end
+  return unit_forward(self, call, module, ...)
+end
+
+-- End the groups of which not all modules ran.
+local function close_groups(tree, ok)
+  for _, instance in ipairs(tree.instances) do
+    if instance._remaining then
+      release(instance)
+      if ok then
+        B.calls.fsdp_unit_pre_forward(instance._unit)
+        runtime.unit_post_forward(instance._unit, {})
+      end
+    end
+  end
 end
 
 local DTYPES = "; the model's mixed_precision has units of several dtypes: classes of modules in "
@@ -71,6 +126,7 @@ local function end_forward(tree, ok, err)
     return
   elseif not ok then
     explain_dtypes(tree, err)
+    close_groups(tree, false)
     runtime.reset(tree.handle, err)
   end
   B.C.ms_fsdp_tree_hide_shards(tree.handle, false)
@@ -78,6 +134,7 @@ local function end_forward(tree, ok, err)
 end
 
 local function close_root(self, tree, ...)
+  close_groups(tree, true)
   if self._is_root then
     B.calls.fsdp_tree_post_forward(tree.handle)
   end
@@ -87,10 +144,8 @@ end
 -- Before a backward: units that stay unsharded after their forward would not see another value.
 local function check_fields(tree)
   for _, instance in ipairs(tree.instances) do
-    local strategy = instance.sharding_strategy
-    local keeps = instance._is_root or strategy ~= 'FULL_SHARD' and strategy ~= 'HYBRID_SHARD'
     local field = watch.replaced(instance._watched)
-    if field and keeps then
+    if field and not instance:_reshards(instance._is_root) then
       errors.raise('AssertionError', 'FSDP does not support changing the parameters between '
         .. "forward and backward: '%s' was replaced", field)
     elseif field then
@@ -99,7 +154,7 @@ local function check_fields(tree)
   end
 end
 
-local function outermost_forward(self, tree, call, ...)
+local function outermost_forward(self, tree, call, module, ...)
   if not tree.outer then
     check.batch(self.process_group, samples.group_of((...)))
   end
@@ -111,20 +166,21 @@ local function outermost_forward(self, tree, call, ...)
   graph.before_backward(tree, check_fields)
   B.calls.fsdp_tree_pre_forward(tree.handle)
   B.C.ms_fsdp_tree_hide_shards(tree.handle, true)
-  return close_root(self, tree, unit_forward(self, call, ...))
+  return close_root(self, tree, unit_forward(self, call, module, ...))
 end
 
 --- Run `call(module, ...)` as a forward of the module: gather its unit around it, and run the tree
 --- when this is the outermost forward.
 ---@param self ms.fsdp.State
 ---@param call fun(module: ms.nn.Module, ...): ...
+---@param module ms.nn.Module  the state's
 ---@return ...
-return function(self, call, ...)
+return function(self, call, module, ...)
   local tree = self._tree or self:_lazy_init(true)
   if tree.running then
-    return unit_forward(self, call, ...)
+    return (self.modules[2] and group_forward or unit_forward)(self, call, module, ...)
   elseif not tree.ready then
     self:_lazy_init(true)
   end
-  return finally.run(end_forward, tree, outermost_forward, self, tree, call, ...)
+  return finally.run(end_forward, tree, outermost_forward, self, tree, call, module, ...)
 end

@@ -1,7 +1,11 @@
 --- Fully sharded data parallel: the wrapper, policies that choose what is wrapped, and functions of
 --- wrapped models.
 
+local ParamGroup = require 'moonshard.fsdp.param_group'
+local arguments = require 'moonshard_ffi.arguments'
 local composable = require 'moonshard.fsdp.composable'
+local fsdp_module = require 'moonshard.fsdp.fsdp_module'
+local fully_shard = require 'moonshard.fsdp.fully_shard'
 local namespace = require 'moonshard.base.namespace'
 local policies = require 'moonshard.fsdp.policies'
 local state_dict_type = require 'moonshard.fsdp.state_dict_type'
@@ -47,14 +51,26 @@ local fsdp = {
   wrap = wrap.wrap,
   FSDP = require 'moonshard.fsdp.wrapper',
   composable = composable.shard,
+  fully_shard = fully_shard.fully_shard,
+  replicate = fully_shard.replicate,
   get_state = composable.get_state,
+  ParamGroup = ParamGroup,
   fsdp_modules = require 'moonshard.fsdp.fsdp_modules',
   register_forward_method = composable.register_forward_method,
+  register_fsdp_forward_method = fsdp_module.register_forward_method,
   summon_full_params = require 'moonshard.fsdp.summon',
   state_dict_type = state_dict_type.block,
   set_state_dict_type = state_dict_type.set,
   get_state_dict_type = state_dict_type.get,
 }
+
+--- Overwrite a tensor with another one of the same shape and dtype; not recorded.
+---@param x ms.Tensor
+---@param y ms.Tensor
+---@return ms.Tensor x
+function fsdp.set_(x, y)
+  return arguments.tensor('set_', 'x', x):set_data(y)
+end
 
 -- Functions of a file that few scripts need.
 for name, method in next, {

@@ -32,6 +32,16 @@ local function common(a, b)
   return out
 end
 
+-- ValueError if a tied parameter is in two modules that fully_shard() was called on.
+local function check_one_group(occurrence, name, chain)
+  local owner, other = occurrence.chain[#occurrence.chain], chain[#chain]
+  if owner ~= other and (owner and owner.api or other and other.api) then
+    errors.raise('ValueError', "Parameter '%s' is shared with a parameter already managed by "
+      .. "another FSDP group ('%s'). For shared/tied parameters, use fully_shard({ module_a, "
+      .. 'module_b }) to place them in the same FSDP group.', name, occurrence.name)
+  end
+end
+
 local function note(found, order, p, module, path, chain)
   local key, name = parameter.key(p.tensor), tree.join(path, p.name)
   local occurrence = found[key]
@@ -41,6 +51,7 @@ local function note(found, order, p, module, path, chain)
     found[key] = occurrence
     order[#order + 1] = occurrence
   else
+    check_one_group(occurrence, name, chain)
     occurrence.chain = common(occurrence.chain, chain)
     occurrence.paths[#occurrence.paths + 1] = name
   end
@@ -230,13 +241,18 @@ function plan.groups(instances)
   return groups, root_has_unit
 end
 
---- All instances from this one down, in module order.
+--- All instances from this one down, in module order, itself first.
 ---@param instance ms.fsdp.State
 ---@return ms.fsdp.State[]
 function plan.instances(instance)
-  local out = {}
-  for _, module in ipairs(instance.outer_module:modules()) do
-    out[#out + 1] = tree.manager(module)
+  local out, seen = {}, {}
+  for _, top in ipairs(instance.modules) do
+    for _, module in ipairs(top:modules()) do
+      local state = tree.manager(module)
+      if state and not seen[state] then
+        out[#out + 1], seen[state] = state, true
+      end
+    end
   end
   return out
 end
@@ -244,8 +260,8 @@ end
 --- Refuse what a unit cannot hold, with the reference's words. Nested instances are left out.
 ---@param module ms.nn.Module  what is being wrapped
 ---@param ignored ms.fsdp.Ignored
----@param use_orig_params boolean
-function plan.validate(module, ignored, use_orig_params)
+---@param opts table  complete
+function plan.validate(module, ignored, opts)
   local first
   local function visit(m, path)
     if tree.manager(m) then
@@ -256,14 +272,17 @@ function plan.validate(module, ignored, use_orig_params)
         local facts, name = parameter.facts(p.tensor), tree.join(path, p.name)
         first = first or facts
         if facts.ndim == 0 then
-          errors.raise('ValueError', "FSDP doesn't support scalar parameters. Change %s to a 1D "
-            .. 'tensor with numel equal to 1.', name)
+          errors.raise('ValueError', "%s doesn't support scalar parameters. Change %s to a 1D "
+            .. 'tensor with numel equal to 1.', opts.api or 'FSDP', name)
         elseif not facts.floating then
           errors.raise('ValueError', 'Cannot flatten integer dtype tensors')
+        elseif facts.dtype ~= first.dtype and opts.api then
+          errors.raise('AssertionError', 'FSDP expects uniform original parameter dtype but got %s '
+            .. 'and %s', first.dtype, facts.dtype)
         elseif facts.dtype ~= first.dtype then
           errors.raise('ValueError', 'Must flatten tensors with uniform dtype but got %s and %s',
             first.dtype, facts.dtype)
-        elseif not use_orig_params and facts.requires_grad ~= first.requires_grad then
+        elseif not opts.use_orig_params and facts.requires_grad ~= first.requires_grad then
           errors.raise('ValueError', 'Must flatten tensors with uniform `requires_grad` when '
             .. '`use_orig_params=False`')
         end

@@ -1,8 +1,10 @@
 --- The state of a module that FSDP shards: its options, its unit, its tree.
 
 local B = require 'moonshard_ffi'
+local ParamGroup = require 'moonshard.fsdp.param_group'
 local class = require 'moonshard.base.class'
 local construct = require 'moonshard.fsdp.construct'
+local errors = require 'moonshard.base.errors'
 local first_use = require 'moonshard.fsdp.first_use'
 local forward = require 'moonshard.fsdp.forward'
 local methods = require 'moonshard.fsdp.methods'
@@ -14,7 +16,9 @@ local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
 local scope = require 'moonshard.base.scope'
 local sealed = require 'moonshard.fsdp.sealed'
+local unit_settings = require 'moonshard.fsdp.unit_settings'
 local units = require 'moonshard.fsdp.unit'
+local util = require 'moonshard.base.util'
 local values = require 'moonshard.fsdp.values'
 local without_jit = require 'moonshard.base.without_jit'
 
@@ -26,6 +30,7 @@ local without_jit = require 'moonshard.base.without_jit'
 
 ---@class ms.fsdp.State: ms.fsdp.Methods, ms.fsdp.Options
 ---@field outer_module ms.nn.Module  the wrapper, or the module itself
+---@field modules ms.nn.Module[]  in place of which it is called: that, and others of its group
 ---@field in_place boolean
 ---@field reason string  why the module is sharded by itself
 ---@field process_group ms.dist.Group  over which gradients are summed
@@ -34,9 +39,11 @@ local without_jit = require 'moonshard.base.without_jit'
 ---@field rank integer  in the shard group
 ---@field world_size integer  of the shard group
 ---@field replica integer  number of this rank's shard group, from 0
+---@field api 'fully_shard'|'replicate'|nil  nil: FSDP() or composable()
+---@field output_dtype? ms.DType  of the results of forward
 local State = class('fsdp.State')
 
-for _, functions in ipairs { methods, values, units, placed } do
+for _, functions in ipairs { methods, values, units, placed, unit_settings } do
   for name, fn in next, functions do
     State[name] = fn
   end
@@ -49,11 +56,15 @@ function State:init(outer_module, module, opts, inherited, inner)
   self._ignored = without_jit.run(construct.wrap_below, module, opts, inherited, inner,
     self._initialised)
   self.outer_module, self.in_place = outer_module, outer_module == module
+  self.modules = { outer_module }
   for _, name in ipairs(options.FIELDS) do
     self[name] = opts[name]
   end
   self.reason, self.param_init_fn = opts.reason, opts.param_init_fn
-  self.full_precision_in_eval = options.full_precision_in_eval()
+  self.api, self.output_dtype = opts.api, opts.output_dtype
+  self.reduces_in_own_dtype = opts.reduces_in_own_dtype
+  self._settings = opts.settings or {}
+  self.full_precision_in_eval = not opts.api and options.full_precision_in_eval()
   self._hold = runtime.hold(opts.process_group)
   self.hybrid_groups = opts.hybrid_groups
   local shard, replicate = unpack(opts.hybrid_groups or {})
@@ -62,6 +73,19 @@ function State:init(outer_module, module, opts, inherited, inner)
   self.world_size = B.C.ms_comm_size(self.shard_group)
   self.replica = replicate and B.C.ms_comm_rank(replicate) or 0
   rawset(outer_module, '_manager', self)
+end
+
+--- Add the parameters of another module, sharded in place, to the same unit.
+---@param module ms.nn.Module
+---@param opts table  normalised
+function State:_join(module, opts)
+  local ignored_set = without_jit.run(construct.wrap_below, module, opts, nil, nil,
+    self._initialised)
+  for kind, its in next, ignored_set do -- order does not matter
+    self._ignored[kind] = util.merged(self._ignored[kind], its)
+  end
+  self.modules[#self.modules + 1] = module
+  rawset(module, '_manager', self)
 end
 
 --- The module whose forward runs.
@@ -92,9 +116,16 @@ function State:_shard_alike(module, ignored_set)
   state._state_dict_settings = self._state_dict_settings
   state._comm_hook = self._comm_hook
   for _, entry in ipairs(self._forward_methods or {}) do
-    state:register_forward_method(entry.name, entry.method)
+    state:register_forward_method(module, entry.name, entry.method)
   end
   return module
+end
+
+--- The group of its parameters, with what it is used for.
+---@return ms.fsdp.ParamGroup
+function State:param_group()
+  self._param_group = self._param_group or ParamGroup._of_state(self)
+  return self._param_group
 end
 
 --- See ms.nn.Manager.
@@ -126,18 +157,24 @@ end
 ---@param module ms.nn.Module
 ---@return ms.nn.Module outer
 function State:_copy_onto(copy, module)
+  if self.api then
+    errors.raise('AssertionError', 'FSDP does not support deepcopy. Please use state dict for '
+      .. 'serialization.')
+  end
   return self:_shard_alike(module, copy_ignored(copy, self._ignored))
 end
 
---- Let a call of a method of `outer_module` run as a forward.
+--- Let a call of a method of `module` run as a forward.
+---@param module ms.nn.Module  part of the model
 ---@param name string
 ---@param method fun(module: ms.nn.Module, ...): ...
-function State:register_forward_method(name, method)
+function State:register_forward_method(module, name, method)
   self._forward_methods = self._forward_methods or {}
   table.insert(self._forward_methods, { name = name, method = method })
-  rawset(self.outer_module, name, function(outer_module, ...)
-    outer_module:materialize()
-    return scope.run(name, self.forward, self, method, ...)
+  rawset(module, name, function(called, ...)
+    called:materialize()
+    return scope.run(name, self.forward, self, method, self.in_place and module or self:wrapped(),
+      ...)
   end)
 end
 

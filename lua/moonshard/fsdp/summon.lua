@@ -27,7 +27,7 @@ local KNOWN = {
 local function roots_of(module, out)
   local state = tree.manager(module)
   if state then
-    out[#out + 1] = state
+    out[#out + 1], out[state] = not out[state] and state or nil, true
     return out
   end
   for _, child in ipairs(module:children()) do

@@ -65,13 +65,17 @@ end
 --- Called by the plan: the numbers of the unit, made or not; nil without parameters.
 ---@param unit_plan ms.fsdp.UnitPlan
 function units:_group(unit_plan)
-  local unit = self._unit
+  local unit, group = self._unit, nil
   if unit then
-    return runtime.group_of(unit)
+    group = runtime.group_of(unit)
   elseif #unit_plan.tensors > 0 then
-    return runtime.group(self.process_group, unit_plan.name, self, unit_plan.tensors,
+    group = runtime.group(self.process_group, unit_plan.name, self, unit_plan.tensors,
       unit_plan.names)
   end
+  if group and self._settings.reshard_after_forward ~= nil then
+    group.keeps = not self:_reshards(false)
+  end
+  return group
 end
 
 --- Called by the plan after that, even after an error: the instance owns the unit, and modules with

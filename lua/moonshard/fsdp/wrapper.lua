@@ -102,7 +102,7 @@ function FSDP:forward(...)
       .. "model(x) or model:forward(x), and for the wrapped module's own forward "
       .. 'model.module.forward', arguments.noun(self))
   end
-  return state:forward(call, ...)
+  return state:forward(call, state:wrapped(), ...)
 end
 
 ---@param opts? { rank0_only?: boolean }

@@ -171,7 +171,7 @@ function Module:__call(...)
   samples.resume((...))
   local state = rawget(self, '_manager')
   if state and state.in_place then
-    return scope.run(self._scope, state.forward, state, run_forward, ...)
+    return scope.run(self._scope, state.forward, state, run_forward, self, ...)
   elseif rawget(self, '_buffers') then
     return scope.run(self._scope, forward_with_buffers, self, ...)
   elseif hooks.any(self) then

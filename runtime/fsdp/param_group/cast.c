@@ -7,9 +7,9 @@ void msi_unit_set_dtypes(ms_fsdp_unit *u, int32_t orig_dtype)
 
     u->orig_dtype = orig_dtype;
     u->param_dtype = o->param_dtype != MS_DTYPE_NONE ? o->param_dtype : orig_dtype;
-    u->reduce_dtype = o->reduce_dtype != MS_DTYPE_NONE  ? o->reduce_dtype
-                      : o->param_dtype != MS_DTYPE_NONE ? o->param_dtype
-                                                        : orig_dtype;
+    u->reduce_dtype = o->reduce_dtype != MS_DTYPE_NONE ? o->reduce_dtype
+                      : o->reduces_in_own_dtype        ? orig_dtype
+                                                       : u->param_dtype;
     u->grad_dtype = o->keep_low_precision_grads ? u->param_dtype : orig_dtype;
 }
 

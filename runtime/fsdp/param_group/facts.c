@@ -3,6 +3,17 @@
 
 void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);
 
+/* A forward inside a backward (a recomputation) belongs to the backward. */
+static int32_t training_of(const ms_fsdp_unit *u)
+{
+    if (msi_unit_is_differentiated(u)) {
+        return MS_UNIT_PRE_BACKWARD;
+    }
+    return u->use.running > 0      ? MS_UNIT_FORWARD
+           : u->use.differentiated ? MS_UNIT_POST_BACKWARD
+                                   : MS_UNIT_IDLE;
+}
+
 ms_status ms_fsdp_unit_info_get(const ms_fsdp_unit *u, ms_fsdp_unit_info *info)
 {
     *info = (ms_fsdp_unit_info){.strategy = u->options.strategy,
@@ -14,6 +25,7 @@ ms_status ms_fsdp_unit_info_get(const ms_fsdp_unit *u, ms_fsdp_unit_info *info)
                                 .reduce_dtype = u->reduce_dtype,
                                 .orig_dtype = u->orig_dtype,
                                 .state = u->state,
+                                .training = training_of(u),
                                 .model = msi_unit_model(u),
                                 .is_root = u->is_root};
     return MS_OK;

@@ -76,6 +76,9 @@ typedef struct ms_fsdp_unit_options {
      * @lua cpu_offload.offload_params
      * @compared */
     bool offload_params;
+    /** Without a reduce_dtype gradients are reduced in the parameters' own dtype, whatever
+     * param_dtype is. */
+    bool reduces_in_own_dtype;
     /** How parameters are divided among ranks: all as one flat parameter, of which each rank has a
      * range, or each by rows (torch.chunk along its first dimension), so that handles show this
      * rank's rows. `rows` needs use_orig_params.
@@ -117,8 +120,9 @@ typedef struct ms_fsdp_unit_info {
     int32_t param_dtype;
     int32_t reduce_dtype;
     int32_t orig_dtype;
-    int32_t state; /**< MS_UNIT_* */
-    int32_t model; /**< number of its tree in the order of first use; 0: not used yet */
+    int32_t state;    /**< MS_UNIT_SHARDED, PUBLISHED or UNSHARDED */
+    int32_t training; /**< MS_UNIT_IDLE, FORWARD, PRE_BACKWARD or POST_BACKWARD */
+    int32_t model;    /**< number of its tree in the order of first use; 0: not used yet */
     bool is_root;
 } ms_fsdp_unit_info;
 
@@ -182,6 +186,14 @@ enum {
     MS_UNIT_SHARDED = 0,   /**< the master shard only */
     MS_UNIT_PUBLISHED = 1, /**< own extents are cast into the slot; the whole is not readable yet */
     MS_UNIT_UNSHARDED = 2 /**< the full parameters; handles show them while they are used or held */
+};
+
+/** What a unit is used for. */
+enum {
+    MS_UNIT_IDLE = 0,
+    MS_UNIT_FORWARD = 1,      /**< one of its forwards runs */
+    MS_UNIT_PRE_BACKWARD = 2, /**< the running backward still needs it */
+    MS_UNIT_POST_BACKWARD = 3 /**< the running backward has finished with it */
 };
 
 /** Set defaults. @param struct_size  sizeof(*o): bounds what is written; stored in `o->struct_size`

@@ -243,7 +243,15 @@ row 'again' { -- wrapped and used once before
       and p.param_init_fn == 'none' and p.mode == 'train'
   end,
 }
-row 'face' { { 'wrapper', 'composable' }, bits = true, chance = SELDOM }
+row 'face' { -- fully_shard: without the options it lacks, none of which changes a bit
+  { 'wrapper', 'composable', 'fully_shard' }, bits = true,
+  legal = function(value, p)
+    return value ~= 'fully_shard' or p.use_orig_params and not HYBRID[p.strategy] and not p.mixed
+      and not p.keep_low and p.ignored ~= 'module' and p.mode ~= 'full' and p.hook == 'none'
+      and p.buffer_dtype == 'none' and p.param_init_fn == 'none' and not (p.policy == 'hand'
+      and p.tied)
+  end,
+}
 row 'backward_prefetch' {
   { 'BACKWARD_PRE', 'BACKWARD_POST', 'none' }, bits = true, options = set 'backward_prefetch',
 }

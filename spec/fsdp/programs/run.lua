@@ -3,6 +3,7 @@
 local ms = require 'moonshard'
 local fsdp, optim = ms.fsdp, ms.optim
 local axes = require 'fsdp.programs.axes'
+local meshes = require 'moonshard.dist.mesh'
 local Net = require('fsdp.programs.net').Net
 
 ---@class Run
@@ -42,7 +43,7 @@ end
 
 --- The methods of a sharded model.
 function Run:state(model)
-  return self.p.face == 'composable' and fsdp.get_state(model) or model
+  return self.p.face == 'wrapper' and model or fsdp.get_state(model)
 end
 
 --- Run `fn` with full parameters of a model.
@@ -132,12 +133,34 @@ function Run:another(group)
   return fsdp.FSDP(plain_net(self, {}), { process_group = group, use_orig_params = true })
 end
 
+-- fully_shard() with options of FSDP.
+local function fully_shard(module, o)
+  local precision = o.mixed_precision or {}
+  local opts = {
+    mesh = o.process_group and meshes.of_groups { o.process_group },
+    ignored_params = o.ignored_states, mp_policy = {
+      param_dtype = precision.param_dtype,
+      reduce_dtype = precision.reduce_dtype or precision.param_dtype,
+    },
+  }
+  if o.sharding_strategy == 'NO_SHARD' then
+    return fsdp.replicate(module, opts)
+  end
+  opts.reshard_after_forward = o.sharding_strategy ~= 'SHARD_GRAD_OP'
+  return fsdp.fully_shard(module, opts)
+end
+
+local FACES = { wrapper = fsdp.FSDP, composable = fsdp.composable, fully_shard = fully_shard }
+
 local function shard(r, net)
   local o = {}
   each('options', r, o, net)
   o.process_group = r.only or o.process_group
-  local face = r.p.face == 'composable' and fsdp.composable or fsdp.FSDP
-  for i = 1, r.p.policy == 'hand' and r.p.blocks + 1 or 0 do
+  local face = FACES[r.p.face]
+  local by_hand = r.p.policy == 'hand'
+    or r.p.face == 'fully_shard' and r.p.policy ~= 'none' and not r.p.tied
+      and r.p.unused ~= 'rank' -- the root has no other parameters then
+  for i = 1, by_hand and r.p.blocks + 1 or 0 do
     local name = i <= r.p.blocks and 'b' .. i or 'head'
     if not net[name].is_ignored then
       local own = {}
