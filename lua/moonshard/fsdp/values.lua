@@ -66,7 +66,8 @@ end
 ---@return ms.Tensor?
 function values:_flat_in_state_dict()
   return state_dict_type.of(self).state_dict_type == 'LOCAL_STATE_DICT'
-    and self.shard_layout == 'flat' and self.sharding_strategy ~= 'NO_SHARD' and self:_flat_parameter(true) or nil
+    and self.shard_layout == 'flat' and self.sharding_strategy ~= 'NO_SHARD'
+    and self:_flat_parameter(true) or nil
 end
 
 -- Elements of a unit's flat parameter, without the padding of the last shards.
