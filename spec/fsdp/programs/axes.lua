@@ -244,7 +244,7 @@ row 'again' { -- wrapped and used once before
   end,
 }
 row 'face' { -- fully_shard: without the options it lacks, none of which changes a bit
-  { 'wrapper', 'composable', 'fully_shard' }, bits = true,
+  { 'wrapper', 'composable', 'fully_shard' }, bits = true, chance = 0.9,
   legal = function(value, p)
     return value ~= 'fully_shard' or p.use_orig_params and not HYBRID[p.strategy] and not p.mixed
       and not p.keep_low and p.ignored ~= 'module' and p.mode ~= 'full' and p.hook == 'none'
