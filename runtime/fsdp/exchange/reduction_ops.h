@@ -26,7 +26,7 @@ typedef int32_t (*msi_reduction_sources)(const msi_reduction *r, const msi_exten
 
 static inline char *msi_reduction_element(const msi_reduction *r, int32_t rank, int64_t i)
 {
-    return (char *)msi_reduction_part(r, rank) + i * ms_dtype_size(r->dtype);
+    return msi_slot_part(r->slot, rank) + i * ms_dtype_size(r->dtype);
 }
 
 /* Tree sum of n elements of the sources, in nodes of `node_dtype`, times `factor`. */
