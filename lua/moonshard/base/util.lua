@@ -39,6 +39,19 @@ function util.ordered_keys(t)
   return keys
 end
 
+--- Have both lists equal entries (==)?
+---@param a any[]
+---@param b any[]
+---@return boolean
+function util.equal(a, b)
+  for i = 1, math.max(#a, #b) do
+    if a[i] ~= b[i] then
+      return false
+    end
+  end
+  return true
+end
+
 --- Number of elements of a shape: the product of its sizes, 1 for an empty list.
 ---@param sizes integer[]
 ---@return integer

@@ -123,19 +123,6 @@ function placement._checked(what, mesh, list, ndim)
   return out
 end
 
---- Have both lists equal placements?
----@param a ms.dist.Placement[]
----@param b ms.dist.Placement[]
----@return boolean
-function placement._same(a, b)
-  for i = 1, math.max(#a, #b) do
-    if a[i] ~= b[i] then
-      return false
-    end
-  end
-  return true
-end
-
 --- "(Shard(1), Replicate())"
 ---@param list ms.dist.Placement[]
 ---@return string

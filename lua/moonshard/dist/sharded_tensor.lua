@@ -243,7 +243,7 @@ local function layout_text(self)
 end
 
 local function same_layout(a, b)
-  return placement._same(a._placements, b._placements) and a.start == b.start
+  return util.equal(a._placements, b._placements) and a.start == b.start
     and dims.text(a._shape) == dims.text(b._shape)
     and meshes.same(a:device_mesh(), b:device_mesh())
 end
@@ -364,7 +364,7 @@ function ShardedTensor:norm(p)
     whole[d] = one:is_partial() and placement.Replicate() or one
   end
   return autograd.no_grad(norm,
-    placement._same(whole, self._placements) and self or self:redistribute(whole), p)
+    util.equal(whole, self._placements) and self or self:redistribute(whole), p)
 end
 
 function ShardedTensor:__tostring()

@@ -109,18 +109,6 @@ function state_dict.of(module, opts)
   return sd
 end
 
-local function same(a, b)
-  if #a ~= #b then
-    return false
-  end
-  for i = 1, #a do
-    if a[i] ~= b[i] then
-      return false
-    end
-  end
-  return true
-end
-
 --- Names of the entries of `sd`: the listed ones, except those set to nil, then the others, sorted.
 --- List items that are not strings are returned too, so that they can be reported.
 ---@param sd ms.StateDict|table<string, ms.Tensor>
@@ -153,7 +141,7 @@ local function examine(module, list, sd, strict)
     elseif not parameter.is_tensor(value) and not is_sharded(value) then
       problems[#problems + 1] = ('%s is %s, expected a tensor'):format(entry.name,
         arguments.noun(value))
-    elseif not same(value:shape(), entry.shape) then
+    elseif not util.equal(value:shape(), entry.shape) then
       problems[#problems + 1] = ('size mismatch for %s: copying a parameter with shape (%s), the '
         .. 'shape in the current model is (%s)'):format(entry.name,
         table.concat(value:shape(), ', '), table.concat(entry.shape, ', '))
