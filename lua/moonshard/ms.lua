@@ -72,7 +72,8 @@ ms.capture_warnings = errors.capture_warnings
 ---@type fun(value: any): boolean
 ms.is_tensor = B.is_ref
 
---- Is `object` an instance of `class` or of a subclass?
+--- Is `object` an instance of `class`, of a subclass, or of a class that has `class` as a mixin
+--- (fsdp.FSDPModule)?
 ---@param object any
 ---@param class ms.Class
 ---@return boolean

@@ -6,7 +6,8 @@
 ---
 --- `Class(...)` makes an object and calls `init`. Metamethods (`__call`, `__tostring`, ...) are
 --- copied from the parent, so they work on objects of subclasses. A parent's
---- `_init_subclass(class)` is called with each new subclass.
+--- `_init_subclass(class)` is called with each new subclass. A mixin is a table of methods with a
+--- `_name`: a class that has it has copies of the methods, before its parent's.
 
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard_ffi.errors'
@@ -14,6 +15,7 @@ local errors = require 'moonshard_ffi.errors'
 ---@class ms.Class
 ---@field _name string  used in errors, printing and checkpoints
 ---@field _parent ms.Class?
+---@field _mixin table?
 ---@overload fun(...): any
 
 local function construct(cls, ...)
@@ -46,18 +48,23 @@ local BASE = { init = function() end, __tostring = describe_object }
 --- Make a class.
 ---@param name string
 ---@param parent? ms.Class
+---@param mixin? table
 ---@return ms.Class
-local function class(name, parent)
+local function class(name, parent, mixin)
   arguments.text('class', 'name', name)
   if parent ~= nil and (type(parent) ~= 'table' or type(rawget(parent, '_name')) ~= 'string') then
     arguments.refuse('class', 'parent', parent, 'a class')
   end
-  local cls = { _name = name, _parent = parent }
+  local cls = { _parent = parent }
   for key, value in next, parent or BASE do
     if key == 'init' or key:sub(1, 2) == '__' then
       cls[key] = value
     end
   end
+  for key, method in next, mixin or {} do
+    cls[key] = method
+  end
+  cls._name, cls._mixin = name, mixin
   if not parent or parent.__index == parent then
     cls.__index = cls
   end

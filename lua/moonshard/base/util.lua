@@ -78,13 +78,13 @@ function util.merged(base, over)
   return out
 end
 
---- Is `found` the class or a subclass of it?
+--- Is `found` the class or a subclass of it, or of one that has it as a mixin?
 ---@param found any
----@param cls ms.Class
+---@param cls ms.Class|table
 ---@return boolean
 function util.inherits(found, cls)
   while type(found) == 'table' do
-    if found == cls then
+    if found == cls or cls ~= nil and rawget(found, '_mixin') == cls then
       return true
     end
     found = rawget(found, '_parent')

@@ -6,12 +6,13 @@ local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
 local errors = require 'moonshard.base.errors'
 local module_tree = require 'moonshard.nn.tree'
+local util = require 'moonshard.base.util'
 
---- A module that fully_shard() was called on. Settings may change between steps and are equal on
---- all ranks; those that are set before the first use are kept until then. With `recurse` (default
---- true) they are set for the modules below, too.
+--- A module that fully_shard() or replicate() was called on: ms.is(module, fsdp.FSDPModule).
+--- Settings may change between steps and are equal on all ranks; those that are set before the first
+--- use are kept until then. With `recurse` (default true) they are set for the modules below, too.
 ---@class ms.fsdp.FSDPModule: ms.nn.Module
-local FSDPModule = {}
+local FSDPModule = { _name = 'fsdp.FSDPModule' }
 
 -- The states of a module and, with `recurse`, of those below; each once.
 local function states_of(what, module, recurse)
@@ -36,6 +37,7 @@ end
 
 -- -- parameters ----------------------------------------------------------------------------------
 
+--- A gather that unshard() has begun with `async_op`.
 ---@class ms.fsdp.UnshardHandle
 local UnshardHandle = class 'fsdp.UnshardHandle'
 
@@ -102,16 +104,20 @@ function FSDPModule:set_unshard_in_backward(unshard_in_backward)
   set('set_unshard_in_backward', self, 'unshard_in_backward', unshard_in_backward, false)
 end
 
-local function set_prefetch(what, module, name, modules)
+-- The states of a list of modules.
+local function listed(what, expects, modules)
   local states = {}
   for i, m in ipairs(arguments.array(what, 'modules', modules)) do
-    local state = module_tree.is_module(m) and module_tree.manager(m)
-    if not (state and state.api) then
-      errors.raise('ValueError', '%s: Expects FSDPModule but got %s', what, arguments.noun(m))
+    if not util.is(m, FSDPModule) then
+      errors.raise('ValueError', '%s: Expects %s but got %s', what, expects, arguments.noun(m))
     end
-    states[i] = state
+    states[i] = module_tree.manager(m)
   end
-  module_tree.manager(module):_set(name, states)
+  return states
+end
+
+local function set_prefetch(what, module, name, modules)
+  module_tree.manager(module):_set(name, listed(what, 'FSDPModule', modules))
 end
 
 --- Gather these modules' parameters once this one's are gathered in forward, in this order.
@@ -200,6 +206,31 @@ FSDPModule.set_allocate_memory_from_process_group_for_comm = accepted(
 ---@type fun(self, enable: boolean, recurse?: boolean)
 FSDPModule.set_separate_reduce_scatter_group = accepted 'set_separate_reduce_scatter_group'
 
+--- Accepted: a reduction uses a slot of gradients, whose number is chosen at the first use.
+---@param max_input_buffers integer  1 or more
+---@param recurse? boolean
+function FSDPModule:set_reduce_scatter_max_input_buffers(max_input_buffers, recurse)
+  local what = 'set_reduce_scatter_max_input_buffers'
+  if type(max_input_buffers) ~= 'number' or max_input_buffers % 1 ~= 0 then
+    errors.raise('TypeError', '%s: max_input_buffers must be an int, got %s', what,
+      arguments.noun(max_input_buffers))
+  elseif max_input_buffers < 1 then
+    errors.raise('ValueError', '%s: max_input_buffers must be a positive int, got %d', what,
+      max_input_buffers)
+  end
+  arguments.flag(what, 'recurse', recurse, true)
+end
+
+--- Accepted: ranks exchange through shared memory always.
+---@param backend? string  default 'NCCL'
+function FSDPModule:set_symm_mem_for_comm(backend) -- luacheck: ignore 212
+  arguments.text('set_symm_mem_for_comm', 'backend', backend == nil and 'NCCL' or backend)
+end
+
+--- Accepted: gathers run beside compute always.
+---@type fun(self, async_op: boolean)
+FSDPModule._set_unshard_async_op = accepted '_set_unshard_async_op'
+
 --- Accepted: gathers see all writes of the optimizer without an event.
 ---@param event any
 function FSDPModule:set_post_optim_event(event) -- luacheck: ignore 212
@@ -214,16 +245,12 @@ local function class_of(original, prefix)
   local classes = made[original] or {}
   made[original] = classes
   if not classes[prefix] then
-    local cls = class(prefix .. original._name:match '[^.]*$', original)
-    for name, method in next, FSDPModule do
-      cls[name] = method
-    end
-    classes[prefix] = cls
+    classes[prefix] = class(prefix .. original._name:match '[^.]*$', original, FSDPModule)
   end
   return classes[prefix]
 end
 
-local fsdp_module = {}
+local fsdp_module = { FSDPModule = FSDPModule }
 
 --- Change the class of a module, in place, to one that derives from it.
 ---@param module ms.nn.Module
@@ -247,6 +274,13 @@ function fsdp_module.register_forward_method(module, name)
   elseif state then
     state:register_forward_method(module, name, method)
   end
+end
+
+--- Accepted: models of one process take turns in its streams always. ValueError for modules that
+--- fully_shard() and replicate() were not called on.
+---@param modules ms.fsdp.FSDPModule[]
+function fsdp_module.share_comm_ctx(modules)
+  listed('share_comm_ctx', 'list of FSDPModules', modules)
 end
 
 return fsdp_module
