@@ -94,6 +94,13 @@ describe('fully_shard', function()
       fsdp.fully_shard(a)
       assert.equal(b, fsdp.fully_shard(b))
       assert.equal(getmetatable(a), getmetatable(b))
+      local plain = nn.Linear(2, 2)
+      for _, case in ipairs {
+        { a, true }, { fsdp.replicate(nn.Linear(2, 2)), true }, { plain, false },
+        { wrap(nn.Linear(2, 2)), false },
+      } do
+        assert.equal(case[2], ms.is(case[1], fsdp.FSDPModule))
+      end
       assert.is_true(ms.is(a, nn.Linear))
       assert.equal('FSDPLinear()', tostring(b))
       local model = nn.Sequential(a)
@@ -103,6 +110,29 @@ describe('fully_shard', function()
       end
     end)
   end)
+
+  it('asks shard_placement_fn once for each parameter of its own', function()
+    ms.dist.spawn(2, function()
+      local model = nn.Sequential(nn.Linear(2, 4), nn.Linear(2, 4), nn.Linear(4, 2))
+      model[2].weight = model[1].weight
+      fsdp.fully_shard(model[3])
+      local seen = {}
+      fsdp.fully_shard(model, { ignored_params = { model[1].bias }, shard_placement_fn = function(p)
+        seen[#seen + 1] = p:shape()
+        return #seen > 1 and ms.dist.Shard(-1) or ms.dist.Shard(1)
+      end })
+      assert.same({ { 4, 2 }, { 4 } }, seen)
+    end)
+  end)
+
+  -- Options with a placement for the parameters of nn.Linear(1, 1), or for one of them.
+  local function placed(value, name)
+    local n = 0
+    return { shard_placement_fn = function()
+      n = n + 1
+      return (name ~= 'bias' or n == 2) and value or nil
+    end }
+  end
 
   it('refuses what it cannot shard', function()
     ms.dist.spawn(1, function()
@@ -127,6 +157,16 @@ describe('fully_shard', function()
         { 'ValueError', 'If passing reshard_after_forward as an int, it should be a factor of 1, '
           .. 'not 2', nn.Linear(1, 1), { reshard_after_forward = 2 } },
         { 'TypeError', "fully_shard: 'module' is a table, expected a module", {} },
+        { 'TypeError', "'offload_policy' is a table, expected a fsdp.OffloadPolicy",
+          nn.Linear(1, 1), { offload_policy = { pin_memory = true } } },
+        { 'AssertionError', "Shard dim 2 is invalid for 'bias' of 1 dimensions", nn.Linear(1, 1),
+          placed(ms.dist.Shard(2), 'bias') },
+        { 'AssertionError', 'Shard dim -3 is invalid', nn.Linear(1, 1), placed(ms.dist.Shard(-3)) },
+        { 'NotImplementedError', "shard_placement_fn gives Shard(-1) for 'weight', but fully_shard "
+          .. 'divides dimension 1', nn.Linear(1, 1), placed(ms.dist.Shard(-1)) },
+        { 'ValueError', "Invalid shard_placement_fn result for 'weight': expected nil or "
+          .. 'dist.Shard(dim), got Replicate()', nn.Linear(1, 1), placed(ms.dist.Replicate()) },
+        { 'ValueError', 'Invalid shard_placement_fn result', nn.Linear(1, 1), placed(1) },
       } do
         checks.raises(case[1], case[2], fsdp.fully_shard, case[3], case[4])
       end
@@ -239,6 +279,13 @@ describe('fully_shard', function()
         model.set_requires_gradient_sync, model, 1)
       checks.raises('ValueError', "'factor' is 0, expected a finite number above 0",
         model.set_gradient_divide_factor, model, 0)
+      checks.raises('ValueError', 'max_input_buffers must be a positive int',
+        model.set_reduce_scatter_max_input_buffers, model, 0)
+      checks.raises('TypeError', 'max_input_buffers must be an int',
+        model.set_reduce_scatter_max_input_buffers, model, true)
+      checks.raises('ValueError', 'Expects list of FSDPModules but got a nn.Linear',
+        fsdp.share_comm_ctx, { model, nn.Linear(1, 1) })
+      fsdp.share_comm_ctx { model, model }
     end)
   end)
 

@@ -58,4 +58,26 @@ describe('offloading', function()
       return 'ok'
     end)
   end)
+
+  it('is a policy of fully_shard', function()
+    runs.reports(2, function()
+      ffi.C.setenv('MS_DEVICE', 'fake', 1)
+      for _, case in ipairs {
+        { fsdp.OffloadPolicy {}, 4 * 33 * 32 }, { fsdp.CPUOffloadPolicy {}, 0 },
+        { fsdp.CPUOffloadPolicy { pin_memory = false }, 0 },
+      } do
+        local model = nn.Linear(33, 64, { bias = false })
+        fsdp.fully_shard(model, { offload_policy = case[1] })
+        local opt = optim.AdamW(model:parameters(), { lr = 0.01 })
+        model(ms.ones(4, 33)):sum():backward()
+        opt:step()
+        local live = ms.memory().live
+        assert.equal(case[2], live.parameter)
+        assert.equal(2 * case[2], live.optimizer)
+        model, opt = nil, nil -- luacheck: ignore 311
+        collectgarbage()
+      end
+      return 'ok'
+    end)
+  end)
 end)

@@ -8,11 +8,14 @@ local ModuleDict = require 'moonshard.nn.module_dict'
 local ModuleList = require 'moonshard.nn.module_list'
 local State = require 'moonshard.fsdp.state'
 local arguments = require 'moonshard_ffi.arguments'
+local class = require 'moonshard.base.class'
 local errors = require 'moonshard.base.errors'
 local fsdp_module = require 'moonshard.fsdp.fsdp_module'
 local mesh = require 'moonshard.dist.mesh'
 local module_tree = require 'moonshard.nn.tree'
 local options = require 'moonshard.fsdp.options'
+local parameter = require 'moonshard_ffi.parameter'
+local placement = require 'moonshard.dist.placement'
 local util = require 'moonshard.base.util'
 
 ---@class ms.fsdp.MixedPrecisionPolicy
@@ -22,18 +25,43 @@ local util = require 'moonshard.base.util'
 ---@field output_dtype? ms.DType  of the floating results of forward; default: as they are
 ---@field cast_forward_inputs? boolean  floating inputs are cast to param_dtype (default true)
 
+--- Parameters, gradients and optimizer states are on the device.
+---@class ms.fsdp.OffloadPolicy
+local OffloadPolicy = class 'fsdp.OffloadPolicy'
+
+--- This rank's parts of parameters, gradients and optimizer states are in host memory. The device
+--- accesses it, so it is pinned whatever `pin_memory` is, and the device runs an optimizer's step.
+---@class ms.fsdp.CPUOffloadPolicy: ms.fsdp.OffloadPolicy
+---@field pin_memory boolean
+local CPUOffloadPolicy = class('fsdp.CPUOffloadPolicy', OffloadPolicy)
+
+---@param opts? {}
+function OffloadPolicy:init(opts)
+  errors.options(self._name, opts, {})
+end
+
+---@param opts? { pin_memory?: boolean }  default true
+function CPUOffloadPolicy:init(opts)
+  local given = errors.options(self._name, opts, { pin_memory = 'flag' })
+  self.pin_memory = given.pin_memory ~= false
+end
+
 ---@class ms.fsdp.FullyShardOptions
 ---@field mesh? ms.dist.DeviceMesh  default: all ranks, in one dimension. With two named dimensions
 ---  the ranks along the second divide parameters, those along the first have equal parts
 ---@field reshard_after_forward? boolean|integer  free the full parameters after forward, and
 ---  gather them again for the backward. Default: true, and false for the root. A divisor k of the
 ---  number of ranks: 1 is false, others are true (PyTorch divides parameters among k ranks then)
+---@field shard_placement_fn? fun(param: ms.Tensor): ms.dist.Placement?  called once with each
+---  parameter. nil and Shard(1) divide its first dimension; others are NotImplementedError
 ---@field mp_policy? ms.fsdp.MixedPrecisionPolicy
+---@field offload_policy? ms.fsdp.OffloadPolicy
 ---@field ignored_params? ms.Tensor[]  left as they are
 
 ---@class ms.fsdp.ReplicateOptions
 ---@field mesh? ms.dist.DeviceMesh  of one dimension; default: all ranks
 ---@field mp_policy? ms.fsdp.MixedPrecisionPolicy
+---@field offload_policy? ms.fsdp.OffloadPolicy
 ---@field ignored_params? ms.Tensor[]  left as they are
 
 -- What differs between the functions: the prefix of classes, dimensions that a mesh may have, known
@@ -41,14 +69,14 @@ local util = require 'moonshard.base.util'
 local APIS = {
   fully_shard = {
     prefix = 'FSDP', ndim = 2, dims = '1D or 2D',
-    known = { mesh = 'any', reshard_after_forward = 'any', mp_policy = 'any',
-      ignored_params = 'list' },
+    known = { mesh = 'any', reshard_after_forward = 'any', shard_placement_fn = 'any',
+      mp_policy = 'any', offload_policy = 'any', ignored_params = 'list' },
     { sharding_strategy = 'FULL_SHARD', shard_layout = 'rows' },
     { sharding_strategy = 'HYBRID_SHARD', shard_layout = 'rows' },
   },
   replicate = {
     prefix = 'Replicate', ndim = 1, dims = '1D',
-    known = { mesh = 'any', mp_policy = 'any', ignored_params = 'list' },
+    known = { mesh = 'any', mp_policy = 'any', offload_policy = 'any', ignored_params = 'list' },
     { sharding_strategy = 'NO_SHARD' },
   },
 }
@@ -128,11 +156,54 @@ local function group_of(api, given)
   return out
 end
 
+local function offloads(api, policy)
+  if policy ~= nil and not util.is(policy, OffloadPolicy) then
+    arguments.refuse(api, 'offload_policy', policy, 'a fsdp.OffloadPolicy')
+  end
+  return util.is(policy, CPUOffloadPolicy)
+end
+
+-- What `fn` gives for a parameter must be what `rows` does.
+local function check_placement(fn, p, name)
+  local placed, ndim = fn(p), parameter.facts(p).ndim
+  if placed == nil then
+    return
+  elseif not (placement._is(placed) and placed:is_shard()) then
+    errors.raise('ValueError', "Invalid shard_placement_fn result for '%s': expected nil or "
+      .. 'dist.Shard(dim), got %s', name, placement._is(placed) and tostring(placed)
+      or arguments.noun(placed))
+  end
+  local dim = placed.dim < 0 and placed.dim + ndim + 1 or placed.dim
+  if dim < 1 or dim > ndim then
+    errors.raise('AssertionError', "Shard dim %d is invalid for '%s' of %d dimensions", placed.dim,
+      name, ndim)
+  elseif dim > 1 then
+    errors.raise('NotImplementedError', "shard_placement_fn gives %s for '%s', but fully_shard "
+      .. 'divides dimension 1 of parameters; return nil or Shard(1)', tostring(placed), name)
+  end
+end
+
+-- Checks each parameter once.
+local function placement_check(fn)
+  local seen = {}
+  if fn == nil then
+    return nil
+  end
+  arguments.fn('fully_shard', 'shard_placement_fn', fn)
+  return function(p, name)
+    if not seen[parameter.key(p)] then
+      seen[parameter.key(p)] = true
+      check_placement(fn, p, name)
+    end
+  end
+end
+
 local function state_options(api, given)
   local policy = errors.options('mp_policy', given.mp_policy, POLICY)
   local casts = policy.cast_forward_inputs ~= false
   local opts = options.normalised(util.merged(APIS[api][mesh_ndim(api, given.mesh)], {
     device_mesh = given.mesh, use_orig_params = true, ignored_states = given.ignored_params,
+    cpu_offload = offloads(api, given.offload_policy),
     mixed_precision = {
       param_dtype = policy.param_dtype, reduce_dtype = policy.reduce_dtype,
       cast_forward_inputs = casts, cast_root_forward_inputs = casts,
@@ -144,6 +215,7 @@ local function state_options(api, given)
   }
   opts.api, opts.reason = api, 'by hand'
   opts.output_dtype = policy.output_dtype
+  opts.check_param = placement_check(given.shard_placement_fn)
   opts.reduces_in_own_dtype = not policy.reduce_dtype
   return opts
 end
@@ -161,7 +233,7 @@ local function shard(api, module, opts)
   return module
 end
 
-local api = {}
+local api = { OffloadPolicy = OffloadPolicy, CPUOffloadPolicy = CPUOffloadPolicy }
 
 --- Shard a module in place. Its parameters, except those of modules below that are sharded
 --- already, are gathered around its forward and backward as one group. The module that runs first

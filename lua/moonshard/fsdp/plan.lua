@@ -260,7 +260,7 @@ end
 --- Refuse what a unit cannot hold, with the reference's words. Nested instances are left out.
 ---@param module ms.nn.Module  what is being wrapped
 ---@param ignored ms.fsdp.Ignored
----@param opts table  complete
+---@param opts table  complete; check_param(tensor, name) raises for what else it refuses
 function plan.validate(module, ignored, opts)
   local first
   local function visit(m, path)
@@ -285,6 +285,8 @@ function plan.validate(module, ignored, opts)
         elseif not opts.use_orig_params and facts.requires_grad ~= first.requires_grad then
           errors.raise('ValueError', 'Must flatten tensors with uniform `requires_grad` when '
             .. '`use_orig_params=False`')
+        elseif opts.check_param then
+          opts.check_param(p.tensor, name)
         end
       end
     end

@@ -138,6 +138,7 @@ local function fully_shard(module, o)
   local precision = o.mixed_precision or {}
   local opts = {
     mesh = o.process_group and meshes.of_groups { o.process_group },
+    offload_policy = o.cpu_offload and fsdp.CPUOffloadPolicy {} or nil,
     ignored_params = o.ignored_states, mp_policy = {
       param_dtype = precision.param_dtype,
       reduce_dtype = precision.reduce_dtype or precision.param_dtype,
