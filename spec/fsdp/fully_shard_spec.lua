@@ -219,6 +219,42 @@ describe('fully_shard', function()
     end)
   end)
 
+  it('drops gradients and full parameters of an iteration that failed', function()
+    ms.dist.spawn(2, function(rank)
+      local model = fsdp.fully_shard(nn.Sequential(fsdp.fully_shard(nn.Linear(2, 2)),
+        nn.Linear(2, 2)))
+      local x, fails = ms.full({ 1, 2 }, rank + 1), false
+      model:reset_iter_state() -- before the first use
+      local function pass(sync)
+        model:set_requires_gradient_sync(sync)
+        model(x):sum():backward()
+      end
+      local function grads()
+        local out = {}
+        for i, p in ipairs(model:parameters()) do
+          out[i] = p:grad() and p:grad():totable() or 'none'
+        end
+        return out
+      end
+      model[1]:register_forward_hook(function() return fails and error 'on purpose' or nil end)
+      pass(true)
+      local wanted = grads()
+      model:reset_iter_state()
+      pass(false)
+      fails = true
+      assert.is_false(pcall(model, x))
+      fails = false
+      model(x) -- the root stays gathered
+      model:reset_iter_state()
+      assert.same({ 'none', 'none', 'none', 'none' }, grads())
+      assert.same({ 1, 2 }, model[2].weight:shape())
+      pass(true)
+      assert.same(wanted, grads())
+      checks.raises('RuntimeError', 'reset_iter_state must be called on the root FSDP module',
+        model[1].reset_iter_state, model[1])
+    end)
+  end)
+
   it('gathers parameters with unshard, at once or in two halves', function()
     ms.dist.spawn(2, function()
       local model = fsdp.fully_shard(nn.Linear(2, 4))

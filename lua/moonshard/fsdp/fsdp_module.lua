@@ -5,12 +5,14 @@ local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
 local errors = require 'moonshard.base.errors'
+local first_use = require 'moonshard.fsdp.first_use'
 local module_tree = require 'moonshard.nn.tree'
 local util = require 'moonshard.base.util'
 
 --- A module that fully_shard() or replicate() was called on: ms.is(module, fsdp.FSDPModule).
---- Settings may change between steps and are equal on all ranks; those that are set before the first
---- use are kept until then. With `recurse` (default true) they are set for the modules below, too.
+--- Settings may change between steps and are equal on all ranks; those that are set before the
+--- first use are kept until then. With `recurse` (default true) they are set for the modules below,
+--- too.
 ---@class ms.fsdp.FSDPModule: ms.nn.Module
 local FSDPModule = { _name = 'fsdp.FSDPModule' }
 
@@ -131,6 +133,30 @@ end
 ---@param modules ms.fsdp.FSDPModule[]
 function FSDPModule:set_modules_to_backward_prefetch(modules)
   set_prefetch('set_modules_to_backward_prefetch', self, 'backward_prefetch', modules)
+end
+
+-- -- errors --------------------------------------------------------------------------------------
+
+--- Begin a new iteration after an error: free the full parameters of all groups of the model, and
+--- drop their gradients, those that accumulate without a reduction as well. On all ranks. Does
+--- nothing before the first use. RuntimeError for a module that is not the root, and in its forward
+--- or backward.
+function FSDPModule:reset_iter_state()
+  local state = module_tree.manager(self)
+  local top = state._tree
+  if not (top and top.ready) then
+    return
+  elseif not state._is_root then
+    errors.raise('RuntimeError', 'reset_iter_state must be called on the root FSDP module')
+  end
+  for _, tree in ipairs(first_use.trees(top)) do
+    for _, instance in ipairs(tree.instances) do
+      instance:reshard()
+      for _, tensor in ipairs(instance:_managed() or {}) do
+        tensor:set_grad(nil)
+      end
+    end
+  end
 end
 
 -- -- gradients -----------------------------------------------------------------------------------
