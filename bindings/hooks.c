@@ -365,7 +365,7 @@ static ms_status on_recompute(void *user, ms_tensor *const *grads, int32_t n_out
     return call_with(user, refs);
 }
 
-static ms_status on_comm(void *user, const char *unit, ms_tensor *grad, ms_tensor *out)
+static ms_status on_unit(void *user, const char *unit, ms_tensor *grad, ms_tensor *out)
 {
     ms_ref refs[2];
 
@@ -374,14 +374,14 @@ static ms_status on_comm(void *user, const char *unit, ms_tensor *grad, ms_tenso
     return call_with(user, refs);
 }
 
-int lua_comm_hook(lua_State *L)
+int lua_unit_hook(lua_State *L)
 {
-    ms_fsdp_tree *tree = *(ms_fsdp_tree *const *)lua_topointer(L, 1);
+    ms_fsdp_unit *unit = *(ms_fsdp_unit *const *)lua_topointer(L, 1);
     hook *h = NULL;
-    ms_status status = new_hook(&h, L, 2);
+    ms_status status = new_hook(&h, L, 3);
 
     if (status == MS_OK) {
-        status = ms_fsdp_tree_set_comm_hook(tree, on_comm, h, on_drop);
+        status = ms_fsdp_unit_set_hook(unit, (int32_t)lua_tointeger(L, 2), on_unit, h, on_drop);
         if (status != MS_OK) {
             on_drop(h);
         }

@@ -30,9 +30,9 @@ int lua_custom(lua_State *L);
 /* checkpoint(refs, n_out, since, fn) -> status. `refs` is an array of results and room for the
  * outputs. `fn(address of refs)` gets the gradients of the outputs. */
 int lua_checkpoint(lua_State *L);
-/* comm_hook(tree, fn) -> status. `fn(address of refs)` gets a unit's gradient and, unless that is a
- * replica's, room for this rank's shard of the sum. */
-int lua_comm_hook(lua_State *L);
+/* unit_hook(unit, moment, fn) -> status. `fn(address of refs)` gets a unit's gradient and, of a
+ * sharded unit with MS_HOOK_REDUCE, room for this rank's shard of the sum. */
+int lua_unit_hook(lua_State *L);
 /* extend(refs, n) -> status. `refs` is an array of outputs and their gradients (NULL: none). */
 int lua_extend(lua_State *L);
 

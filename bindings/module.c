@@ -96,7 +96,7 @@ int luaopen_moonshard_lua(lua_State *L)
         {"custom", lua_custom},
         {"checkpoint", lua_checkpoint},
         {"extend", lua_extend},
-        {"comm_hook", lua_comm_hook},
+        {"unit_hook", lua_unit_hook},
         {"json_encode", lua_json_encode},
         {"json_decode", lua_json_decode},
         {NULL, NULL},

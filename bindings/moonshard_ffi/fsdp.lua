@@ -165,9 +165,10 @@ function fsdp.unit(holder, comm, name, values, tensors, names)
     texts_of(names))
 end
 
---- Set `fn(address of refs)` to reduce the gradients of a tree.
-function fsdp.set_comm_hook(tree, fn)
-  B.check(B.core.comm_hook(B.new('ms_fsdp_tree *[1]', tree), fn))
+--- Set `fn(address of refs)` as the hook of a unit.
+---@param moment integer  C.MS_HOOK_*
+function fsdp.set_hook(unit, moment, fn)
+  B.check(B.core.unit_hook(B.new('ms_fsdp_unit *[1]', unit), moment, fn))
 end
 
 --- The properties of a unit that a plan needs.

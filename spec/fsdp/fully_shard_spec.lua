@@ -255,6 +255,36 @@ describe('fully_shard', function()
     end)
   end)
 
+  it('gives reduced gradients to a hook of the module, in the dtype of the reduction', function()
+    ms.dist.spawn(4, function(rank)
+      local mesh = ms.dist.init_device_mesh('cpu', { 2, 2 }, { mesh_dim_names = { 'dp', 'fsdp' } })
+      for _, case in ipairs { -- the mesh, elements of a rank's part
+        { nil, 1 }, { mesh, 2 }, { fsdp.replicate, 4 },
+      } do
+        local replicas, seen = case[1] == fsdp.replicate, {}
+        local model = nn.Sequential(nn.Linear(4, 4, { bias = false }), nn.Linear(4, 1))
+        local shard = replicas and fsdp.replicate or fsdp.fully_shard
+        local opts = { mesh = not replicas and case[1] or nil,
+          mp_policy = { reduce_dtype = 'f64' } }
+        nn.init.constant_(model[2].weight, 1)
+        shard(model[1], opts)
+        shard(model, opts)
+        model[1]:set_all_reduce_hook(function(grad)
+          seen[#seen + 1] = { grad:dtype(), grad:numel(), grad:sum():item() }
+          ms.dist.all_reduce(grad, 'sum') -- may communicate
+        end)
+        for _, sync in ipairs { false, true } do
+          model:set_requires_gradient_sync(sync)
+          model(ms.full({ 1, 4 }, rank)):sum():backward()
+        end
+        -- inputs of 0 to 3, whose mean is 1.5, in two backwards
+        assert.same({ { 'f64', 4 * case[2], 3 * 4 * case[2] } }, seen)
+        checks.close({ 12 }, model[1].weight:grad():reshape(-1):narrow(1, 1, 1), 0)
+        assert.equal('f32', model[1].weight:grad():dtype())
+      end
+    end)
+  end)
+
   it('gathers parameters with unshard, at once or in two halves', function()
     ms.dist.spawn(2, function()
       local model = fsdp.fully_shard(nn.Linear(2, 4))
@@ -321,6 +351,8 @@ describe('fully_shard', function()
         model.set_reduce_scatter_max_input_buffers, model, true)
       checks.raises('ValueError', 'Expects list of FSDPModules but got a nn.Linear',
         fsdp.share_comm_ctx, { model, nn.Linear(1, 1) })
+      checks.raises('TypeError', "'hook' is a number, expected a function",
+        model.set_all_reduce_hook, model, 1)
       fsdp.share_comm_ctx { model, model }
     end)
   end)

@@ -10,6 +10,7 @@ local B = require 'moonshard_ffi'
 local buffers = require 'moonshard.fsdp.buffers'
 local checks = require 'moonshard.fsdp.check'
 local errors = require 'moonshard.base.errors'
+local hooks = require 'moonshard.fsdp.hooks'
 local module_names = require 'moonshard.nn.names'
 local module_tree = require 'moonshard.nn.tree'
 local notes = require 'moonshard_ffi.notes'
@@ -17,7 +18,6 @@ local options = require 'moonshard.fsdp.options'
 local parameter = require 'moonshard_ffi.parameter'
 local plan = require 'moonshard.fsdp.plan'
 local runtime = require 'moonshard_ffi.fsdp'
-local scope = require 'moonshard.base.scope'
 local settings = require 'moonshard.fsdp.settings'
 
 ---@class ms.fsdp.Tree  what the instances of a model share
@@ -157,20 +157,15 @@ function first_use.trees(tree)
   return { tree, unpack(tree.nested) }
 end
 
-local function run_hook(entry, address)
-  local refs = B.cast('ms_ref *', address)
-  local grad = B.calls.tensor_detach(B.Ref(refs[0]))
-  local out = refs[1].ptr ~= nil and B.calls.tensor_detach(B.Ref(refs[1])) or nil
-  entry.fn(entry.state, grad, out)
-end
-
 --- Let a function of the script reduce the gradients of a tree.
----@param handle ffi.cdata*  of the tree
----@param entry { state: any, fn: fun(state: any, grad: ms.Tensor, out?: ms.Tensor) }
-function first_use.set_comm_hook(handle, entry)
-  runtime.set_comm_hook(handle, function(address)
-    scope.run('a communication hook', run_hook, entry, address)
-  end)
+---@param tree ms.fsdp.Tree
+---@param hook fun(grad: ms.Tensor, out?: ms.Tensor)
+function first_use.set_comm_hook(tree, hook)
+  for _, instance in ipairs(tree.instances) do
+    if instance._unit then
+      hooks.set_reduce(instance._unit, hook)
+    end
+  end
 end
 
 -- The root of the tree that an instance belongs to, or will belong to.
@@ -275,7 +270,7 @@ function first_use.ready(instance, alone)
     parameter.materialize(p.tensor)
   end
   for _, tree in ipairs(root._comm_hook and first_use.trees(top) or {}) do -- the original's
-    first_use.set_comm_hook(tree.handle, root._comm_hook)
+    first_use.set_comm_hook(tree, root._comm_hook)
   end
   for _, tree in ipairs(first_use.trees(top)) do
     tree.ready = true

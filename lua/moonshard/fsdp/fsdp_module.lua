@@ -198,6 +198,22 @@ function FSDPModule:set_gradient_divide_factor(factor)
   module_tree.manager(self):_set('gradient_divide_factor', factor)
 end
 
+--- Call a function in each backward that reduces this module's gradients, when they are reduced
+--- over all ranks and in no .grad yet, in the same order on all ranks. It gets the gradients of this
+--- rank's part of the parameters in a row, padded, in the dtype of the reduction, and may change
+--- them in place. It replaces an earlier one. AssertionError during backward; ValueError for a
+--- stream with a mesh of two dimensions, else streams are accepted.
+---@param hook fun(grad: ms.Tensor)
+---@param stream? any
+function FSDPModule:set_all_reduce_hook(hook, stream)
+  local state = module_tree.manager(self)
+  arguments.fn('set_all_reduce_hook', 'hook', hook)
+  if stream ~= nil and state.hybrid_groups then
+    errors.raise('ValueError', 'stream cannot be set when using native HSDP')
+  end
+  state:_set('all_reduce_hook', hook)
+end
+
 --- The earlier name of set_gradient_divide_factor().
 ---@param factor number
 function FSDPModule:set_reduce_scatter_divide_factor(factor)

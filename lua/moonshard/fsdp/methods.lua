@@ -155,7 +155,7 @@ function methods:register_comm_hook(state, hook)
     errors.raise('AssertionError', 'Communication hook is not supported for hybrid strategies: %s',
       self.sharding_strategy)
   end
-  local entry, trees = { state = state, fn = hook }, first_use.trees(tree)
+  local trees = first_use.trees(tree)
   for _, its in ipairs(trees) do
     if its.root.process_group ~= self.process_group then
       errors.raise('NotImplementedError', "register_comm_hook: '%s' is over other ranks than the "
@@ -163,10 +163,10 @@ function methods:register_comm_hook(state, hook)
         .. 'without a process_group of its own', its.root.outer_module:path())
     end
   end
+  self._comm_hook = function(grad, out) hook(state, grad, out) end
   for _, its in ipairs(trees) do
-    first_use.set_comm_hook(its.handle, entry)
+    first_use.set_comm_hook(its, self._comm_hook)
   end
-  self._comm_hook = entry
 end
 
 --- 16 hexadecimal digits over all full parameters: equal on all ranks, and for every strategy,

@@ -2,6 +2,7 @@
 --- that were set before the first use are applied to the unit then.
 
 local B = require 'moonshard_ffi'
+local hooks = require 'moonshard.fsdp.hooks'
 local runtime = require 'moonshard_ffi.fsdp'
 
 ---@class ms.fsdp.UnitSettings
@@ -32,8 +33,8 @@ end
 
 -- In the order in which they are applied.
 local ORDER = { 'gradient_sync', 'all_reduce', 'reshard_after_forward', 'reshard_after_backward',
-  'unshard_in_backward', 'gradient_divide_factor', 'forward_prefetch', 'backward_prefetch',
-  'is_last_backward' }
+  'unshard_in_backward', 'gradient_divide_factor', 'all_reduce_hook', 'forward_prefetch',
+  'backward_prefetch', 'is_last_backward' }
 
 local OF_UNIT = {
   gradient_sync = set_sync, all_reduce = set_sync,
@@ -43,6 +44,7 @@ local OF_UNIT = {
   gradient_divide_factor = function(state, divisor)
     B.calls.fsdp_unit_set_gradient_factor(state._unit, 1 / divisor)
   end,
+  all_reduce_hook = function(state, hook) hooks.set_reduced(state._unit, hook) end,
   forward_prefetch = set_prefetch(false), backward_prefetch = set_prefetch(true),
 }
 

@@ -410,6 +410,25 @@ static ms_status pack(void *unit, const void *whole, void *shards)
 
 static const msi_reduction_user reduction_user = {prepare, pack, show_gradients, dropped, changed};
 
+static ms_status prepare_apart(void *unit, void **out, bool *add)
+{
+    *out = ((ms_fsdp_unit *)unit)->apart->v.storage->data;
+    *add = true; /* to -0: REDUCE waits for its writes then */
+    return MS_OK;
+}
+
+static void note_contributions(void *unit)
+{
+    ms_fsdp_unit *u = unit;
+
+    for (int32_t i = 0; i < u->n_params; i++) {
+        u->params[i].contributed = msi_reduction_has(&u->reduction, i);
+    }
+}
+
+static const msi_reduction_user apart_user = {prepare_apart, pack, note_contributions, dropped,
+                                              changed};
+
 void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
 {
     msi_reduction *r = &u->reduction;
@@ -486,4 +505,28 @@ ms_status msi_gradient_announce(ms_fsdp_unit *u)
     MS_TRY(make_shown(u, false));
     return MSI_UNLIKELY(msi_op_is_observed(u->ctx)) ? msi_observed_reduce(u, &reduce_op, whole)
                                                     : close_slot(u, whole);
+}
+
+ms_status msi_gradient_reduce_apart(ms_fsdp_unit *u, ms_tensor *out)
+{
+    msi_reduction *r = &u->reduction;
+    const msi_extent *own = r->own;
+    const int32_t n_own = r->n_own;
+
+    u->apart = out;
+    r->user = &apart_user;
+    r->own = u->own;
+    r->n_own = u->n_own;
+    r->sum_dtype = out->v.dtype;
+    ms_status status = close_slot(u, publish_flags(u));
+
+    if (status == MS_OK) {
+        status = msi_reductions_finish(r->progress, r->pool);
+    }
+    u->apart = NULL;
+    r->user = &reduction_user;
+    r->own = own;
+    r->n_own = n_own;
+    r->sum_dtype = u->grad_dtype;
+    return status;
 }

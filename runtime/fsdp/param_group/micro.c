@@ -15,7 +15,7 @@ static ms_status begin_micro(ms_fsdp_unit *u)
 
     u->sums.micro_dtype = dtype;
     const bool in_slot =
-        u->settings.sync && u->run->hook == NULL && dtype == msi_unit_slot_dtype(u);
+        u->settings.sync && u->hooks[MS_HOOK_REDUCE].fn == NULL && dtype == msi_unit_slot_dtype(u);
 
     if (u->micro_view == NULL) {
         MS_TRY(msi_storage_wrap(&u->micro_view, u->ctx, MS_STORAGE_BORROWED, NULL, nbytes));
@@ -145,8 +145,8 @@ ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u)
 
 ms_status msi_unit_reduce(ms_fsdp_unit *u)
 {
-    if (u->run->hook != NULL) {
-        MS_TRY(msi_unit_reduce_by_hook(u));
+    if (msi_unit_has_hook(u)) {
+        MS_TRY(msi_unit_reduce_with_hooks(u));
     } else {
         MS_TRY(msi_unit_fold_into_slot(u));
         MS_TRY(msi_gradient_announce(u));

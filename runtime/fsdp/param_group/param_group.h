@@ -35,12 +35,12 @@
 
 extern const msi_option_table msi_fsdp_unit_options; /* generated from moonshard/fsdp.h */
 
-/* The program's reduction of gradients. */
-typedef struct msi_comm_hook {
-    ms_comm_hook fn;
+/* A function of the program for gradients: see ms_fsdp_unit_set_hook(). */
+typedef struct msi_unit_hook {
+    ms_unit_hook fn; /* NULL: none */
     void *user;
     void (*drop)(void *user);
-} msi_comm_hook;
+} msi_unit_hook;
 
 /* What happens to a model, from its first use on. A forward may run in any phase but the first. */
 typedef enum msi_phase {
@@ -56,10 +56,9 @@ typedef struct msi_model_state {
     void *owner;   /* the schedule's tree */
     int32_t model; /* number in the group; 0: unused */
     msi_phase phase;
-    bool summoned;       /* handles show full copies */
-    bool hides_shards;   /* a root forward runs */
-    bool fp32_slots;     /* gradient slots are wide enough for inner nodes (no_sync) */
-    msi_comm_hook *hook; /* reduces gradients; NULL: units do */
+    bool summoned;     /* handles show full copies */
+    bool hides_shards; /* a root forward runs */
+    bool fp32_slots;   /* gradient slots are wide enough for inner nodes (no_sync) */
     msi_progress progress;
     msi_slot_pool params, gradients;
     /* Calls from units. */
@@ -184,6 +183,8 @@ struct ms_fsdp_unit {
     int64_t grad_numel;      /* its elements */
     msi_extent *grad_extent; /* (n_params) those of the trained elements */
     bool shows_full_grads;   /* summoned with its gradients */
+    msi_unit_hook hooks[2];  /* by moment: MS_HOOK_* */
+    ms_tensor *apart;        /* where the running reduction stores the sum; NULL: `grad` */
 };
 
 /* Elements of the unsharded parameters, with all padding. */
@@ -352,15 +353,23 @@ bool msi_unit_accumulates(void *unit, int32_t index);
 ms_status msi_unit_accumulated(void *unit, int32_t index, ms_tensor **out);
 ms_status msi_unit_replace_accumulated(void *unit, int32_t index, const msi_view *value);
 
-/* -- comm_hook.c ------------------------------------------------------------------------------- */
-/* Let the hook reduce the last backward's gradient, with all levels. */
-ms_status msi_unit_reduce_by_hook(ms_fsdp_unit *u);
+/* -- hook.c ------------------------------------------------------------------------------------ */
+/* Reduce the last backward's gradient, with all levels, and run the unit's hooks. */
+ms_status msi_unit_reduce_with_hooks(ms_fsdp_unit *u);
+static inline bool msi_unit_has_hook(const ms_fsdp_unit *u)
+{
+    return u->hooks[MS_HOOK_REDUCE].fn != NULL || u->hooks[MS_HOOK_REDUCED].fn != NULL;
+}
+void msi_unit_hook_drop(msi_unit_hook *hook);
 
 /* -- gradient.c: the reduced gradient ---------------------------------------------------------- */
 /* `home` slot, or NULL. The model's gradient slots exist. */
 void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home);
 /* The gradient in the slot is complete: allocate what its reduction needs, signal the peers. */
 ms_status msi_gradient_announce(ms_fsdp_unit *u);
+/* Reduce it to `out`, 1-D of a shard's elements, and wait. Sets `contributed` of the parameters
+ * that any rank's backwards reached. */
+ms_status msi_gradient_reduce_apart(ms_fsdp_unit *u, ms_tensor *out);
 /* For msi_param_ops: [Note: gradients inside a backward]. */
 ms_status msi_unit_check_gradient(void *unit, const char *what);
 ms_status msi_unit_await_gradient(void *unit);

@@ -349,6 +349,8 @@ void msi_unit_dispose(ms_fsdp_unit *u)
     msi_unit_gradient_free(u);
     msi_micro_drop(&u->sums);
     msi_observed_free(u);
+    msi_unit_hook_drop(&u->hooks[MS_HOOK_REDUCE]);
+    msi_unit_hook_drop(&u->hooks[MS_HOOK_REDUCED]);
     for (int32_t i = 0; i < u->n_params; i++) {
         ms_tensor *t = u->params[i].tensor;
 

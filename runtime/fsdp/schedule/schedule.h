@@ -53,7 +53,6 @@ struct ms_fsdp_tree {
     ms_fsdp_unit **units;
     msi_unit_schedule *course; /* (n_units) */
     msi_model_state run;
-    msi_comm_hook hook; /* run.hook, if there is one */
     bool same_numerics; /* as reported by every rank's ms_numerics() */
 
     bool *written;   /* (1 + actual ranks, n_units): exchange of which units were written */

@@ -82,18 +82,21 @@ ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
     return MS_OK;
 }
 
-ms_status ms_fsdp_tree_set_comm_hook(ms_fsdp_tree *tree, ms_comm_hook fn, void *user,
-                                     void (*drop)(void *user))
+ms_status ms_fsdp_unit_set_hook(ms_fsdp_unit *u, int32_t moment, ms_unit_hook fn, void *user,
+                                void (*drop)(void *user))
 {
-    if (tree->run.hook != NULL) {
+    msi_unit_hook *hook = &u->hooks[moment];
+
+    if (moment == MS_HOOK_REDUCE && hook->fn != NULL) {
         return MS_FAIL(MS_ASSERTION_ERROR, "A communication hook is already registered");
     }
-    if (tree->shards != tree->comm) {
+    if (moment == MS_HOOK_REDUCE && u->shards != u->comm) {
         return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
                        "Communication hook is not supported for hybrid strategies");
     }
-    tree->hook = (msi_comm_hook){fn, user, drop};
-    tree->run.hook = &tree->hook;
+    MS_TRY(msi_unit_check_gradient(u, "set_hook"));
+    msi_unit_hook_drop(hook);
+    *hook = (msi_unit_hook){fn, user, drop};
     return MS_OK;
 }
 

@@ -51,9 +51,6 @@ static void dispose(ms_fsdp_tree *tree)
     msi_pools_free(tree);
     free(tree->units);
     free(tree->course);
-    if (tree->run.hook != NULL && tree->hook.drop != NULL) {
-        tree->hook.drop(tree->hook.user);
-    }
     ms_comm_release(tree->shards);
     ms_comm_release(tree->comm);
     tree->ctx = NULL;

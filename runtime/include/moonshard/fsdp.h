@@ -347,19 +347,30 @@ MS_API ms_status ms_fsdp_unit_set_prefetch(ms_fsdp_unit *unit,
  * Initially true. */
 MS_API ms_status ms_fsdp_tree_set_last_backward(ms_fsdp_tree *tree, bool last);
 
+/** When a hook of a unit is called: in each backward that reduces, when the unit's gradient on this
+ * rank is complete, in the same order on all ranks. */
+enum {
+    MS_HOOK_REDUCE = 0, /**< it reduces the gradient, in place of the runtime */
+    MS_HOOK_REDUCED = 1 /**< the gradient is reduced over all ranks, and in no .grad yet */
+};
+
 #ifndef MS_FFI_CDEF
-/** Reduces gradients in place of the runtime (a communication hook). Called in each backward that
- * reduces, when a unit's gradient on this rank is complete, in the same order on all ranks.
+/** A function of the program for the gradient of a unit.
  * @param unit  name, for messages
- * @param grad  1-D, padded, in the reduce dtype: the unit's whole gradient on this rank; of a
- *              replica (NO_SHARD) to be overwritten with the result
- * @param out   this rank's shard of the result, to be written; NULL for a replica */
-typedef ms_status (*ms_comm_hook)(void *user, const char *unit, ms_tensor *grad, ms_tensor *out);
-/** Set it. The gradient factor does not apply then. `drop(user)` is called when the tree is freed.
- * MS_ASSERTION_ERROR if there is one already, and MS_NOT_IMPLEMENTED_ERROR for hybrid sharding;
- * then `drop` is not called. */
-MS_API ms_status ms_fsdp_tree_set_comm_hook(ms_fsdp_tree *tree, ms_comm_hook fn, void *user,
-                                            void (*drop)(void *user));
+ * @param grad  1-D, padded, in the reduce dtype.
+ *              REDUCE: the unit's whole gradient on this rank; of a replica (NO_SHARD) to be
+ *              overwritten with the result.
+ *              REDUCED: this rank's shard of the sum, multiplied by the gradient factor; of a
+ *              replica all. It may be changed
+ * @param out   REDUCE: this rank's shard of the result, to be written; NULL for a replica.
+ *              REDUCED: NULL */
+typedef ms_status (*ms_unit_hook)(void *user, const char *unit, ms_tensor *grad, ms_tensor *out);
+/** Set the unit's hook of a moment. With REDUCE the gradient factor does not apply. `drop(user)` is
+ * called when the unit is freed, or the hook replaced. After an error it is not called:
+ * MS_ASSERTION_ERROR for a second REDUCE, and inside a backward that has not reduced the unit's
+ * gradient; MS_NOT_IMPLEMENTED_ERROR for REDUCE with hybrid sharding. */
+MS_API ms_status ms_fsdp_unit_set_hook(ms_fsdp_unit *unit, int32_t moment, ms_unit_hook fn,
+                                       void *user, void (*drop)(void *user));
 #endif
 
 /** Gather a unit's full parameters and show them until ms_fsdp_unit_reshard(), until a forward or

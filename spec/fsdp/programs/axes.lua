@@ -332,6 +332,25 @@ row 'hook' {
   end,
 }
 
+row 'all_reduce_hook' { -- of every module; gradients are multiplied by this
+  { 1, 0.5 },
+  legal = function(_, p) return p.face == 'fully_shard' and p.ignored == 'none' end,
+  chance = 0.5,
+  wrapped = function(value, r, model)
+    local function scale(grad) grad:mul_(value) end
+    for _, module in ipairs(r.sharded and model:modules() or {}) do
+      if ms.is(module, fsdp.FSDPModule) then
+        module:set_all_reduce_hook(scale)
+      end
+    end
+    for _, p in ipairs(r.sharded and {} or model:parameters()) do
+      if p:requires_grad() then
+        p:hook(function(grad) return grad * value end)
+      end
+    end
+  end,
+}
+
 -- -- optimizers ----------------------------------------------------------------------------------
 
 row 'optimizer' { { 'SGD', 'Adam', 'AdamW', 'RMSprop', 'Adagrad', 'Lion', 'Adamax' } }

@@ -1,4 +1,4 @@
-/* Gradients that the program reduces: see ms_fsdp_tree_set_comm_hook(). */
+/* Hooks of the program for gradients: see ms_fsdp_unit_set_hook(). */
 #include "host.h"
 #include "param_group.h"
 
@@ -7,8 +7,8 @@ static bool none_to_fill(void *progress)
     return msi_progress_first(progress, MSI_TASK_FILL) == NULL;
 }
 
-/* The hook may wait for peers without running tasks, for which these may wait. */
-static ms_status fill_all(msi_progress *progress)
+/* A hook may wait for peers without running tasks, for which these may wait. */
+static ms_status finish_tasks(msi_progress *progress, const msi_slot_pool *gradients)
 {
     const msi_task *task;
 
@@ -17,7 +17,7 @@ static ms_status fill_all(msi_progress *progress)
 
         MS_TRY(msi_progress_wait(progress, g->pool->comm, g->seq, none_to_fill, progress));
     }
-    return MS_OK;
+    return msi_reductions_finish(progress, gradients);
 }
 
 static ms_status new_gradient(const ms_fsdp_unit *u, int64_t numel, ms_tensor **out)
@@ -25,20 +25,26 @@ static ms_status new_gradient(const ms_fsdp_unit *u, int64_t numel, ms_tensor **
     return msi_tensor_make(out, u->ctx, u->sums.micro_dtype, 1, &numel, MS_MEM_GRADIENT);
 }
 
-/* Run the hook on the unit's whole gradient; `*reduced` is this rank's part of what it gives, of a
- * replica all. */
-static ms_status run_hook(ms_fsdp_unit *u, ms_tensor *whole, ms_tensor **reduced)
+static ms_status run_hook(ms_fsdp_unit *u, int32_t moment, ms_tensor *grad, ms_tensor *out)
 {
-    const msi_comm_hook *hook = u->run->hook;
+    const msi_unit_hook *hook = &u->hooks[moment];
+    const char aside = msi_host_begin(u->ctx);
+    const ms_status status = hook->fn(hook->user, u->name, grad, out);
 
+    return msi_host_end(u->ctx, aside, status,
+                        moment == MS_HOOK_REDUCE ? "a communication hook" : "an all-reduce hook");
+}
+
+/* Let the hook reduce the whole gradient; `*reduced` is this rank's part of what it gives, of a
+ * replica all. */
+static ms_status reduce_whole(ms_fsdp_unit *u, ms_tensor *whole, ms_tensor **reduced)
+{
     if (u->is_sharded) {
         MS_TRY(new_gradient(u, u->shard_numel, reduced));
     }
     const int64_t version = *reduced != NULL ? (*reduced)->v.storage->version : 0;
-    const char aside = msi_host_begin(u->ctx);
-    const ms_status status = hook->fn(hook->user, u->name, whole, *reduced);
 
-    MS_TRY(msi_host_end(u->ctx, aside, status, "a communication hook"));
+    MS_TRY(run_hook(u, MS_HOOK_REDUCE, whole, *reduced));
     if (*reduced == NULL) {
         *reduced = ms_tensor_retain(whole);
     } else if ((*reduced)->v.storage->version == version) {
@@ -127,19 +133,52 @@ done:
     return status;
 }
 
-ms_status msi_unit_reduce_by_hook(ms_fsdp_unit *u)
+static ms_status reduce_by_hook(ms_fsdp_unit *u, ms_tensor **reduced)
 {
-    ms_tensor *whole = NULL, *reduced = NULL;
+    ms_tensor *whole = NULL;
     ms_status status;
 
-    MS_TRY(fill_all(&u->run->progress));
     MS_TRY_GOTO(fold_gradient(u, &whole), done);
     u->reduction.phase = MSI_GRAD_NONE;
     MS_TRY_GOTO(gather_flags(u), done);
-    MS_TRY_GOTO(run_hook(u, whole, &reduced), done);
+    status = reduce_whole(u, whole, reduced);
+done:
+    ms_tensor_free(whole);
+    return status;
+}
+
+static ms_status reduce_by_runtime(ms_fsdp_unit *u, ms_tensor **reduced)
+{
+    MS_TRY(msi_unit_fold_into_slot(u));
+    MS_TRY(new_gradient(u, u->shard_numel, reduced));
+    MS_TRY(msi_fill(&(*reduced)->v, -0.0)); /* x + -0 is x */
+    return msi_gradient_reduce_apart(u, *reduced);
+}
+
+ms_status msi_unit_reduce_with_hooks(ms_fsdp_unit *u)
+{
+    ms_tensor *reduced = NULL;
+    ms_status status;
+
+    MS_TRY(finish_tasks(&u->run->progress, &u->run->gradients));
+    if (u->hooks[MS_HOOK_REDUCE].fn != NULL) {
+        MS_TRY_GOTO(reduce_by_hook(u, &reduced), done);
+    } else {
+        MS_TRY_GOTO(reduce_by_runtime(u, &reduced), done);
+    }
+    if (u->hooks[MS_HOOK_REDUCED].fn != NULL) {
+        MS_TRY_GOTO(run_hook(u, MS_HOOK_REDUCED, reduced, NULL), done);
+    }
     status = take(u, reduced);
 done:
     ms_tensor_free(reduced);
-    ms_tensor_free(whole);
     return status;
+}
+
+void msi_unit_hook_drop(msi_unit_hook *hook)
+{
+    if (hook->fn != NULL && hook->drop != NULL) {
+        hook->drop(hook->user);
+    }
+    hook->fn = NULL;
 }
