@@ -134,6 +134,16 @@ describe('fully_shard', function()
     end }
   end
 
+  it('has its methods on a module that nn.checkpoint wraps', function()
+    ms.dist.spawn(1, function()
+      local model = fsdp.fully_shard(nn.checkpoint_wrapper(nn.Linear(2, 2)))
+      model:set_requires_gradient_sync(false)
+      model(ms.ones(1, 2)):sum():backward()
+      assert.equal('FSDPCheckpointWrapper', model._name)
+      assert.is_true(ms.is(model, fsdp.FSDPModule))
+    end)
+  end)
+
   it('refuses what it cannot shard', function()
     ms.dist.spawn(1, function()
       local mesh3 = ms.dist.init_device_mesh('cpu', { 1, 1, 1 })

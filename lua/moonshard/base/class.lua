@@ -45,6 +45,22 @@ end
 -- The default methods of classes without a parent.
 local BASE = { init = function() end, __tostring = describe_object }
 
+-- How objects look up names: in the class, and of one whose parent has a function of its own for
+-- that, by the function.
+local function index_of(cls, parent)
+  local inherited = parent and parent.__index
+  if not parent or inherited == parent then
+    return cls
+  end
+  return function(object, key)
+    local own = rawget(cls, key)
+    if own ~= nil then
+      return own
+    end
+    return inherited(object, key)
+  end
+end
+
 --- Make a class.
 ---@param name string
 ---@param parent? ms.Class
@@ -65,9 +81,7 @@ local function class(name, parent, mixin)
     cls[key] = method
   end
   cls._name, cls._mixin = name, mixin
-  if not parent or parent.__index == parent then
-    cls.__index = cls
-  end
+  cls.__index = index_of(cls, parent)
   setmetatable(cls, { __index = parent, __call = construct, __tostring = describe })
   if cls._init_subclass then
     cls._init_subclass(cls)
