@@ -282,6 +282,8 @@ describe('fully_shard', function()
         model[1]:set_all_reduce_hook(function(grad)
           seen[#seen + 1] = { grad:dtype(), grad:numel(), grad:sum():item() }
           ms.dist.all_reduce(grad, 'sum') -- may communicate
+          checks.raises('AssertionError', 'set_all_reduce_hook during backward',
+            model[1].set_all_reduce_hook, model[1], print)
         end)
         for _, sync in ipairs { false, true } do
           model:set_requires_gradient_sync(sync)

@@ -94,7 +94,8 @@ ms_status ms_fsdp_unit_set_hook(ms_fsdp_unit *u, int32_t moment, ms_unit_hook fn
         return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
                        "Communication hook is not supported for hybrid strategies");
     }
-    MS_TRY(msi_unit_check_gradient(u, "set_hook"));
+    MS_TRY(msi_unit_check_gradient(u, moment == MS_HOOK_REDUCE ? "register_comm_hook"
+                                                               : "set_all_reduce_hook"));
     msi_unit_hook_drop(hook);
     *hook = (msi_unit_hook){fn, user, drop};
     return MS_OK;
