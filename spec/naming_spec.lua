@@ -24,7 +24,8 @@ describe('a name that does not exist', function()
   it('raises without one where none is near', function()
     local err = checks.raises('KeyError', "ms.ops has no 'xylophone'", get, ms.ops, 'xylophone')
     assert.is_nil(err.message:find('did you mean', 1, true))
-    checks.raises('KeyError', "fsdp has no 'share_comm_ctx'", get, ms.fsdp, 'share_comm_ctx')
+    checks.raises('KeyError', "fsdp has no 'DataParallelMeshDims'", get, ms.fsdp,
+      'DataParallelMeshDims')
     checks.raises('KeyError', "ms has no '1'", get, ms, 1)
   end)
 
