@@ -498,8 +498,18 @@ static ms_status reduce_forward(msi_op_call *c)
 static const msi_op reduce_op = {
     .name = "fsdp.reduce", .meta = reduce_meta, .forward = reduce_forward};
 
+static ms_status fold_into_slot(ms_fsdp_unit *u)
+{
+    if (u->reduction.slot == NULL) {
+        MS_TRY(msi_reduction_open(&u->reduction));
+    }
+    return msi_accumulator_fold(&u->sums, msi_reduction_part(&u->reduction, u->rank),
+                                msi_unit_slot_dtype(u));
+}
+
 ms_status msi_gradient_announce(ms_fsdp_unit *u)
 {
+    MS_TRY(fold_into_slot(u));
     const bool whole = publish_flags(u);
 
     MS_TRY(make_shown(u, false));
@@ -513,6 +523,7 @@ ms_status msi_gradient_reduce_apart(ms_fsdp_unit *u, ms_tensor *out)
     const msi_extent *own = r->own;
     const int32_t n_own = r->n_own;
 
+    MS_TRY(fold_into_slot(u));
     u->apart = out;
     r->user = &apart_user;
     r->own = u->own;

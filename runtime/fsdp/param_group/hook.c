@@ -149,7 +149,6 @@ done:
 
 static ms_status reduce_by_runtime(ms_fsdp_unit *u, ms_tensor **reduced)
 {
-    MS_TRY(msi_unit_fold_into_slot(u));
     MS_TRY(new_gradient(u, u->shard_numel, reduced));
     MS_TRY(msi_fill(&(*reduced)->v, -0.0)); /* x + -0 is x */
     return msi_gradient_reduce_apart(u, *reduced);

@@ -134,21 +134,11 @@ ms_status msi_unit_accumulate(ms_fsdp_unit *u)
     return MS_OK;
 }
 
-ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u)
-{
-    if (u->reduction.slot == NULL) {
-        MS_TRY(msi_reduction_open(&u->reduction));
-    }
-    return msi_accumulator_fold(&u->sums, msi_reduction_part(&u->reduction, u->rank),
-                                msi_unit_slot_dtype(u));
-}
-
 ms_status msi_unit_reduce(ms_fsdp_unit *u)
 {
     if (msi_unit_has_hook(u)) {
         MS_TRY(msi_unit_reduce_with_hooks(u));
     } else {
-        MS_TRY(msi_unit_fold_into_slot(u));
         MS_TRY(msi_gradient_announce(u));
     }
     msi_unit_trace(u, "reduce", u->reduction.seq);

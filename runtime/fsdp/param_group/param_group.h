@@ -341,8 +341,6 @@ void msi_unit_gradient_drop(ms_fsdp_unit *u, bool all);
 ms_status msi_unit_check_kept(const ms_fsdp_unit *u);
 /* no_sync: add the backward's gradient, even an empty one, to the levels. */
 ms_status msi_unit_accumulate(ms_fsdp_unit *u);
-/* Sum the last backward's gradient, if any, and all levels into the slot. */
-ms_status msi_unit_fold_into_slot(ms_fsdp_unit *u);
 /* Reduce it: announce it to the peers, or let the hook do it. */
 ms_status msi_unit_reduce(ms_fsdp_unit *u);
 
@@ -365,9 +363,10 @@ void msi_unit_hook_drop(msi_unit_hook *hook);
 /* -- gradient.c: the reduced gradient ---------------------------------------------------------- */
 /* `home` slot, or NULL. The model's gradient slots exist. */
 void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home);
-/* The gradient in the slot is complete: allocate what its reduction needs, signal the peers. */
+/* Sum the last backward's gradient, if any, and all levels into the slot, allocate what their
+ * reduction needs, signal the peers. */
 ms_status msi_gradient_announce(ms_fsdp_unit *u);
-/* Reduce it to `out`, 1-D of a shard's elements, and wait. Sets `contributed` of the parameters
+/* Reduce them to `out`, 1-D of a shard's elements, and wait. Sets `contributed` of the parameters
  * that any rank's backwards reached. */
 ms_status msi_gradient_reduce_apart(ms_fsdp_unit *u, ms_tensor *out);
 /* For msi_param_ops: [Note: gradients inside a backward]. */
