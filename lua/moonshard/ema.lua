@@ -31,8 +31,8 @@ local HALF = { f16 = true, bf16 = true }
 ---@field name string
 ---@field extent ms.Extent  of this rank's elements
 ---@field average ms.Tensor?  (elements of this rank); nil if empty
----@field group ms.dist.Group|false  whose ranks have the other elements
----@field replica integer?  as in ShardedTensor
+---@field param ms.Tensor
+---@field manager ms.fsdp.State?  that shards it
 
 -- f16 and bf16 averages would not change by small steps.
 local function average_of(part)
@@ -42,11 +42,9 @@ end
 local function entry_of(p)
   local part, extent = parameter.part(p.tensor)
   local manager = parameter.manager(p.tensor)
-  local is_sharded = manager and manager.sharding_strategy ~= 'NO_SHARD'
   return {
-    name = p.name, extent = extent, average = part and average_of(part) or nil,
-    group = is_sharded and manager.shard_group or false,
-    replica = is_sharded and manager.replica or nil,
+    name = p.name, param = p.tensor, extent = extent, average = part and average_of(part) or nil,
+    manager = manager and manager.sharding_strategy ~= 'NO_SHARD' and manager or nil,
   }
 end
 
@@ -203,9 +201,8 @@ end
 local function value_of(entry)
   local shape, average = entry.extent.shape, entry.average
   local dtype = HALF[entry.extent.dtype] and 'f32' or entry.extent.dtype
-  if entry.group then
-    return ShardedTensor(shape, dtype, entry.extent.start + 1, average, entry.group,
-      entry.replica)
+  if entry.manager then
+    return entry.manager:_sharded(entry.param, average, dtype)
   end
   return average and average:reshape(shape) or create.zeros(shape, { dtype = dtype })
 end
@@ -248,16 +245,10 @@ local function elements_of(what, name, value, entry)
   elseif table.concat(value:shape(), ' ') ~= table.concat(extent.shape, ' ') then
     errors.raise('ValueError', "%s: '%s' has shape (%s), expected (%s)", what, name,
       table.concat(value:shape(), ', '), table.concat(extent.shape, ', '))
-  elseif is_sharded and extent.numel > 0
-    and (value.start ~= extent.start + 1 or value.length ~= extent.numel) then
-    errors.raise('ValueError', "%s: '%s' has elements %d to %d here, expected %d to %d; of another "
-      .. 'sharding load value:full_tensor()', what, name, value.start,
-      value.start + value.length - 1, extent.start + 1, extent.start + extent.numel)
-  elseif extent.numel == 0 then
-    return nil
   end
-  return is_sharded and value.local_tensor
-    or value:detach():reshape(-1):narrow(1, extent.start + 1, extent.numel)
+  local elements = is_sharded and value:_elements_of(what, extent)
+  return extent.numel > 0 and (elements
+    or value:detach():reshape(-1):narrow(1, extent.start + 1, extent.numel)) or nil
 end
 
 -- Check that `given` and the list have the same names.
@@ -297,8 +288,8 @@ local function load(self, sd)
   self.n_averaged = sd.n_averaged
 end
 
---- Load a state, all of it or, on an error, nothing. From full tensors each rank takes its
---- elements.
+--- Load a state, all of it or, on an error, nothing. From full tensors, and from sharded ones of
+--- any sharding, each rank takes its elements. Collective for ShardedTensors.
 ---@param sd ms.ema.State
 function EMA:load_state_dict(sd)
   check_not_applied(self, 'ema:load_state_dict')

@@ -104,3 +104,107 @@ describe('a state dict of type', function()
     end)
   end)
 end)
+
+-- Parts of 5 and 1 rows: uneven, and empty on some ranks.
+local function rows_model(face, seed)
+  ms.manual_seed(seed)
+  local m = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1))
+  if face == 'FSDP' then
+    m = fsdp.FSDP(m, { use_orig_params = true })
+  else
+    fsdp[face](m[1])
+    fsdp[face](m)
+  end
+  return m, ms.optim.SGD(m:parameters(), { lr = 0.1, momentum = 0.9 })
+end
+
+local function step(m, opt, rank)
+  m(ms.full({ 2, 3 }, 1 + rank)):square():mean():backward()
+  opt:step()
+  opt:zero_grad()
+end
+
+-- Of the parameters, and of the momentum.
+local function hashes_of(m, opt)
+  local state, hashes = fsdp.state_dict_type(m, 'FULL_STATE_DICT', fsdp.optim_state_dict, m,
+    opt).state, { fsdp.get_state(m):hash() }
+  for _, name in ipairs(m:state_dict()) do
+    hashes[#hashes + 1] = state[name] and state[name].momentum_buffer:hash() or 'none'
+  end
+  return table.concat(hashes, ' ')
+end
+
+describe('a state dict of fully_shard', function()
+  it('shares the memory of sharded parameters, without communication', function()
+    ms.dist.spawn(2, function(rank)
+      local m, opt = rows_model('fully_shard', 1)
+      step(m, opt, rank)
+      local before = fsdp.get_state(m):collectives()
+      local sd, state = m:state_dict(), fsdp.optim_state_dict(m, opt).state
+      assert.equal(before.all_gather, fsdp.get_state(m):collectives().all_gather)
+      local weight, momentum = sd['0.weight'], state['0.weight'].momentum_buffer
+      assert.same({ { 5, 3 }, { 3 - rank, 3 } }, { weight:shape(), weight:to_local():shape() })
+      assert.same({ ms.dist.Shard(1) }, weight:placements())
+      assert.same({ 3 - rank, 3 }, momentum:to_local():shape())
+      assert.equal(m[1].weight:full_tensor():hash(), weight:full_tensor():hash())
+      step(m, opt, rank)
+      assert.equal(m[1].weight:full_tensor():hash(), weight:full_tensor():hash())
+      assert.equal(weight:full_tensor():hash(),
+        m:state_dict { full_state_dict = true }['0.weight']:hash())
+      assert.equal(rank == 0 and 4 or 0, #m:state_dict { rank0_only = true })
+    end)
+  end)
+
+  it('loads into every other form of the model, and theirs into it', function()
+    ms.dist.spawn(3, function(rank)
+      local faces = { 'fully_shard', 'replicate', 'FSDP' }
+      for i, face in ipairs(faces) do
+        local m, opt = rows_model(face, i)
+        step(m, opt, rank)
+        for _, other in ipairs(faces) do
+          local to, its = rows_model(other, 9)
+          fsdp.state_dict_type(m, 'SHARDED_STATE_DICT', function()
+            to:load_state_dict(m:state_dict())
+            its:load_state_dict(fsdp.optim_state_dict_to_load(to, its,
+              fsdp.optim_state_dict(m, opt)))
+          end)
+          assert.equal(hashes_of(m, opt), hashes_of(to, its))
+        end
+      end
+    end)
+  end)
+
+  it('moves by checkpoints between 1, 2, 3, 4 and 8 ranks, and to FSDP and back', function()
+    local worlds, faces, root = { 1, 2, 3, 4, 8 }, { 'fully_shard', 'FSDP' }, os.tmpname() .. '.d'
+    local function each(fn)
+      for _, world in ipairs(worlds) do
+        for _, face in ipairs(faces) do
+          fn(world, face)
+        end
+      end
+    end
+    for _, world in ipairs(worlds) do
+      ms.dist.spawn(world, function(rank)
+        for i, face in ipairs(faces) do
+          local m, opt = rows_model(face, i)
+          step(m, opt, rank)
+          ms.checkpoint.save(root, face .. world, { step = 1, model = m, optimizer = opt,
+            config = { hashes = hashes_of(m, opt) } })
+        end
+      end)
+    end
+    for _, world in ipairs(worlds) do
+      ms.dist.spawn(world, function()
+        for _, face in ipairs(faces) do
+          each(function(saved_world, saved_face)
+            local m, opt = rows_model(face, 9)
+            local meta = ms.checkpoint.load(root .. '/' .. saved_face .. saved_world,
+              { model = m, optimizer = opt })
+            assert.equal(meta.config.hashes, hashes_of(m, opt))
+          end)
+        end
+      end)
+    end
+    os.execute('rm -rf ' .. root .. ' ' .. root:sub(1, -3))
+  end)
+end)

@@ -6,8 +6,9 @@
 ---   (x * 2):redistribute { ms.dist.Replicate() }:to_local() -- (5, 3)
 ---
 --- State dicts of type SHARDED_STATE_DICT and LOCAL_STATE_DICT contain it for sharded parameters. A
---- tensor of which each rank has a range of elements (placement Flat), or of rows, has the fields
---- below: the elements [start, start + length) in row-major order. Operations are not recorded.
+--- tensor of which each rank has a range of elements (placement Flat), rows, or everything, has the
+--- fields below: the elements [start, start + length) in row-major order. Operations are not
+--- recorded.
 
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
@@ -62,8 +63,8 @@ local function replica_of(mesh, placements)
   return replica
 end
 
--- The fields that describe a range of elements, if this rank has one: of the placements, one is
--- Shard(1) and no other divides or reduces.
+-- The fields that describe a range of elements, if this rank has one: of the placements at most one
+-- is Shard(1), and no other divides or reduces.
 local function set_range(self)
   local at
   for d, one in ipairs(self._placements) do
@@ -73,14 +74,12 @@ local function set_range(self)
       return
     end
   end
-  if at then
-    local _, firsts = redistribute.local_shape(self._shape, self._mesh, self._placements)
-    local n = self._local:numel()
-    self.start = (firsts[1] - 1) * util.product(util.slice(self._shape, 2)) + 1
-    self.length, self.local_tensor = n, n > 0 and self._local:reshape(n) or nil
-    self.process_group = self._mesh:get_group(at)
-    self.replica = replica_of(self._mesh, self._placements)
-  end
+  local _, firsts = redistribute.local_shape(self._shape, self._mesh, self._placements)
+  local n = self._local:numel()
+  self.start = at and (firsts[1] - 1) * util.product(util.slice(self._shape, 2)) + 1 or 1
+  self.length, self.local_tensor = n, n > 0 and self._local:reshape(n) or nil
+  self.process_group = self._mesh:get_group(at or 1)
+  self.replica = replica_of(self._mesh, self._placements)
 end
 
 local function new(shape, value, mesh, placements)
@@ -205,6 +204,29 @@ local function gathered(self)
     end
   end
   return full:reshape(self._shape)
+end
+
+-- Have all ranks the elements of their extents?
+local function fits(self, what, extent)
+  if not self.start then
+    return false
+  end
+  local own = self.length == extent.numel
+    and (extent.numel == 0 or self.start == extent.start + 1)
+  return math.max(unpack(runtime.exchange(self.process_group, what, { own and 0 or 1 })[1])) == 0
+end
+
+--- The elements of this rank's extent, whatever the placements: those of this rank, or of the
+--- gathered tensor if a rank has others. Collective in `process_group`, or over the mesh.
+---@param what string  the call that needs them, for errors
+---@param extent { start: integer, numel: integer }  start: from 0
+---@return ms.Tensor  (numel)
+function ShardedTensor:_elements_of(what, extent)
+  if fits(self, what, extent) then
+    return self.local_tensor or self._local:reshape(0)
+  end
+  local whole = self:full_tensor():reshape(-1)
+  return whole:narrow(1, extent.numel > 0 and extent.start + 1 or 1, extent.numel)
 end
 
 --- Gather the whole tensor on every rank. Collective over the mesh, or in `process_group`.

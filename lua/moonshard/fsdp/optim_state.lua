@@ -62,10 +62,8 @@ end
 
 -- One state of one parameter, of which this rank has `value` (1-D, nil for no elements).
 local function sharded(param, value)
-  local _, extent = parameter.part(param)
-  local manager = parameter.manager(param)
-  return ShardedTensor(extent.shape, value and value:dtype() or extent.dtype, extent.start + 1,
-    value and value:clone(), manager.shard_group, manager.replica)
+  return parameter.manager(param):_sharded(param, value and value:clone(),
+    value and value:dtype() or param:dtype())
 end
 
 local function is_sharded(param)
@@ -146,14 +144,8 @@ end
 -- This rank's elements of a whole tensor, or of one in parts.
 local function elements(name, state, value, extent)
   if type(value) == 'table' and util.is(value, ShardedTensor) then
-    local fits = value.length == extent.numel
-      and (extent.numel == 0 or value.start == extent.start + 1)
-    local misfits = runtime.exchange(value.process_group, 'optim_state_dict_to_load',
-      { fits and 0 or 1 })[1]
-    if math.max(unpack(misfits)) == 0 then
-      return value.local_tensor or create.empty(0, { dtype = value:dtype() })
-    end
-    value = value:full_tensor()
+    whole_state.check_shape(name, state, value, extent)
+    return value:_elements_of('optim_state_dict_to_load', extent)
   end
   return whole_state.elements('optim_state_dict_to_load', name, state, value, extent)
 end

@@ -1,6 +1,7 @@
 --- Methods of a state for parameters of its unit as sharded tensors: ms.Tensor calls them.
 
 local B = require 'moonshard_ffi'
+local ShardedTensor = require 'moonshard.dist.sharded_tensor'
 local create = require 'moonshard.base.create'
 local errors = require 'moonshard.base.errors'
 local meshes = require 'moonshard.dist.mesh'
@@ -27,12 +28,8 @@ local function part_of(self, tensor)
   return whole or own.local_tensor, own:shape()
 end
 
---- This rank's elements, in the shape that the sharded handle shows.
----@param tensor ms.Tensor  a parameter of the unit, or its flat parameter
----@return ms.Tensor
-function placed:_local_value(tensor)
-  local part, shape = part_of(self, tensor)
-  part = part or create.zeros({ 0 }, { dtype = tensor:dtype() })
+-- This rank's elements of a tensor of this shape, as its placements divide it.
+local function shaped(self, part, shape)
   if self.sharding_strategy == 'NO_SHARD' then
     return part:reshape(shape)
   elseif self.shard_layout == 'rows' then
@@ -40,6 +37,31 @@ function placed:_local_value(tensor)
     return part:reshape { row > 0 and part:numel() / row or 0, unpack(shape, 2) }
   end
   return part
+end
+
+--- This rank's elements, in the shape that the sharded handle shows.
+---@param tensor ms.Tensor  a parameter of the unit, or its flat parameter
+---@return ms.Tensor
+function placed:_local_value(tensor)
+  local part, shape = part_of(self, tensor)
+  return shaped(self, part or create.zeros({ 0 }, { dtype = tensor:dtype() }), shape)
+end
+
+--- A sharded tensor of the placements of a parameter: of its values, or of others such as a state
+--- of the optimizer. It shares their memory.
+---@param tensor ms.Tensor  a parameter of the unit
+---@param elements ms.Tensor?  (elements of this rank); nil if it has none
+---@param dtype ms.DType
+---@return ms.dist.ShardedTensor
+function placed:_sharded(tensor, elements, dtype)
+  local _, extent = parameter.part(tensor)
+  if self.shard_layout == 'flat' and self.sharding_strategy ~= 'NO_SHARD' then
+    return ShardedTensor(extent.shape, dtype, extent.start + 1, elements, self.shard_group,
+      self.replica)
+  end
+  local value = shaped(self, elements or create.zeros({ 0 }, { dtype = dtype }), extent.shape)
+  return ShardedTensor.from_local(value, self:_mesh(), self:_placements(),
+    { shape = extent.shape })
 end
 
 --- A full copy in the parameter's own dtype. Collective.

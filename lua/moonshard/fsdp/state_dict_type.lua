@@ -63,6 +63,7 @@ local function settings(type_name, configs)
 end
 
 local DEFAULT = settings 'FULL_STATE_DICT'
+local DEFAULT_IN_PLACE = settings 'SHARDED_STATE_DICT' -- of fully_shard() and replicate()
 
 local function instances_below(module)
   local out = {}
@@ -79,7 +80,7 @@ end
 ---@param instance ms.fsdp.State
 ---@return ms.fsdp.StateDictSettings
 function state_dict_type.of(instance)
-  return instance._state_dict_settings or DEFAULT
+  return instance._state_dict_settings or instance.api and DEFAULT_IN_PLACE or DEFAULT
 end
 
 --- The settings of all instances from this module down. AssertionError if they differ in type.

@@ -43,20 +43,20 @@ end
 
 --- What a state dict has of a parameter of its unit. Collective for a full one.
 ---@param gathered table  full values by instance, so far
----@param rank0_only boolean  full values on rank 0 alone
+---@param opts { full_state_dict?: boolean, rank0_only?: boolean }
 ---@return ms.Tensor|ms.dist.ShardedTensor|nil
-function values:_state_value(tensor, gathered, rank0_only)
-  local key, settings = parameter.key(tensor), state_dict_type.of(self)
-  if settings.state_dict_type ~= 'FULL_STATE_DICT' and self.sharding_strategy ~= 'NO_SHARD' then
+function values:_state_value(tensor, gathered, opts)
+  local key, kind = parameter.key(tensor), state_dict_type.of(self).state_dict_type
+  local is_full = opts.full_state_dict or opts.rank0_only or kind == 'FULL_STATE_DICT'
+  if not is_full and (self.api or self.sharding_strategy ~= 'NO_SHARD') then
     local part, extent = parameter.part(tensor)
-    return ShardedTensor(extent.shape, extent.dtype, extent.start + 1, part and part:clone(),
-      self.shard_group, self.replica)
-  elseif settings.state_dict_type ~= 'FULL_STATE_DICT' and not gathered[self] then
+    return self:_sharded(tensor, part and (self.api and part or part:clone()), extent.dtype)
+  elseif not is_full and not gathered[self] then
     errors.warn('UserWarning', 'When using ``NO_SHARD`` for ``ShardingStrategy``, full_state_dict '
       .. 'will be returned.', self.process_group)
   end
   if not gathered[self] then
-    gathered[self] = self:_full_values(self:_is_left_out(rank0_only))
+    gathered[self] = self:_full_values(self:_is_left_out(opts.rank0_only))
   end
   return gathered[self][key]
 end
@@ -98,27 +98,20 @@ function values:_agree_on_load(...)
   agree.on_load(self.process_group, ...)
 end
 
---- Prepare to load this rank's elements of a parameter of the unit, or of its flat parameter.
+--- Prepare to load this rank's elements of a parameter of the unit, or of its flat parameter, from
+--- a tensor of any sharding. Collective.
 ---@param value ms.dist.ShardedTensor
 ---@return fun() write
-function values:_prepare_part(name, tensor, value)
-  local into, start
+function values:_prepare_part(tensor, value)
+  local into, extent = parameter.part(tensor)
   if rawequal(tensor, self._flat) then
     local own = self:_local_state()
-    into, start = own.local_tensor, own.start
-  else
-    local part, extent = parameter.part(tensor)
-    into, start = part, extent.start + 1
+    into, extent = own.local_tensor, { start = own.start - 1, numel = own.length }
   end
-  local length = into and into:numel() or 0
-  if value.length ~= length or length > 0 and value.start ~= start then
-    errors.raise('ValueError', "load_state_dict: '%s' has elements %d to %d here, expected %d to "
-      .. '%d; of another sharding load value:full_tensor()', name, value.start,
-      value.start + value.length - 1, start, start + length - 1)
-  end
+  local elements = value:_elements_of('load_state_dict', extent)
   return function()
     if into then
-      into:copy_(value.local_tensor)
+      into:copy_(elements)
       parameter.touch(tensor)
     end
   end

@@ -339,17 +339,20 @@ end
 
 --- Parameters and persistent buffers by path: `sd[name]` is a tensor, `sd[i]` the i-th name.
 --- Entries of a module come before those of its children. Plain parameters share the module's
---- memory. For sharded parameters every rank gets a full copy in the precision of the master
---- weights. Collective if any parameter is sharded.
----@param opts? { rank0_only?: boolean }  rank0_only: other ranks get no entries of FSDP instances
+--- memory. For parameters that FSDP shards every rank gets a full copy in the precision of the
+--- master weights (see fsdp.state_dict_type()), for those that fully_shard() shards a
+--- ShardedTensor that shares their memory. Collective for full copies.
+---@param opts? { full_state_dict?: boolean, rank0_only?: boolean }  full_state_dict: full copies of
+---  all sharded parameters; rank0_only: the same, with no entries of them on other ranks
 ---@return ms.StateDict
 function Module:state_dict(opts)
   return require('moonshard.nn.state_dict').of(self, opts)
 end
 
 --- Copy values in by name, all or none. A buffer that autograd recorded gets a new tensor.
---- RuntimeError lists names that are missing, unexpected or of another shape. Collective if
---- parameters are sharded: if values differ between ranks, nothing is loaded.
+--- RuntimeError lists names that are missing, unexpected or of another shape. Values may be full
+--- tensors, or ShardedTensors of any sharding. Collective if parameters are sharded: if values
+--- differ between ranks, nothing is loaded.
 ---@param sd ms.StateDict|table<string, ms.Tensor>
 ---@param opts? { strict?: boolean }  strict: names must match exactly (default true)
 ---@return { missing_keys: string[], unexpected_keys: string[] }

@@ -78,28 +78,29 @@ end
 
 -- The value of an entry. Managed parameters are gathered unit by unit: the first access gathers the
 -- whole unit.
-local function value_of(entry, rank0_only, gathered)
+local function value_of(entry, opts, gathered)
   local manager = parameter.manager(entry.tensor)
   if entry.buffer then
-    return not (entry.manager and entry.manager:_is_left_out(rank0_only)) and entry.buffer:uncast()
+    return not (entry.manager and entry.manager:_is_left_out(opts.rank0_only))
+      and entry.buffer:uncast()
   elseif entry.flat_of then
     return entry.flat_of:_local_state()
   end
-  return manager and manager:_state_value(entry.tensor, gathered, rank0_only)
+  return manager and manager:_state_value(entry.tensor, gathered, opts)
     or not manager and entry.tensor:detach()
 end
 
 ---@param module ms.nn.Module
----@param opts? { rank0_only?: boolean }
+---@param opts? { full_state_dict?: boolean, rank0_only?: boolean }
 ---@return ms.StateDict
 function state_dict.of(module, opts)
-  opts = errors.options('state_dict', opts, { rank0_only = 'flag' })
+  opts = errors.options('state_dict', opts, { full_state_dict = 'flag', rank0_only = 'flag' })
   module:materialize()
   local sd, seen, gathered = {}, {}, {}
   for _, entry in ipairs(entries(module)) do
     local key = parameter.key(entry.tensor)
     if seen[key] == nil then
-      seen[key] = value_of(entry, opts.rank0_only, gathered) or false
+      seen[key] = value_of(entry, opts, gathered) or false
     end
     if seen[key] then
       sd[#sd + 1] = entry.name
@@ -207,7 +208,7 @@ local function prepare_entry(entry, value, numbers)
   local unit = entry.flat_of or not entry.buffer and parameter.manager(entry.tensor)
   if is_sharded(value) and unit then
     numbers[entry.name] = 1 -- constant, because shards differ between ranks
-    return unit:_prepare_part(entry.name, entry.tensor, value)
+    return unit:_prepare_part(entry.tensor, value)
   end
   value = is_sharded(value) and value:full_tensor() or value
   if entry.buffer then

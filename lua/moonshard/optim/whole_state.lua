@@ -26,12 +26,21 @@ end
 ---@return ms.Tensor
 function whole_state.elements(what, name, state, value, extent)
   arguments.tensor(what, ("%s of '%s'"):format(state, name), value)
+  whole_state.check_shape(name, state, value, extent)
+  return value:detach():reshape(-1):narrow(1, extent.start + 1, extent.numel):clone()
+end
+
+--- ValueError for a value that has not the parameter's shape.
+---@param name string  of the parameter
+---@param state string
+---@param value ms.Tensor|ms.dist.ShardedTensor
+---@param extent ms.Extent
+function whole_state.check_shape(name, state, value, extent)
   if table.concat(value:shape(), ' ') ~= table.concat(extent.shape, ' ') then
     errors.raise('ValueError', 'Tensor optimizer state does not have same shape as its parameter: '
       .. "%s of '%s' has shape (%s), the parameter (%s)", state, name,
       table.concat(value:shape(), ', '), table.concat(extent.shape, ', '))
   end
-  return value:detach():reshape(-1):narrow(1, extent.start + 1, extent.numel):clone()
 end
 
 --- The entry of one parameter.

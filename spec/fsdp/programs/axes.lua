@@ -434,6 +434,7 @@ row 'failed' { -- forwards that raise in the second block
 
 -- Another model and optimizer go on with the state of these.
 local function by_state_dicts(kind, r)
+  kind = kind == 'other_face' and 'SHARDED_STATE_DICT' or kind
   local model, sd, state = r.models[1], nil, nil
   local function both()
     sd, state = model:state_dict(), fsdp.optim_state_dict(model, r.opt)
@@ -467,17 +468,21 @@ local function by_checkpoint(r)
     ms.checkpoint.load(root .. '/x', parts_of(r))
   end)
 end
-row 'reload' {
-  { 'none', 'FULL_STATE_DICT', 'SHARDED_STATE_DICT', 'LOCAL_STATE_DICT', 'checkpoint' },
+row 'reload' { -- other_face: sharded tensors of fully_shard are loaded into FSDP
+  { 'none', 'FULL_STATE_DICT', 'SHARDED_STATE_DICT', 'LOCAL_STATE_DICT', 'checkpoint',
+    'other_face' },
   chance = SELDOM,
   legal = function(value, p)
     return p.steps > 1 and p.grads ~= 'kept' and (value == 'checkpoint' or p.models == 1)
       and (value ~= 'LOCAL_STATE_DICT' or p.strategy ~= 'NO_SHARD')
+      and (value ~= 'other_face' or p.face == 'fully_shard')
   end,
   stepped = function(value, r, step)
     if step == 1 and value == 'checkpoint' and r.sharded then
       by_checkpoint(r)
     elseif step == 1 and r.p.models == 1 then
+      r.p = value == 'other_face' and setmetatable({ face = 'wrapper' },
+        { __index = r.p }) or r.p
       by_state_dicts(value, r)
     end
   end,
@@ -499,7 +504,7 @@ row 'saved' { -- with an average, at the end; loaded by rank 0 alone
       end)
     end
     local names = r.models[1]:state_dict()
-    local sd = r.rank == 0 and model:state_dict() or {}
+    local sd = r.rank == 0 and model:state_dict { full_state_dict = true } or {}
     for _, name in ipairs(names) do
       r:see('own', 'the saved ' .. name, sd[name] or 'none')
     end

@@ -29,8 +29,12 @@ end
 
 -- -- what rows call ------------------------------------------------------------------------------
 
---- Note a tensor, number or string. Of each rank's own are the kinds 'loss' and 'own'.
+--- Note a tensor, number or string. Of each rank's own are the kinds 'loss' and 'own'. Collective
+--- for a sharded tensor.
 function Run:see(kind, what, value)
+  if ms.is(value, fsdp.ShardedTensor) then
+    value = value:full_tensor()
+  end
   local entry = { kind = kind, what = ('%s of step %s'):format(what, self.at.step), value = value }
   if ms.is_tensor(value) then
     local t = value:detach()
