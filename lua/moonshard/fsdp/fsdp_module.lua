@@ -209,6 +209,11 @@ end
 
 local made = setmetatable({}, { __mode = 'k' }) -- by original class, then by prefix
 
+-- A checkpoint around a sharded module has its methods, too.
+local function sharded(module)
+  return module_tree.manager(module) and module or module.module
+end
+
 -- The class of sharded modules of a class: one for all of them.
 local function class_of(original, prefix)
   local classes = made[original] or {}
@@ -216,7 +221,7 @@ local function class_of(original, prefix)
   if not classes[prefix] then
     local cls = class(prefix .. original._name:match '[^.]*$', original)
     for name, method in next, FSDPModule do
-      cls[name] = method
+      cls[name] = function(self, ...) return method(sharded(self), ...) end
     end
     classes[prefix] = cls
   end
