@@ -559,8 +559,7 @@ row 'reload' { -- other_face: sharded tensors of fully_shard are loaded into FSD
   chance = SELDOM,
   legal = function(value, p)
     return p.steps > 1 and p.grads ~= 'kept' and (value == 'checkpoint' or p.models == 1)
-      and (value ~= 'LOCAL_STATE_DICT' or p.strategy ~= 'NO_SHARD' and not (p.face == 'fully_shard'
-        and (HYBRID[p.strategy] or p.mixed))) -- refused with a mesh
+      and (value ~= 'LOCAL_STATE_DICT' or p.strategy ~= 'NO_SHARD' and p.face ~= 'fully_shard')
       and (value ~= 'other_face' or p.face == 'fully_shard')
   end,
   stepped = function(value, r, step)
