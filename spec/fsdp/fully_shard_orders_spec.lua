@@ -7,8 +7,7 @@ local scripts = require 'support.scripts'
 -- parameter. Rank 1 logs.
 local SCRIPT = [[
 local nn, fsdp = ms.nn, ms.fsdp
-local model, block, loss, before
-local x = ms.ones(2, 4)
+local model, block, x, loss, before
 
 local Shift = nn.Module.extend 'Shift'
 function Shift:init() self:param('bias', { 4 }) end
@@ -119,7 +118,9 @@ local ROWS = {
     'model:set_requires_gradient_sync(false); forward()', '+r +1 +2 +3', 'backward()',
     '-3 -2 -1 -r' },
   { "blocks = 3, root = 'before'", 'block[2]:set_requires_gradient_sync(false); forward()', ALL,
-    'backward()', '+3 +2 =3 -3 +1 -2 =1 -1 =r -r' },
+    'backward()', '+3 +2 =3 -3 +1 -2 =1 -1 =r -r',
+    'fsdp.get_state(model):no_sync(forward)', ALL, 'backward()', -- each has its setting again
+    '+3 +2 =3 -3 +1 -2 =1 -1 =r -r' },
   { "blocks = 3, root = 'before'",
     'model:set_requires_gradient_sync(false); model:set_reshard_after_backward(false); forward()',
     ALL, 'backward()', '+3 +2 +1', 'forward()', '-1 -2 -3',
@@ -136,7 +137,8 @@ local ROWS = {
 
 -- All rows as a script, which names each step by row and index.
 local function script_of(recompute)
-  local out = { SCRIPT, 'ms.dist.spawn(2, function()', 'before = ms.dist.counts()' }
+  local out = { SCRIPT, 'ms.dist.spawn(2, function()',
+    'x, before = ms.ones(2, 4), ms.dist.counts()' }
   for i, row in ipairs(ROWS) do
     out[#out + 1] = ("make { %s, recompute = '%s' }"):format(row[1], recompute)
     out[#out + 1] = "mark 'none'"
