@@ -59,6 +59,19 @@ local function relative(label, v, to)
   end }
 end
 
+-- Of variants in pairs: the wrapper, then fully_shard.
+local function in_place_rows(sizes)
+  local rows = {}
+  for i, size in ipairs(sizes) do
+    local name = ('GPT %s, fully_shard'):format(size)
+    rows[#rows + 1] = row('speed', name, 2 * i)
+    rows[#rows + 1] = relative('  fully_shard / FSDP', 2 * i, 2 * i - 1)
+    rows[#rows + 1] = row('counted', '  tensors of a rank, exactly, FSDP', 2 * i - 1)
+    rows[#rows + 1] = row('counted', '  tensors of a rank, exactly, fully_shard', 2 * i)
+  end
+  return rows
+end
+
 return {
   { name = 'default', about = 'GPT 4 x 256, T=128, 1,024 tokens a rank and step', row = 'train',
     runs = 5,
@@ -136,6 +149,17 @@ return {
       row('resident', '  resident peak a rank', 1),
       row('counted', '  of it tensors, exactly', 1),
     } },
+  { name = 'fully_shard', about = 'the three models sharded in place, against the wrapper',
+    row = 'train', runs = 5,
+    variants = {
+      training('default', { warmup = 3, steps = 30 }),
+      training('default', { warmup = 3, steps = 30, api = 'fully_shard' }),
+      training('small', { warmup = 2, steps = 4 }),
+      training('small', { warmup = 2, steps = 4, api = 'fully_shard' }),
+      training('gpt2', { warmup = 2, steps = 2 }),
+      training('gpt2', { warmup = 2, steps = 2, api = 'fully_shard' }),
+    },
+    rows = in_place_rows { '3.2M', '10.8M', '124M' } },
   { name = 'comm', about = 'all_reduce between two ranks (PyTorch: gloo)', row = 'all_reduce',
     variants = { { args = { ranks = RANKS } } },
     rows = {

@@ -50,6 +50,33 @@ end
 
 -- -- training -----------------------------------------------------------------------------------
 
+local function is_block(m)
+  return ms.is(m, nn.TransformerBlock)
+end
+
+-- The same model by either call; `low` is the mixed precision.
+local SHARDED = {
+  FSDP = function(model, low, o)
+    local is_hybrid = o.strategy == 'HYBRID_SHARD'
+    return fsdp.FSDP(model, {
+      auto_wrap_policy = fsdp.ModuleWrapPolicy {
+        o.recompute and nn.checkpoint_wrapper or nn.TransformerBlock,
+      },
+      sharding_strategy = o.strategy or 'FULL_SHARD',
+      device_mesh = is_hybrid and ms.dist.init_device_mesh('cpu', { o.ranks / 2, 2 }) or nil,
+      mixed_precision = low, forward_prefetch = true, use_orig_params = true,
+    })
+  end,
+  fully_shard = function(model, low)
+    for _, module in ipairs(model:modules()) do
+      if is_block(module) then
+        fsdp.fully_shard(module, { mp_policy = low })
+      end
+    end
+    return fsdp.fully_shard(model, { mp_policy = low })
+  end,
+}
+
 local function gpt(o)
   local model = ms.models.GPT {
     vocab = o.vocab, layers = o.layers, heads = o.heads, width = o.width, context = o.context,
@@ -59,28 +86,18 @@ local function gpt(o)
     adapters.add(model, o.lora, 2 * o.lora)
   end
   if o.recompute then
-    nn.checkpoint(model, { policy = function(m) return ms.is(m, nn.TransformerBlock) end })
+    nn.checkpoint(model, { policy = is_block })
   end
-  local is_hybrid = o.strategy == 'HYBRID_SHARD'
-  local wrapped
+  local low = o.dtype ~= 'f32' and { param_dtype = o.dtype, reduce_dtype = 'f32' } or nil
+  local sharded
   ms.capture_warnings(function() -- of frozen and trainable parameters in a unit
-    wrapped = fsdp.FSDP(model, {
-      auto_wrap_policy = fsdp.ModuleWrapPolicy {
-        o.recompute and nn.checkpoint_wrapper or nn.TransformerBlock,
-      },
-      sharding_strategy = o.strategy or 'FULL_SHARD',
-      device_mesh = is_hybrid and ms.dist.init_device_mesh('cpu', { o.ranks / 2, 2 }) or nil,
-      mixed_precision = o.dtype ~= 'f32' and { param_dtype = o.dtype, reduce_dtype = 'f32' }
-        or nil,
-      forward_prefetch = true,
-      use_orig_params = true,
-    })
+    sharded = SHARDED[o.api or 'FSDP'](model, low, o)
   end)
   local trained = {}
-  for _, p in ipairs(wrapped:parameters()) do
+  for _, p in ipairs(sharded:parameters()) do
     trained[#trained + 1] = p:requires_grad() and p or nil
   end
-  return wrapped, optim.AdamW(trained, { lr = 3e-4, weight_decay = 0.1 }), flops
+  return sharded, optim.AdamW(trained, { lr = 3e-4, weight_decay = 0.1 }), flops
 end
 
 -- Tokens drawn once; every step sees the same.
@@ -103,7 +120,7 @@ local function step(model, opt, x, y)
   local t1 = ms.time()
   loss:backward()
   local t2 = ms.time()
-  model:clip_grad_norm_(1.0)
+  fsdp.get_state(model):clip_grad_norm_(1.0)
   opt:step()
   opt:zero_grad()
   local t3 = ms.time()
@@ -154,7 +171,7 @@ function rows.train(o)
   local rss, exact = over_ranks(peak_rss(), 'max'), over_ranks(ms.memory().peak_total, 'max')
   local kinds = ms.memory().peak
   local state = over_ranks(kinds.parameter + kinds.gradient + kinds.optimizer + kinds.arena, 'max')
-  local plan, device = model:plan(), ms.device.info()
+  local plan, device = fsdp.get_state(model):plan(), ms.device.info()
   local planned = plan.masters + plan.gradients + 2 * plan.per_state + plan.arena
   if world.rank == 0 then
     emit {

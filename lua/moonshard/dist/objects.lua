@@ -67,8 +67,8 @@ function encode(what, place, value, out, depth)
   end
 end
 
--- LuaJIT 2.1.0-beta3 compiles this recursion so that it may return early, 42 tables deep: a table in
--- itself was sent on one rank, and refused on the other.
+-- LuaJIT 2.1.0-beta3 compiles this recursion so that it may return early, 42 tables deep: a table
+-- in itself was sent on one rank, and refused on the other.
 jit.off(encode)
 jit.off(encode_table)
 
