@@ -145,35 +145,58 @@ describe('tensor parallelism', function()
     end)
   end)
 
-  it('is combined with FSDP over the other dimension of a mesh', function()
-    dist.spawn(4, function()
-      local mesh = dist.init_device_mesh('cpu', { 2, 2 }, { mesh_dim_names = { 'dp', 'tp' } })
-      local dp = mesh['dp']:get_local_rank()
-      local ids = ms.tensor({ { 1, 5, 6, 11 }, { 0, 7, 5, 2 } }, { dtype = 'i64' })
-      for i, name in ipairs { 'layers', 'sequences' } do
-        local whole, model = made(Model), divided(Model, mesh['tp'], PLANS[name])
-        model = ms.fsdp.FSDP(model, {
-          process_group = mesh:get_group 'dp', use_orig_params = true,
-          shard_layout = ({ 'flat', 'rows' })[i], auto_wrap_policy = function(module)
-            return ms.is(module, Block)
-          end,
-        })
-        local weights = made(nn.Embedding, 8, 12).weight:detach():reshape(2, 4, 12)
-        local function step(m, batch, first, n)
-          local opt = ms.optim.SGD(m:parameters(), { lr = 0.5 })
-          m(batch):mul(weights:narrow(1, first, n)):sum():mul(2 / n):backward()
-          opt:step()
-        end
-        step(whole, ids, 1, 2)
-        step(model, ids:narrow(1, dp + 1, 1), dp + 1, 1)
-        same_parameters(whole, model, function(p) return p:full_tensor() end)
-        local p = model:parameters()[1] -- embed.weight
-        assert.equal(({ 'Flat() Shard(1)', 'Shard(1) Shard(1)' })[i],
-          tostring(p:placements()[1]) .. ' ' .. tostring(p:placements()[2]))
-        assert.equal("DeviceMesh((2, 2), 'cpu')", tostring(p:device_mesh()))
+  -- Shard the blocks and the model over one dimension of a mesh.
+  local SHARDED = {
+    { 'FSDP', 'layers', 'Flat() Shard(1)', function(model, mesh)
+      return ms.fsdp.FSDP(model, { process_group = mesh:get_group(), use_orig_params = true,
+        auto_wrap_policy = ms.fsdp.ModuleWrapPolicy { Block } })
+    end },
+    { 'FSDP by rows', 'sequences', 'Shard(1) Shard(1)', function(model, mesh)
+      return ms.fsdp.FSDP(model, { process_group = mesh:get_group(), use_orig_params = true,
+        shard_layout = 'rows', auto_wrap_policy = ms.fsdp.ModuleWrapPolicy { Block } })
+    end },
+    { 'fully_shard', 'sequences', 'Shard(1) Shard(1)', function(model, mesh)
+      for _, module in ipairs { model.blocks[1], model.blocks[2], model } do
+        ms.fsdp.fully_shard(module, { mesh = mesh })
       end
+      return model
+    end },
+  }
+  for _, case in ipairs(SHARDED) do
+    local name, plan, placements, shard = unpack(case)
+    it(('is combined with %s over the other dimension of a mesh'):format(name), function()
+      dist.spawn(4, function()
+        local mesh = dist.init_device_mesh('cpu', { 2, 2 }, { mesh_dim_names = { 'dp', 'tp' } })
+        local dp = mesh['dp']:get_local_rank()
+        local ids = ms.tensor({ { 1, 5, 6, 11 }, { 0, 7, 5, 2 } }, { dtype = 'i64' })
+        local weights = made(nn.Embedding, 8, 12).weight:detach():reshape(2, 4, 12)
+        local whole = made(Model)
+        local model = shard(divided(Model, mesh['tp'], PLANS[plan]), mesh['dp'])
+        local opts = { lr = 0.1, momentum = 0.9 }
+        local theirs, ours = ms.optim.SGD(whole:parameters(), opts),
+          ms.optim.SGD(model:parameters(), opts)
+        local function losses(m, step, batch) -- of each sequence
+          local x = m(batch):mul(weights:narrow(1, step % 2 + 1, 1))
+          return (x:pow(2) + x):mean({ 2, 3 })
+        end
+        for step = 1, 5 do
+          local expected = losses(whole, step, ids)
+          local loss = losses(model, step, ids:narrow(1, dp + 1, 1))
+          checks.close({ expected:totable()[dp + 1] }, loss, 1e-10)
+          expected:mean():backward()
+          loss:mean():backward()
+          theirs:step()
+          ours:step()
+          theirs:zero_grad()
+          ours:zero_grad()
+          same_parameters(whole, model, function(p) return p:full_tensor() end) -- so gradients, too
+        end
+        local p = model:parameters()[1] -- embed.weight
+        assert.equal(placements, tostring(p:placements()[1]) .. ' ' .. tostring(p:placements()[2]))
+        assert.same({ 2, 2 }, p:device_mesh().shape)
+      end)
     end)
-  end)
+  end
 
   it('refuses what it cannot divide', function()
     dist.spawn(2, function()

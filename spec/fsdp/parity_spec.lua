@@ -103,6 +103,81 @@ local VARIANTS = {
     end), forward_prefetch = true, backward_prefetch = 'BACKWARD_POST' } },
 }
 
+local function bits_net()
+  ms.manual_seed(4)
+  return nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 3))
+end
+
+-- Gradients of one rank's inputs in one step.
+local function run_backward(model, step, rank)
+  local x = (ms.arange(12):to('f32'):reshape(4, 3) * (0.3 + rank) + step):sin()
+  model(x):to('f32'):square():mean():backward()
+end
+
+local function trained_bits(model, backwards)
+  local opt = optim.SGD(model:parameters(), { lr = 0.1, momentum = 0.9 })
+  for step = 1, 20 do
+    backwards(model, step)
+    opt:step()
+    opt:zero_grad()
+  end
+end
+
+-- The sum of the tensors first to last of a list, by halves.
+local function tree_sum(list, first, last)
+  local middle = math.floor((first + last) / 2)
+  return first == last and list[first]
+    or tree_sum(list, first, middle) + tree_sum(list, middle + 1, last)
+end
+
+-- The mean of the gradients of all ranks' inputs.
+local function mean_of_backwards(world)
+  return function(model, step)
+    local grads = {}
+    for rank = 0, world - 1 do
+      run_backward(model, step, rank)
+      for i, p in ipairs(model:parameters()) do
+        grads[i] = grads[i] or {}
+        table.insert(grads[i], p:grad())
+        p:set_grad(nil)
+      end
+    end
+    for i, p in ipairs(model:parameters()) do
+      p:set_grad(tree_sum(grads[i], 1, world) * (1 / world))
+    end
+  end
+end
+
+-- FSDP in f32 and with mixed precision, whose gradients are not rounded to param_dtype before they
+-- are reduced, as a plain model's would be.
+local MIXED = { param_dtype = 'bf16', reduce_dtype = 'f32' }
+
+describe('after 20 steps of SGD', function()
+  for _, world in ipairs { 1, 2, 4 } do
+    it(('fully_shard, FSDP and the plain model have equal bits: %d ranks'):format(world), function()
+      ms.dist.spawn(world, function(rank)
+        local plain = bits_net()
+        trained_bits(plain, mean_of_backwards(world))
+        local hashes = { f32 = runs.hash_of(plain) }
+        for _, precision in ipairs { 'f32', 'bf16' } do
+          local policy = precision == 'bf16' and MIXED or nil
+          local net, sharded = bits_net(), bits_net()
+          for _, module in ipairs { sharded[1], sharded[3], sharded } do
+            fsdp.fully_shard(module, { mp_policy = policy })
+          end
+          for _, model in ipairs { sharded, wrapped(net, { mixed_precision = policy,
+            auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear } }) } do
+            trained_bits(model, function(m, step) run_backward(m, step, rank) end)
+            hashes[precision] = hashes[precision] or runs.hash_of(model)
+            assert.equal(hashes[precision], runs.hash_of(model), precision)
+          end
+        end
+        assert.not_equal(hashes.f32, hashes.bf16)
+      end)
+    end)
+  end
+end)
+
 describe('two ranks', function()
   teardown(function()
     assert.equal(0, checks.live_handles())

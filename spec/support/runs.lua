@@ -13,7 +13,7 @@ end
 
 --- Hash of the values of all parameters. Collective.
 function runs.hash_of(model)
-  local sd, parts = model:state_dict(), {}
+  local sd, parts = model:state_dict { full_state_dict = true }, {}
   for i, name in ipairs(sd) do
     parts[i] = sd[name]:hash()
   end

@@ -16,12 +16,19 @@ local util = require 'moonshard.base.util'
 ---@class ms.fsdp.FSDPModule: ms.nn.Module
 local FSDPModule = { _name = 'fsdp.FSDPModule' }
 
+-- The state of a sharded module, or of the one inside a checkpoint, which has its methods, too.
+local function state_of(module)
+  local inner = module.module
+  return module_tree.manager(module) or module_tree.is_module(inner) and module_tree.manager(inner)
+    or nil
+end
+
 -- The states of a module and, with `recurse`, of those below; each once.
 local function states_of(what, module, recurse)
   local out, seen = {}, {}
   for _, m in ipairs(arguments.flag(what, 'recurse', recurse, true) and module:modules()
     or { module }) do
-    local state = module_tree.manager(m)
+    local state = state_of(m)
     if state and state.api and not seen[state] then
       seen[state] = true
       out[#out + 1] = state
@@ -62,7 +69,7 @@ end
 ---@return ms.fsdp.UnshardHandle?  with async_op
 function FSDPModule:unshard(opts)
   opts = errors.options('unshard', opts, { async_op = 'flag' })
-  local state = module_tree.manager(self)
+  local state = state_of(self)
   if not opts.async_op then
     state:unshard()
     return nil
@@ -76,7 +83,7 @@ end
 
 --- Free the full parameters of this module's group. RuntimeError during its forward or backward.
 function FSDPModule:reshard()
-  module_tree.manager(self):reshard()
+  state_of(self):reshard()
 end
 
 --- Free full parameters after forward, and gather them again for the backward, or keep them. This
@@ -113,13 +120,13 @@ local function listed(what, expects, modules)
     if not util.is(m, FSDPModule) then
       errors.raise('ValueError', '%s: Expects %s but got %s', what, expects, arguments.noun(m))
     end
-    states[i] = module_tree.manager(m)
+    states[i] = state_of(m)
   end
   return states
 end
 
 local function set_prefetch(what, module, name, modules)
-  module_tree.manager(module):_set(name, listed(what, 'FSDPModule', modules))
+  state_of(module):_set(name, listed(what, 'FSDPModule', modules))
 end
 
 --- Gather these modules' parameters once this one's are gathered in forward, in this order.
@@ -142,7 +149,7 @@ end
 --- nothing before the first use. RuntimeError for a module that is not the root, and in its forward
 --- or backward.
 function FSDPModule:reset_iter_state()
-  local state = module_tree.manager(self)
+  local state = state_of(self)
   local top = state._tree
   if not (top and top.ready) then
     return
@@ -195,7 +202,7 @@ function FSDPModule:set_gradient_divide_factor(factor)
     errors.raise('ValueError', "set_gradient_divide_factor: 'factor' is %g, expected a finite "
       .. 'number above 0', factor)
   end
-  module_tree.manager(self):_set('gradient_divide_factor', factor)
+  state_of(self):_set('gradient_divide_factor', factor)
 end
 
 --- Call a function in each backward that reduces this module's gradients, when they are reduced
@@ -206,7 +213,7 @@ end
 ---@param hook fun(grad: ms.Tensor)
 ---@param stream? any
 function FSDPModule:set_all_reduce_hook(hook, stream)
-  local state = module_tree.manager(self)
+  local state = state_of(self)
   arguments.fn('set_all_reduce_hook', 'hook', hook)
   if stream ~= nil and state.hybrid_groups then
     errors.raise('ValueError', 'stream cannot be set when using native HSDP')
@@ -218,7 +225,7 @@ end
 ---@param factor number
 function FSDPModule:set_reduce_scatter_divide_factor(factor)
   errors.warn('FutureWarning', 'set_reduce_scatter_divide_factor is deprecated. Use '
-    .. 'set_gradient_divide_factor instead.', module_tree.manager(self).process_group)
+    .. 'set_gradient_divide_factor instead.', state_of(self).process_group)
   self:set_gradient_divide_factor(factor)
 end
 
@@ -310,7 +317,7 @@ function fsdp_module.register_forward_method(module, name)
   if not module_tree.is_module(module) then
     arguments.refuse(what, 'module', module, 'a module')
   end
-  local method, state = module[arguments.text(what, 'name', name)], module_tree.manager(module)
+  local method, state = module[arguments.text(what, 'name', name)], state_of(module)
   if state and type(method) ~= 'function' then
     errors.raise('ValueError', '%s does not have a method %s', module._name, name)
   elseif state then

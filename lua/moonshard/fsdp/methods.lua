@@ -19,18 +19,16 @@ local methods = {}
 
 local function restore_sync(before, ok, err)
   if not ok then
-    runtime.failed(before[1].tree.root.process_group, err)
+    runtime.failed(before.group, err)
   end
   for _, its in ipairs(before) do
-    if B.C.ms_fsdp_tree_sync(its.tree.handle) ~= its.sync then
-      B.calls.fsdp_tree_set_sync(its.tree.handle, its.sync)
-    end
+    B.calls.fsdp_unit_set_sync(its.unit, its.sync)
   end
 end
 
 local function unsynchronised(before, fn, ...)
   for _, its in ipairs(before) do
-    B.calls.fsdp_tree_set_sync(its.tree.handle, false)
+    B.calls.fsdp_unit_set_sync(its.unit, false)
   end
   return fn(...)
 end
@@ -48,9 +46,12 @@ function methods:no_sync(fn, ...)
   elseif tree.running then
     errors.raise('AssertionError', 'no_sync() cannot begin during forward')
   end
-  local before = {}
-  for i, its in ipairs(first_use.trees(tree)) do
-    before[i] = { tree = its, sync = B.C.ms_fsdp_tree_sync(its.handle) }
+  local before = { group = tree.root.process_group } -- units may differ: fully_shard sets each
+  for _, its in ipairs(first_use.trees(tree)) do
+    for _, instance in ipairs(its.instances) do
+      local unit = instance._unit
+      before[#before + 1] = unit and { unit = unit, sync = B.C.ms_fsdp_unit_sync(unit) }
+    end
   end
   return finally.run(restore_sync, before, unsynchronised, before, fn, ...)
 end

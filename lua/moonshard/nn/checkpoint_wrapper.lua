@@ -17,7 +17,7 @@ CheckpointWrapper._transparent = true
 CheckpointWrapper._is_checkpoint = true
 
 function CheckpointWrapper.__index(self, name)
-  local value = CheckpointWrapper[name]
+  local value = getmetatable(self)[name] -- of a derived class, as fully_shard() makes
   if value ~= nil then
     return value
   end

@@ -111,6 +111,9 @@ static ms_status pre_backward(void *user)
     if (!u->settings.forward_only) {
         MS_TRY(msi_unit_unshard(u));
     }
+    if (msi_tree_of(u)->again == u) {
+        msi_tree_of(u)->again = NULL;
+    }
     if (!u->use.differentiated) {
         u->use.differentiated = true;
         msi_unit_show_use(u);
@@ -339,6 +342,7 @@ static void backward_ends(void *user, ms_status status)
     ms_fsdp_tree *tree = user;
     const bool reached = msi_is_reached(tree);
 
+    msi_pass_keep_again(tree, NULL);
     if (reached && status != MS_OK) {
         if (tree->run.phase == MSI_SETTLED) {
             enter(tree, MSI_BACKWARD, NULL);

@@ -139,16 +139,37 @@ void msi_passes_free(msi_unit_schedule *course)
 
 /* -- the end of a forward ---------------------------------------------------------------------- */
 
-void msi_pass_leave(ms_fsdp_tree *tree, msi_pass *pass)
+static void reshard_after_forward(ms_fsdp_unit *u)
 {
-    ms_fsdp_unit *u = pass->unit;
-
-    msi_pass_end(tree, pass);
     if (!msi_unit_keeps_after_forward(u) && !msi_unit_is_differentiated(u) &&
         msi_pass_running(u) == NULL) {
         msi_unit_reshard(u);
     }
     msi_unit_show_use(u);
+}
+
+void msi_pass_keep_again(ms_fsdp_tree *tree, ms_fsdp_unit *u)
+{
+    ms_fsdp_unit *before = tree->again;
+
+    tree->again = u;
+    if (before != NULL && before != u) {
+        reshard_after_forward(before);
+    }
+}
+
+void msi_pass_leave(ms_fsdp_tree *tree, msi_pass *pass)
+{
+    ms_fsdp_unit *u = pass->unit;
+    const bool recorded = pass->refcount > 1;
+
+    msi_pass_end(tree, pass);
+    if (recorded && msi_in_backward(&tree->run)) {
+        msi_pass_keep_again(tree, u);
+        msi_unit_show_use(u);
+    } else {
+        reshard_after_forward(u);
+    }
 }
 
 void msi_pass_leave_ended(ms_fsdp_tree *tree, const msi_pass *pass)

@@ -115,6 +115,9 @@ ms_status ms_fsdp_unit_pre_forward(ms_fsdp_unit *u)
 
     MS_TRY(check_in_tree(u));
     msi_pass_leave_ended(tree, NULL);
+    if (tree->again != u) {
+        msi_pass_keep_again(tree, NULL);
+    }
     MS_TRY(msi_pass_begin(u));
     MS_TRY(msi_unit_gather_in(u, msi_unit_forward_dtype(u), 1));
     MS_TRY(msi_unit_unshard(u));

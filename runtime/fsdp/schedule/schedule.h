@@ -59,6 +59,7 @@ struct ms_fsdp_tree {
     uint64_t *words; /* while summoned: room for comparing what was written (summon.c) */
 
     msi_pass *forward;    /* innermost running one, or NULL */
+    ms_fsdp_unit *again;  /* see msi_pass_keep_again() */
     bool records;         /* the running root forward has made results that require grad */
     msi_unit_list post;   /* of this iteration's forward */
     msi_unit_list pre;    /* of the first iteration's forward */
@@ -127,6 +128,9 @@ void msi_pass_drop(void *pass);
 void msi_passes_free(msi_unit_schedule *course);
 /* End its forward: reshard by the strategy. */
 void msi_pass_leave(ms_fsdp_tree *tree, msi_pass *pass);
+/* Keep `u` (NULL: none) after a forward that a backward recomputed, since its own backward is next;
+ * the one kept before is resharded if its backward did not begin. */
+void msi_pass_keep_again(ms_fsdp_tree *tree, ms_fsdp_unit *u);
 /* Leave those inside `pass` (NULL: all) that an error ended: [Note: forwards that run]. */
 void msi_pass_leave_ended(ms_fsdp_tree *tree, const msi_pass *pass);
 /* The outermost unit in a forward, or NULL. */

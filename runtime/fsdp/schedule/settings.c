@@ -48,14 +48,9 @@ ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync)
     return MS_OK;
 }
 
-bool ms_fsdp_tree_sync(const ms_fsdp_tree *tree)
+bool ms_fsdp_unit_sync(const ms_fsdp_unit *u)
 {
-    bool sync = true;
-
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        sync &= tree->units[i]->settings.sync;
-    }
-    return sync;
+    return u->settings.sync;
 }
 
 ms_status ms_fsdp_unit_set_gradient_factor(ms_fsdp_unit *u, double factor)

@@ -315,8 +315,8 @@ MS_API void ms_fsdp_tree_reset(ms_fsdp_tree *tree);
  * tree if its gradient slots grow. */
 MS_API ms_status ms_fsdp_unit_set_sync(ms_fsdp_unit *unit, bool sync);
 MS_API ms_status ms_fsdp_tree_set_sync(ms_fsdp_tree *tree, bool sync);
-/** True, as initially, if backwards reduce all units. */
-MS_API bool ms_fsdp_tree_sync(const ms_fsdp_tree *tree);
+/** Initially true. */
+MS_API bool ms_fsdp_unit_sync(const ms_fsdp_unit *unit);
 /** Factor of reduced gradients in place of 1 / world size (m micro-batches per rank with mean
  * losses: 1 / (m * world size)). 0 restores the default. Finite (MS_VALUE_ERROR).
  * MS_ASSERTION_ERROR inside a backward that has not reduced all gradients. */

@@ -10,6 +10,8 @@
 --- net(value, r, net)          the plain module
 --- options(value, r, o, net)   options of FSDP
 --- wrapped(value, r, model)    returns another model, or nil
+--- sharded(value, r, parts)    fully_shard made these: a list, and by name
+--- batch(value, r, parts, last)  the same, before each forward; last: of the step
 --- child(value, r, o, i)       options of the i-th child (policy hand)
 --- ready(value, r)             models are made, the optimizer is not
 --- gradients(value, r)         after the backwards of a step
@@ -19,7 +21,8 @@
 local ffi = require 'ffi'
 local ms = require 'moonshard'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
-local Block = require('fsdp.programs.net').Block
+local net_classes = require 'fsdp.programs.net'
+local Addend, Block = net_classes.Addend, net_classes.Block
 
 local HYBRID = { HYBRID_SHARD = true, _HYBRID_SHARD_ZERO2 = true }
 local OFTEN, SELDOM = 0.6, 0.12
@@ -34,6 +37,13 @@ end
 local function is_block(module) return ms.is(module, Block) end
 
 local axes = { SELDOM = SELDOM }
+
+--- Are blocks and layers sharded one by one? fully_shard has no policies. It refuses parameters
+--- that are tied across groups, and a group runs on all ranks or on none.
+function axes.by_hand(p)
+  return p.policy == 'hand' or p.face == 'fully_shard' and p.policy ~= 'none' and not p.tied
+    and p.unused ~= 'rank'
+end
 
 local function row(name)
   return function(entry)
@@ -246,12 +256,87 @@ row 'again' { -- wrapped and used once before
 row 'face' { -- fully_shard: without the options it lacks, none of which changes a bit
   { 'wrapper', 'composable', 'fully_shard' }, bits = true, chance = 0.9,
   legal = function(value, p)
-    return value ~= 'fully_shard' or p.use_orig_params and not HYBRID[p.strategy] and not p.mixed
-      and not p.keep_low and p.ignored ~= 'module' and p.mode ~= 'full' and p.hook == 'none'
+    return value ~= 'fully_shard' or not p.keep_low and p.mode ~= 'full' and p.hook == 'none'
       and p.buffer_dtype == 'none' and p.param_init_fn == 'none' and not (p.policy == 'hand'
       and p.tied)
   end,
 }
+
+-- -- settings of fully_shard ---------------------------------------------------------------------
+
+local function in_groups(_, p) return p.face == 'fully_shard' and axes.by_hand(p) end
+local function stays_in_groups(_, p) return in_groups(_, p) and p.reload ~= 'other_face' end
+
+row 'unsynced' { -- reduces in the last micro-batch only
+  { 'none', 'b1', 'head', 'root' }, chance = OFTEN, legal = stays_in_groups,
+  batch = function(value, _, parts, is_last)
+    parts[value]:set_requires_gradient_sync(is_last, false)
+  end,
+}
+row 'divisor' { -- of the first block's gradients
+  { false, 2, 3 }, chance = OFTEN,
+  legal = function(_, p) return stays_in_groups(_, p) and p.grads ~= 'kept' end,
+  sharded = function(value, _, parts) parts.b1:set_gradient_divide_factor(value) end,
+  gradients = function(value, r)
+    for _, net in ipairs(r.sharded and {} or r.nets) do
+      for _, p in ipairs(net.b1:parameters()) do
+        local grad = p:grad()
+        if grad then
+          grad:mul_(r.world / value)
+        end
+      end
+    end
+  end,
+}
+row 'unread' { -- a module is not gathered in backward
+  { false, true }, chance = OFTEN, legal = in_groups,
+  net = function(_, r, net) net.addend = Addend(r.p) end,
+  sharded = function(_, _, parts) parts.addend:set_unshard_in_backward(false) end,
+}
+row 'after_forward' {
+  { 'by option', 'keep one', 'free all' }, bits = true, chance = OFTEN, legal = in_groups,
+  sharded = function(value, _, parts)
+    local module = value == 'keep one' and parts.b1 or parts.root
+    module:set_reshard_after_forward(value == 'free all')
+  end,
+}
+row 'after_backward' {
+  { 'free', 'keep one', 'keep' }, bits = true, chance = OFTEN, legal = in_groups,
+  sharded = function(value, _, parts)
+    local module = value == 'keep one' and parts.b1 or parts.root
+    module:set_reshard_after_backward(false)
+  end,
+}
+row 'prefetched' { -- two modules for each, in any order
+  { 'by option', 'forward', 'backward', 'both' }, bits = true, chance = OFTEN,
+  legal = function(_, p) return in_groups(_, p) and not p.mixed end,
+  sharded = function(value, r, parts)
+    for i, module in ipairs(parts) do
+      local list = { parts[1 + i * r.p.seed % #parts], parts[1 + (i + r.p.seed) % #parts] }
+      if value ~= 'backward' then
+        module:set_modules_to_forward_prefetch(list)
+      end
+      if value ~= 'forward' then
+        module:set_modules_to_backward_prefetch(list)
+      end
+    end
+  end,
+}
+row 'unsharded' { -- the first block, by the script
+  { 'no', 'begun', 'waited', 'freed' }, bits = true, chance = OFTEN, legal = in_groups,
+  batch = function(value, _, parts)
+    local handle = parts.b1:unshard { async_op = value ~= 'waited' }
+    if value == 'waited' then
+      parts.head:reshard()
+    elseif value == 'freed' then
+      handle:wait()
+      parts.b1:reshard()
+    end
+  end,
+}
+
+-- -- other options of sharding -------------------------------------------------------------------
+
 row 'backward_prefetch' {
   { 'BACKWARD_PRE', 'BACKWARD_POST', 'none' }, bits = true, options = set 'backward_prefetch',
 }
@@ -493,7 +578,7 @@ row 'reload' { -- other_face: sharded tensors of fully_shard are loaded into FSD
   chance = SELDOM,
   legal = function(value, p)
     return p.steps > 1 and p.grads ~= 'kept' and (value == 'checkpoint' or p.models == 1)
-      and (value ~= 'LOCAL_STATE_DICT' or p.strategy ~= 'NO_SHARD')
+      and (value ~= 'LOCAL_STATE_DICT' or p.strategy ~= 'NO_SHARD' and p.face ~= 'fully_shard')
       and (value ~= 'other_face' or p.face == 'fully_shard')
   end,
   stepped = function(value, r, step)

@@ -28,6 +28,15 @@ function Block:forward(x, cache)
   return x + y:tanh():to(x:dtype())
 end
 
+-- Its backward reads no parameter.
+local Addend = nn.Module.extend 'Addend'
+
+function Addend:init(p)
+  self:param('bias', { p.width }, { kind = 'uniform', a = -1, b = 1 }, { dtype = p.master })
+end
+
+function Addend:forward(x) return x + self.bias:to(x:dtype()) end
+
 local Net = nn.Module.extend 'Net'
 
 --- `at.rank`, `at.step`: whose inputs a forward has. `at.apart`: it is no training;
@@ -50,7 +59,18 @@ function Net:forward(x, cache)
   if self.uses_spare and self.uses_spare(self.at) then
     x = x + self.spare(x)
   end
-  return self.head(x)
+  return self.head(self.addend and self.addend(x) or x)
 end
 
-return { Block = Block, Net = Net }
+--- The blocks and layers that are sharded by hand.
+function Net:parts()
+  local out = {}
+  for i = 1, self.n do
+    out[i] = 'b' .. i
+  end
+  out[#out + 1] = self.addend and 'addend' or nil
+  out[#out + 1] = 'head'
+  return out
+end
+
+return { Addend = Addend, Block = Block, Net = Net }

@@ -139,11 +139,16 @@ end
 
 -- fully_shard() with options of FSDP.
 local function fully_shard(module, o)
-  local precision = o.mixed_precision or {}
+  local precision, group, ignored = o.mixed_precision or {}, o.process_group, o.ignored_states
+  for _, m in ipairs(o.ignored_modules or {}) do
+    ignored = m:parameters()
+  end
+  local is_hybrid = type(group) == 'table' and group[2]
   local opts = {
-    mesh = o.process_group and meshes.of_groups { o.process_group },
+    mesh = group and (is_hybrid and meshes.of_groups({ group[2], group[1] }, { 'copy', 'shard' })
+      or meshes.of_groups { group }),
     offload_policy = o.cpu_offload and fsdp.CPUOffloadPolicy {} or nil,
-    ignored_params = o.ignored_states, mp_policy = {
+    ignored_params = ignored, mp_policy = {
       param_dtype = precision.param_dtype,
       reduce_dtype = precision.reduce_dtype or precision.param_dtype,
     },
@@ -152,6 +157,7 @@ local function fully_shard(module, o)
     return fsdp.replicate(module, opts)
   end
   opts.reshard_after_forward = o.sharding_strategy ~= 'SHARD_GRAD_OP'
+    and o.sharding_strategy ~= '_HYBRID_SHARD_ZERO2'
   return fsdp.fully_shard(module, opts)
 end
 
@@ -162,11 +168,7 @@ local function shard(r, net)
   each('options', r, o, net)
   o.process_group = r.only or o.process_group
   local face = FACES[r.p.face]
-  local by_hand = r.p.policy == 'hand'
-    or r.p.face == 'fully_shard' and r.p.policy ~= 'none' and not r.p.tied
-      and r.p.unused ~= 'rank' -- the root has no other parameters then
-  for i = 1, by_hand and r.p.blocks + 1 or 0 do
-    local name = i <= r.p.blocks and 'b' .. i or 'head'
+  for i, name in ipairs(axes.by_hand(r.p) and net:parts() or {}) do
     if not net[name].is_ignored then
       local own = {}
       for option, value in pairs(o) do
@@ -190,6 +192,20 @@ local function shard(r, net)
   return model
 end
 
+-- What fully_shard was called on; by name with the checkpoint around it, which has its methods.
+local function parts_of(r, net)
+  local parts = { net, root = net }
+  for _, name in ipairs(axes.by_hand(r.p) and net:parts() or {}) do
+    local module = net[name]
+    if not module.is_ignored then
+      parts[name] = module
+      parts[#parts + 1] = r.p.recompute == 'after' and module._is_checkpoint and module.module
+        or module
+    end
+  end
+  return parts
+end
+
 local RECOMPUTED = { policy = axes.is_block }
 
 local function make_model(r, i)
@@ -204,6 +220,9 @@ local function make_model(r, i)
   end
   r.models[i], r.nets[i] = model, net
   each('wrapped', r, model)
+  if r.sharded and r.p.face == 'fully_shard' then
+    each('sharded', r, parts_of(r, net))
+  end
 end
 
 --- Options by kind. Epsilons bound what the rounding of small gradients does.
@@ -300,6 +319,9 @@ local function backwards(r, step)
         loss = loss / r.world
       end
       loss:backward()
+    end
+    for _, net in ipairs(r.sharded and r.p.face == 'fully_shard' and r.nets or {}) do
+      each('batch', r, parts_of(r, net), i == #list)
     end
     if i >= from and i < #list then
       in_no_sync(r, backward)
