@@ -1,5 +1,5 @@
 /* The dtypes of a unit. Its parameters can be cast before its first use. */
-#include "param_group.h"
+#include "unshard.h"
 
 void msi_unit_set_dtypes(ms_fsdp_unit *u, int32_t orig_dtype)
 {

@@ -1,6 +1,7 @@
 /* Gradients that the program reduces: see ms_fsdp_tree_set_comm_hook(). */
+#include "gradient.h"
 #include "host.h"
-#include "param_group.h"
+#include "unshard.h"
 
 static bool none_to_fill(void *progress)
 {

@@ -1,5 +1,5 @@
 /* Queries of a unit. */
-#include "param_group.h"
+#include "unit.h"
 
 void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);
 

@@ -1,6 +1,7 @@
 /* The flat parameter as a tensor, which parameters() shows with use_orig_params = false. It has no
  * memory of its own: its elements and its gradient are those of the original parameters. */
-#include "param_group.h"
+#include "gradient.h"
+#include "unshard.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* Full parameters outside training: gather, load, hash. Uses private full-precision copies, no
  * slots. */
-#include "param_group.h"
+#include "unshard.h"
 
 #include <string.h>
 

@@ -1,5 +1,7 @@
 /* The reduced gradient of a unit: its memory, what .grad shows of it, accumulation into it. */
-#include "param_group.h"
+#include "gradient.h"
+#include "observed.h"
+#include "unshard.h"
 
 /* A parameter's part of the reduced gradient: this rank's elements; NO_SHARD: all. */
 static msi_view reduced_view(const ms_fsdp_unit *u, const msi_unit_param *p)

@@ -1,5 +1,5 @@
 /* The master shard: initial values, and access from outside. */
-#include "param_group.h"
+#include "unshard.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
  * A micro gradient is the gradient of one backward on one rank. The first
  * contribution to a parameter stores, later ones add, in program order. Then: [Note: gradient tree]
  * in accumulate.h. */
-#include "param_group.h"
+#include "gradient.h"
 
 /* -- its memory -------------------------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
 /* Notes of units and models, compared over the ranks of the group: see note.h. */
-#include "param_group.h"
+#include "unit.h"
 
 void msi_model_note(ms_comm *comm, int32_t model, const msi_note *note)
 {

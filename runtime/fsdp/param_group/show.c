@@ -1,5 +1,5 @@
 /* What handles of a unit's parameters show, and the error of handles without memory. */
-#include "param_group.h"
+#include "unshard.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -2,7 +2,8 @@
  *
  * Each rank's own gradients are kept aside meanwhile; leaving without a write-back shows them again
  * and needs no memory. */
-#include "param_group.h"
+#include "gradient.h"
+#include "unshard.h"
 
 #include <string.h>
 

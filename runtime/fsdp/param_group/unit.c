@@ -1,6 +1,8 @@
 /* Units: their parameters, layout and master shard. */
 #include "array.h"
-#include "param_group.h"
+#include "gradient.h"
+#include "observed.h"
+#include "unshard.h"
 
 #include <stdio.h>
 #include <stdlib.h>

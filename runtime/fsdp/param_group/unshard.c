@@ -1,6 +1,7 @@
 /* Full parameters: publish, unshard, reshard. The latter two are observable operators; publish is
  * not, as nothing can be read yet. */
-#include "param_group.h"
+#include "unshard.h"
+#include "observed.h"
 
 /* `full` now has the master's values. A backward over older ones must fail, whoever wrote the
  * master, even a script. (`outdated` is set by optimizers and loads only: it decides the order of

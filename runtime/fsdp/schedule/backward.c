@@ -1,6 +1,8 @@
 /* When units are unsharded, resharded and reduced, part 2: backward, its end, errors. */
 #include "array.h"
+#include "gradient.h"
 #include "schedule.h"
+#include "unshard.h"
 
 #include <stdio.h>
 #include <stdlib.h>

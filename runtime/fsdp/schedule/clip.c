@@ -3,6 +3,7 @@
  *
  * If ranks exchange messages (norm_parts.h), the host waits once, to read its own. Otherwise
  * kernels compute norm and factor, and nothing waits. */
+#include "gradient.h"
 #include "norm_parts.h"
 
 /* Maximum size of any rank's messages, and size of this rank's kept blocks. */

@@ -1,6 +1,7 @@
 /* Hash of a model's values, independent of its wrapping. */
 #include "array.h"
 #include "schedule.h"
+#include "unshard.h"
 
 #include <stdlib.h>
 

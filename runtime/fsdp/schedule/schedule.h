@@ -3,8 +3,8 @@
 #ifndef MSI_FSDP_SCHEDULE_H
 #define MSI_FSDP_SCHEDULE_H
 
-#include "param_group.h"
 #include "step_plan.h"
+#include "unit.h"
 
 extern const msi_option_table msi_fsdp_tree_options; /* generated from moonshard/fsdp.h */
 

@@ -1,6 +1,8 @@
 /* Full parameters behind their handles for a while, and writing them back. */
 #include "array.h"
+#include "gradient.h"
 #include "schedule.h"
+#include "unshard.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,8 @@
 /* The tree: all units of one model, made once, compared by all ranks, closed with the context. */
 #include "array.h"
+#include "gradient.h"
 #include "schedule.h"
+#include "unshard.h"
 
 #include <stdlib.h>
 #include <string.h>
