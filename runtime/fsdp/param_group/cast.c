@@ -58,7 +58,7 @@ ms_status msi_unit_cast(void *unit, int32_t dtype)
                            u->params[i].name, u->name);
         }
     }
-    if (u->materialized) {
+    if (u->master != NULL) {
         MS_TRY(cast_storage(u, dtype, &master));
     }
     msi_unit_set_dtypes(u, dtype);

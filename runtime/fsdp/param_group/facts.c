@@ -3,6 +3,13 @@
 
 void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);
 
+void msi_unit_changed(void *unit)
+{
+    if (MSI_UNLIKELY(msi_fsdp_state_changed != NULL)) {
+        msi_fsdp_state_changed(unit);
+    }
+}
+
 /* A forward inside a backward (a recomputation) belongs to the backward. */
 static int32_t training_of(const ms_fsdp_unit *u)
 {

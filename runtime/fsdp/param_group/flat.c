@@ -173,22 +173,6 @@ static ms_status replace(void *unit, int32_t index, const msi_view *value)
 
 /* -- the tensor -------------------------------------------------------------------------------- */
 
-static void touched(void *unit, int32_t index)
-{
-    (void)index;
-    msi_unit_written(unit);
-}
-
-static ms_status materialize(void *unit)
-{
-    return ms_fsdp_unit_materialize(unit);
-}
-
-static ms_status check_master(void *unit, const char *what)
-{
-    return msi_masters_check(((const ms_fsdp_unit *)unit)->run, what);
-}
-
 static void orphan(void *unit, int32_t index)
 {
     (void)index;
@@ -205,9 +189,9 @@ static void set_requires_grad(void *unit, bool on)
 }
 
 static const msi_param_ops flat_ops = {
-    .touched = touched,
-    .materialize = materialize,
-    .check_master = check_master,
+    .touched = msi_unit_touched,
+    .materialize = msi_unit_materialize,
+    .check_master = msi_unit_check_master,
     .orphan = orphan,
     .gradient_like = gradient_like,
     .check_gradient = msi_unit_check_gradient,
@@ -255,7 +239,7 @@ ms_status ms_fsdp_unit_flat(ms_tensor **out, ms_fsdp_unit *u)
     u->flat_sink = (msi_grad_sink){.expect = sink_expect, .user = u};
     t->sink = &u->flat_sink;
     u->flat = t;
-    if (u->materialized) {
+    if (u->master != NULL) {
         msi_unit_show(u);
     }
     *out = ms_tensor_retain(t);

@@ -159,8 +159,7 @@ struct ms_fsdp_unit {
 
     /* parameters */
     int32_t state;       /* MS_UNIT_* */
-    msi_storage *master; /* shard_numel elements of orig_dtype; NULL before */
-    bool materialized;
+    msi_storage *master; /* shard_numel elements of orig_dtype; NULL before it has values */
     msi_values values;
     msi_gather gather;
     msi_storage *full;     /* storage of unsharded views; bound to the gathered memory */
@@ -273,19 +272,17 @@ void msi_unit_dispose(ms_fsdp_unit *u);
 /* Remove a unit without a tree from its context's list. */
 void msi_unit_delist(ms_fsdp_unit *u);
 
-/* -- notes.c ----------------------------------------------------------------------------------- */
-/* Compare a note (note.h) over the ranks of the unit's group; for msi_param_ops. */
-void msi_unit_note(void *unit, const msi_note *note);
+/* -- param_ops.c ------------------------------------------------------------------------------- */
+/* For msi_param_ops. */
+void msi_unit_touched(void *unit, int32_t index);
+ms_status msi_unit_materialize(void *unit);
+ms_status msi_unit_check_master(void *unit, const char *what);
 int64_t msi_unit_model_number(void *unit);
-void msi_model_note(ms_comm *comm, int32_t model, const msi_note *note);
+/* The same; compares a note (note.h) over the ranks of the unit's group. */
+void msi_unit_note(void *unit, const msi_note *note);
 
 /* Test hook: called whenever the state of a unit or its gradient changes. */
 extern void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);
-static inline void msi_unit_changed(const ms_fsdp_unit *u)
-{
-    if (MSI_UNLIKELY(msi_fsdp_state_changed != NULL)) {
-        msi_fsdp_state_changed(u);
-    }
-}
+void msi_unit_changed(void *unit);
 
 #endif

@@ -86,12 +86,7 @@ static int64_t version(const void *unit)
     return ((const ms_fsdp_unit *)unit)->master->version;
 }
 
-static void filled(void *unit)
-{
-    msi_unit_changed(unit);
-}
-
-static const msi_gather_user gather_user = {fill, pull, filled, version};
+static const msi_gather_user gather_user = {fill, pull, msi_unit_changed, version};
 
 static const msi_gather_ops *gather_ops(const ms_fsdp_unit *u)
 {
