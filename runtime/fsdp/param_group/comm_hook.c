@@ -135,7 +135,7 @@ ms_status msi_unit_reduce_by_hook(ms_fsdp_unit *u)
 
     MS_TRY(fill_all(&u->run->progress));
     MS_TRY_GOTO(fold_gradient(u, &whole), done);
-    u->reduction.phase = MSI_GRAD_NONE;
+    msi_reduction_set(&u->reduction, MSI_GRAD_NONE);
     MS_TRY_GOTO(gather_flags(u), done);
     MS_TRY_GOTO(run_hook(u, whole, &reduced), done);
     status = take(u, reduced);

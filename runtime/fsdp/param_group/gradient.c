@@ -65,8 +65,7 @@ void msi_unit_gradient_trim(ms_fsdp_unit *u)
     if (u->grad == NULL || u->reduction.phase != MSI_GRAD_NONE) {
         return;
     }
-    for (int32_t i = u->n_params - 1; i >= 0;
-         i--) { /* dropped in order, so the last is dropped last */
+    for (int32_t i = u->n_params - 1; i >= 0; i--) { /* gradients are dropped in order */
         if (shows_reduced(&u->params[i])) {
             return;
         }
@@ -292,8 +291,10 @@ ms_status msi_unit_gradient_make(ms_fsdp_unit *u)
     return make_shown(u, false);
 }
 
-static void drop_shown(ms_fsdp_unit *u)
+static void drop_shown(void *unit)
 {
+    ms_fsdp_unit *u = unit;
+
     for (int32_t i = 0; i < u->n_params; i++) {
         ms_tensor_free(u->params[i].shown);
         u->params[i].shown = NULL;
@@ -348,6 +349,16 @@ static ms_status prepare(void *unit, void **out, bool *add)
     return MS_OK;
 }
 
+/* Its gradient is reduced. */
+static void show_gradient(msi_unit_param *p)
+{
+    p->reduced = p->arrived = true;
+    if (p->tensor->grad == NULL) {
+        p->tensor->grad = p->shown;
+        p->shown = NULL;
+    }
+}
+
 static void show_gradients(void *unit)
 {
     ms_fsdp_unit *u = unit;
@@ -359,11 +370,7 @@ static void show_gradients(void *unit)
             p->place->version++;
         }
         if (msi_reduction_has(&u->reduction, i)) {
-            p->reduced = p->arrived = true;
-            if (p->tensor->grad == NULL) {
-                p->tensor->grad = p->shown;
-                p->shown = NULL;
-            }
+            show_gradient(p);
         }
     }
     drop_shown(u);
@@ -374,32 +381,15 @@ void msi_unit_gradient_show(ms_fsdp_unit *u)
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
 
-        const bool any = p->contributed;
-
+        if (p->tensor->requires_grad && p->contributed) {
+            if (p->place != NULL) {
+                p->place->version++;
+            }
+            show_gradient(p);
+        }
         p->contributed = false;
-        if (!p->tensor->requires_grad || !any) {
-            continue;
-        }
-        p->reduced = p->arrived = true;
-        if (p->place != NULL) {
-            p->place->version++;
-        }
-        if (p->tensor->grad == NULL) {
-            p->tensor->grad = p->shown;
-            p->shown = NULL;
-        }
     }
     drop_shown(u);
-}
-
-static void dropped(void *unit)
-{
-    drop_shown(unit);
-}
-
-static void changed(void *unit)
-{
-    msi_unit_changed(unit);
 }
 
 /* Copy each shard's elements of a whole gradient to its position in a row of shards. */
@@ -410,7 +400,8 @@ static ms_status pack(void *unit, const void *whole, void *shards)
     return msi_unit_pack_shards(u, whole, shards, ms_dtype_size(u->reduction.dtype));
 }
 
-static const msi_reduction_user reduction_user = {prepare, pack, show_gradients, dropped, changed};
+static const msi_reduction_user reduction_user = {prepare, pack, show_gradients, drop_shown,
+                                                  msi_unit_changed};
 
 void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
 {

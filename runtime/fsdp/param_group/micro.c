@@ -28,8 +28,7 @@ static ms_status begin_micro(ms_fsdp_unit *u)
         MS_TRY(msi_micro_new(&u->sums));
     }
     msi_storage_bind(u->micro_view, NULL, u->sums.micro, nbytes);
-    u->reduction.phase = MSI_GRAD_WRITING;
-    msi_unit_changed(u);
+    msi_reduction_set(&u->reduction, MSI_GRAD_WRITING);
     return MS_OK;
 }
 
@@ -165,7 +164,7 @@ static ms_status complete(ms_fsdp_unit *u)
     msi_storage_unbind(u->micro_view);
     MS_TRY(u->run->gradient_complete(u));
     if (!u->settings.sync) {
-        u->reduction.phase = MSI_GRAD_NONE;
+        msi_reduction_set(&u->reduction, MSI_GRAD_NONE);
         return msi_unit_accumulate(u);
     }
     return msi_unit_reduce(u);
