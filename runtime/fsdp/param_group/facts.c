@@ -98,11 +98,3 @@ ms_status msi_masters_check(const msi_model_state *run, const char *what)
                ? MS_OK
                : MS_FAIL(MS_ASSERTION_ERROR, "%s inside summon_full_params", what);
 }
-
-ms_status msi_replica_hash(const ms_fsdp_unit *u, int32_t index, uint64_t *hash)
-{
-    const msi_unit_param *p = &u->params[index];
-    const msi_view values = msi_flat_view(u, u->master, p->offset, p->numel);
-
-    return msi_view_hash(&values, hash);
-}

@@ -258,8 +258,6 @@ static inline int32_t msi_unit_model(const ms_fsdp_unit *u)
 
 /* -- facts.c ----------------------------------------------------------------------------------- */
 msi_group_facts msi_unit_facts(const ms_fsdp_unit *u);
-/* Hash of the values of a parameter of a replica. */
-ms_status msi_replica_hash(const ms_fsdp_unit *u, int32_t index, uint64_t *hash);
 /* Log an event of a unit for MS_LOG=trace; `seq`: of its collective, 0 without one. */
 void msi_unit_trace(const ms_fsdp_unit *u, const char *event, uint64_t seq);
 /* MS_ASSERTION_ERROR if the masters are summoned: then the copies are the values, and masters would
