@@ -46,7 +46,7 @@ static msi_view part_of(const msi_unit_param *p, const msi_view *flat, bool whol
     const int64_t numel = whole ? p->numel : p->piece.numel;
     msi_view v = *flat;
 
-    v.offset += whole ? p->offset : p->piece.numel > 0 ? p->piece.offset_in_shard : 0;
+    v.offset += whole ? p->offset : p->piece.offset_in_shard;
     msi_view_set_contiguous(&v, flat->dtype, 1, &numel);
     return v;
 }

@@ -3,11 +3,6 @@
 
 #include <string.h>
 
-static msi_view piece_view(const ms_fsdp_unit *u, const msi_unit_param *p, msi_storage *shard)
-{
-    return msi_flat_view(u, shard, p->piece.present ? p->piece.offset_in_shard : 0, p->piece.numel);
-}
-
 /* The rule of initial values, and the range of elements. */
 static msi_init_args rule_of(const ms_fsdp_unit *u, const msi_unit_param *p)
 {
@@ -44,7 +39,7 @@ static ms_status origin_of(const msi_param *param, const msi_init_args *rule, ui
 static ms_status fill_piece(const ms_fsdp_unit *u, msi_unit_param *p, msi_storage *master)
 {
     msi_param *param = p->tensor->param;
-    msi_view shard = piece_view(u, p, master);
+    msi_view shard = msi_piece_view(u, p, master);
     msi_init_args rule = rule_of(u, p);
 
     if (u->world > 1) {
@@ -91,7 +86,7 @@ ms_status ms_fsdp_unit_materialize(ms_fsdp_unit *u)
         msi_param *param = p->tensor->param;
         msi_storage *old = param->master.storage;
 
-        param->master = piece_view(u, p, master);
+        param->master = msi_piece_view(u, p, master);
         msi_storage_retain(master);
         param->start = p->piece.start;
         param->materialized = true;

@@ -124,9 +124,6 @@ static ms_status lay_out(ms_fsdp_unit *u)
         u->params[i].offset = ms_layout_offset(u->layout, i);
         MS_TRY(ms_layout_piece_get(u->layout, u->is_sharded ? u->shard_rank : 0, i,
                                    &u->params[i].piece));
-        if (!u->params[i].piece.present) {
-            u->params[i].piece.numel = u->params[i].piece.start = 0;
-        }
     }
     u->own = malloc(sizeof(*u->own) * (size_t)msi_layout_most_extents(u->layout));
     u->theirs = malloc(sizeof(*u->theirs) * (size_t)msi_layout_most_extents(u->layout));

@@ -244,6 +244,13 @@ static inline msi_view msi_flat_view(const ms_fsdp_unit *u, msi_storage *s, int6
     return v;
 }
 
+/* This rank's elements of a parameter in a storage laid out like the master. */
+static inline msi_view msi_piece_view(const ms_fsdp_unit *u, const msi_unit_param *p,
+                                      msi_storage *shard)
+{
+    return msi_flat_view(u, shard, p->piece.offset_in_shard, p->piece.numel);
+}
+
 /* True if ops of the running backward will still read its parameters. */
 static inline bool msi_unit_is_differentiated(const ms_fsdp_unit *u)
 {

@@ -120,12 +120,10 @@ ms_status ms_fsdp_tree_summon_units(ms_fsdp_tree *tree, ms_fsdp_unit *const *uni
     return status;
 }
 
-/* This rank's extents of a parameter where they are kept, and where the script has seen them. */
+/* This rank's elements of a parameter where they are kept, and where the script has seen them. */
 static msi_view kept_view(const msi_listed_param *at)
 {
-    const msi_unit_param *p = msi_listed_in_unit(at);
-
-    return msi_flat_view(at->unit, at->unit->master, p->piece.offset_in_shard, p->piece.numel);
+    return msi_piece_view(at->unit, msi_listed_in_unit(at), at->unit->master);
 }
 
 static msi_view seen_view(const msi_listed_param *at)
