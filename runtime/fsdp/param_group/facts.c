@@ -1,4 +1,4 @@
-/* Queries of a unit. */
+/* Queries of a unit, and notes about it. */
 #include "unit.h"
 
 void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);
@@ -97,4 +97,20 @@ ms_status msi_masters_check(const msi_model_state *run, const char *what)
     return run == NULL || !run->summoned
                ? MS_OK
                : MS_FAIL(MS_ASSERTION_ERROR, "%s inside summon_full_params", what);
+}
+
+int64_t msi_unit_model_number(void *unit)
+{
+    const ms_fsdp_unit *u = unit;
+
+    return msi_unit_model(u) - ((int64_t)u->world << 32);
+}
+
+void msi_unit_note(void *unit, const msi_note *note)
+{
+    const ms_fsdp_unit *u = unit;
+    msi_note own = *note;
+
+    own.model = msi_unit_model(u);
+    msi_comm_note(u->comm, &own);
 }

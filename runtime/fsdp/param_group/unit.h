@@ -265,6 +265,9 @@ static inline int32_t msi_unit_model(const ms_fsdp_unit *u)
 
 /* -- facts.c ----------------------------------------------------------------------------------- */
 msi_group_facts msi_unit_facts(const ms_fsdp_unit *u);
+/* Compare a note (note.h) over the ranks of the unit's group; for msi_param_ops. */
+void msi_unit_note(void *unit, const msi_note *note);
+int64_t msi_unit_model_number(void *unit);
 /* Log an event of a unit for MS_LOG=trace; `seq`: of its collective, 0 without one. */
 void msi_unit_trace(const ms_fsdp_unit *u, const char *event, uint64_t seq);
 /* MS_ASSERTION_ERROR if the masters are summoned: then the copies are the values, and masters would
@@ -282,9 +285,6 @@ void msi_unit_delist(ms_fsdp_unit *u);
 void msi_unit_touched(void *unit, int32_t index);
 ms_status msi_unit_materialize(void *unit);
 ms_status msi_unit_check_master(void *unit, const char *what);
-int64_t msi_unit_model_number(void *unit);
-/* The same; compares a note (note.h) over the ranks of the unit's group. */
-void msi_unit_note(void *unit, const msi_note *note);
 
 /* Test hook: called whenever the state of a unit or its gradient changes. */
 extern void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);
