@@ -100,7 +100,7 @@ static ms_status copied(ms_fsdp_unit *u, ms_tensor **out)
 static ms_status shown(void *unit, int32_t index, ms_tensor **out)
 {
     ms_fsdp_unit *u = unit;
-    bool all = u->grad != NULL && u->grad_is_shard;
+    bool all = u->grad != NULL && u->reduction.own == u->own;
 
     *out = NULL;
     if (!has_gradient(unit, index)) {

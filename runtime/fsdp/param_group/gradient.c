@@ -245,8 +245,6 @@ static ms_status make_grad(ms_fsdp_unit *u, bool arrived)
 
     msi_storage_release(u->grad);
     u->grad = grad;
-    u->grad_numel = numel;
-    u->grad_is_shard = is_shard;
     return status;
 }
 
@@ -456,8 +454,9 @@ static ms_status close_slot(ms_fsdp_unit *u, bool whole)
 static ms_status reduce_meta(const msi_meta *m)
 {
     const ms_fsdp_unit *u = ((const msi_unit_attrs *)m->attrs)->unit;
+    const int64_t numel = u->grad->nbytes / ms_dtype_size(u->grad_dtype);
 
-    return msi_result(m->out, u->grad_dtype, 1, &u->grad_numel);
+    return msi_result(m->out, u->grad_dtype, 1, &numel);
 }
 
 static ms_status reduce_forward(msi_op_call *c)

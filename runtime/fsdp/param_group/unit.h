@@ -177,10 +177,9 @@ struct ms_fsdp_unit {
     uint64_t n_kept;         /* the model's unreduced backwards while `sync` was false */
     msi_storage *micro_view; /* storage of views of the running micro-batch's gradient */
     msi_reduction reduction;
-    bool has_slot;           /* of gradients: it was trainable when the model's slots were made */
-    msi_storage *grad;       /* reduced, grad_dtype; NULL if no .grad shows it */
-    bool grad_is_shard;      /* it has the shard's layout; else the trained elements in a row */
-    int64_t grad_numel;      /* its elements */
+    bool has_slot;     /* of gradients: it was trainable when the model's slots were made */
+    msi_storage *grad; /* reduced, grad_dtype; NULL if no .grad shows it. Its layout is that of
+                          reduction.own: the shard's, or the trained elements in a row */
     msi_extent *grad_extent; /* (n_params) those of the trained elements */
     bool shows_full_grads;   /* summoned with its gradients */
 };
