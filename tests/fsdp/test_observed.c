@@ -1,5 +1,6 @@
 /* runtime/fsdp/param_group/observed.c: what a watcher of the one observable point sees of units:
  * operators on tensors, as many as the strategy says, and the same training. */
+#include "observed.h"
 #include "rank_test.h"
 #include "tiny_gpt.h"
 

@@ -71,7 +71,7 @@ bool msi_reduction_has(const msi_reduction *r, int32_t index)
     return false;
 }
 
-static void set_phase(msi_reduction *r, int32_t phase)
+void msi_reduction_set(msi_reduction *r, int32_t phase)
 {
     r->phase = phase;
     r->user->changed(r->unit);
@@ -114,13 +114,13 @@ static ms_status reduce(msi_task *task, bool *finished)
     if (r->ops->chunk != NULL && r->phase == MSI_GRAD_READY) {
         MS_TRY(r->ops->chunk(r));
         msi_slot_publish(r->pool, r->slot, MSI_STREAM_REDUCE, MSI_SLOT_REDUCED);
-        set_phase(r, MSI_GRAD_REDUCED);
+        msi_reduction_set(r, MSI_GRAD_REDUCED);
         return MS_OK;
     }
     MS_TRY(r->ops->finish(r));
     r->user->arrived(r->unit);
     release(r);
-    set_phase(r, MSI_GRAD_NONE);
+    msi_reduction_set(r, MSI_GRAD_NONE);
     *finished = true;
     return MS_OK;
 }
@@ -134,7 +134,7 @@ static void drop_task(msi_task *task)
         release(r);
         msi_reduction_join(r);
     }
-    r->phase = MSI_GRAD_NONE;
+    msi_reduction_set(r, MSI_GRAD_NONE);
     r->user->dropped(r->unit);
 }
 

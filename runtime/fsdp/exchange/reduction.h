@@ -66,6 +66,8 @@ typedef struct msi_reduction {
 
 /* Use the slots of a pool; ranks and `replicated` are set. */
 void msi_reduction_connect(msi_reduction *r, msi_slot_pool *pool);
+/* Enter a phase, and report it to the unit. */
+void msi_reduction_set(msi_reduction *r, int32_t phase);
 /* Take a slot that every peer has released. */
 ms_status msi_reduction_open(msi_reduction *r);
 /* Rank's part, and flags of the parameters it contributed to. */

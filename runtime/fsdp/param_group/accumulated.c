@@ -1,5 +1,5 @@
 /* .grad while gradients are accumulated and not yet reduced (no_sync). */
-#include "param_group.h"
+#include "gradient.h"
 
 void msi_unit_levels_free(ms_fsdp_unit *u)
 {

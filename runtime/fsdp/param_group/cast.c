@@ -1,5 +1,5 @@
 /* The dtypes of a unit. Its parameters can be cast before its first use. */
-#include "param_group.h"
+#include "unshard.h"
 
 void msi_unit_set_dtypes(ms_fsdp_unit *u, int32_t orig_dtype)
 {
@@ -58,7 +58,7 @@ ms_status msi_unit_cast(void *unit, int32_t dtype)
                            u->params[i].name, u->name);
         }
     }
-    if (u->materialized) {
+    if (u->master != NULL) {
         MS_TRY(cast_storage(u, dtype, &master));
     }
     msi_unit_set_dtypes(u, dtype);

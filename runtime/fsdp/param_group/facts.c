@@ -1,7 +1,14 @@
-/* Queries of a unit. */
-#include "param_group.h"
+/* Queries of a unit, and notes about it. */
+#include "unit.h"
 
 void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);
+
+void msi_unit_changed(void *unit)
+{
+    if (MSI_UNLIKELY(msi_fsdp_state_changed != NULL)) {
+        msi_fsdp_state_changed(unit);
+    }
+}
 
 /* A forward inside a backward (a recomputation) belongs to the backward. */
 static int32_t training_of(const ms_fsdp_unit *u)
@@ -92,10 +99,18 @@ ms_status msi_masters_check(const msi_model_state *run, const char *what)
                : MS_FAIL(MS_ASSERTION_ERROR, "%s inside summon_full_params", what);
 }
 
-ms_status msi_replica_hash(const ms_fsdp_unit *u, int32_t index, uint64_t *hash)
+int64_t msi_unit_model_number(void *unit)
 {
-    const msi_unit_param *p = &u->params[index];
-    const msi_view values = msi_flat_view(u, u->master, p->offset, p->numel);
+    const ms_fsdp_unit *u = unit;
 
-    return msi_view_hash(&values, hash);
+    return msi_unit_model(u) - ((int64_t)u->world << 32);
+}
+
+void msi_unit_note(void *unit, const msi_note *note)
+{
+    const ms_fsdp_unit *u = unit;
+    msi_note own = *note;
+
+    own.model = msi_unit_model(u);
+    msi_comm_note(u->comm, &own);
 }

@@ -1,6 +1,7 @@
 /* The flat parameter as a tensor, which parameters() shows with use_orig_params = false. It has no
  * memory of its own: its elements and its gradient are those of the original parameters. */
-#include "param_group.h"
+#include "gradient.h"
+#include "unshard.h"
 
 #include <stdlib.h>
 
@@ -45,7 +46,7 @@ static msi_view part_of(const msi_unit_param *p, const msi_view *flat, bool whol
     const int64_t numel = whole ? p->numel : p->piece.numel;
     msi_view v = *flat;
 
-    v.offset += whole ? p->offset : p->piece.numel > 0 ? p->piece.offset_in_shard : 0;
+    v.offset += whole ? p->offset : p->piece.offset_in_shard;
     msi_view_set_contiguous(&v, flat->dtype, 1, &numel);
     return v;
 }
@@ -99,7 +100,7 @@ static ms_status copied(ms_fsdp_unit *u, ms_tensor **out)
 static ms_status shown(void *unit, int32_t index, ms_tensor **out)
 {
     ms_fsdp_unit *u = unit;
-    bool all = u->grad != NULL && u->grad_is_shard;
+    bool all = u->grad != NULL && u->reduction.own == u->own;
 
     *out = NULL;
     if (!has_gradient(unit, index)) {
@@ -172,22 +173,6 @@ static ms_status replace(void *unit, int32_t index, const msi_view *value)
 
 /* -- the tensor -------------------------------------------------------------------------------- */
 
-static void touched(void *unit, int32_t index)
-{
-    (void)index;
-    msi_unit_written(unit);
-}
-
-static ms_status materialize(void *unit)
-{
-    return ms_fsdp_unit_materialize(unit);
-}
-
-static ms_status check_master(void *unit, const char *what)
-{
-    return msi_masters_check(((const ms_fsdp_unit *)unit)->run, what);
-}
-
 static void orphan(void *unit, int32_t index)
 {
     (void)index;
@@ -204,9 +189,9 @@ static void set_requires_grad(void *unit, bool on)
 }
 
 static const msi_param_ops flat_ops = {
-    .touched = touched,
-    .materialize = materialize,
-    .check_master = check_master,
+    .touched = msi_unit_touched,
+    .materialize = msi_unit_materialize,
+    .check_master = msi_unit_check_master,
     .orphan = orphan,
     .gradient_like = gradient_like,
     .check_gradient = msi_unit_check_gradient,
@@ -254,7 +239,7 @@ ms_status ms_fsdp_unit_flat(ms_tensor **out, ms_fsdp_unit *u)
     u->flat_sink = (msi_grad_sink){.expect = sink_expect, .user = u};
     t->sink = &u->flat_sink;
     u->flat = t;
-    if (u->materialized) {
+    if (u->master != NULL) {
         msi_unit_show(u);
     }
     *out = ms_tensor_retain(t);

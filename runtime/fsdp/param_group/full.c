@@ -1,6 +1,6 @@
 /* Full parameters outside training: gather, load, hash. Uses private full-precision copies, no
  * slots. */
-#include "param_group.h"
+#include "unshard.h"
 
 #include <string.h>
 
@@ -106,7 +106,7 @@ static ms_status place_pieces(const ms_fsdp_unit *u, int32_t index, int64_t most
 
     for (int32_t q = 0; q < u->shard_world; q++) {
         MS_TRY(ms_layout_piece_get(u->layout, q, index, &piece));
-        if (piece.present && piece.numel > 0) {
+        if (piece.numel > 0) {
             MS_TRY(msi_mem_copy(u->ctx, (char *)full->v.storage->data + piece.start * size,
                                 received + q * most * size, piece.numel * size));
         }
@@ -125,7 +125,7 @@ static ms_status gather_pieces(ms_fsdp_unit *u, int32_t index, const ms_tensor *
 
     for (int32_t q = 0; q < u->shard_world; q++) {
         MS_TRY(ms_layout_piece_get(u->layout, q, index, &piece));
-        most = piece.present && piece.numel > most ? piece.numel : most;
+        most = piece.numel > most ? piece.numel : most;
     }
     MS_TRY_GOTO(msi_host_alloc(u->ctx, most * size, MS_MEM_SCRATCH, &send), done);
     MS_TRY_GOTO(msi_host_alloc(u->ctx, most * u->shard_world * size, MS_MEM_SCRATCH, &received),
@@ -230,7 +230,7 @@ ms_status ms_fsdp_unit_load(ms_fsdp_unit *u, int32_t index, const ms_tensor *ful
     if (status == MS_OK && p->piece.numel > 0) {
         src.offset += p->piece.start;
         msi_view_set_contiguous(&src, full->v.dtype, 1, &p->piece.numel);
-        shard = msi_flat_view(u, u->master, p->piece.offset_in_shard, p->piece.numel);
+        shard = msi_piece_view(u, p, u->master);
         status = msi_copy(&shard, &src, false);
     }
     msi_storage_release(src.storage);

@@ -1,5 +1,7 @@
 /* The reduced gradient of a unit: its memory, what .grad shows of it, accumulation into it. */
-#include "param_group.h"
+#include "gradient.h"
+#include "observed.h"
+#include "unshard.h"
 
 /* A parameter's part of the reduced gradient: this rank's elements; NO_SHARD: all. */
 static msi_view reduced_view(const ms_fsdp_unit *u, const msi_unit_param *p)
@@ -63,8 +65,7 @@ void msi_unit_gradient_trim(ms_fsdp_unit *u)
     if (u->grad == NULL || u->reduction.phase != MSI_GRAD_NONE) {
         return;
     }
-    for (int32_t i = u->n_params - 1; i >= 0;
-         i--) { /* dropped in order, so the last is dropped last */
+    for (int32_t i = u->n_params - 1; i >= 0; i--) { /* gradients are dropped in order */
         if (shows_reduced(&u->params[i])) {
             return;
         }
@@ -244,8 +245,6 @@ static ms_status make_grad(ms_fsdp_unit *u, bool arrived)
 
     msi_storage_release(u->grad);
     u->grad = grad;
-    u->grad_numel = numel;
-    u->grad_is_shard = is_shard;
     return status;
 }
 
@@ -290,8 +289,10 @@ ms_status msi_unit_gradient_make(ms_fsdp_unit *u)
     return make_shown(u, false);
 }
 
-static void drop_shown(ms_fsdp_unit *u)
+static void drop_shown(void *unit)
 {
+    ms_fsdp_unit *u = unit;
+
     for (int32_t i = 0; i < u->n_params; i++) {
         ms_tensor_free(u->params[i].shown);
         u->params[i].shown = NULL;
@@ -346,6 +347,16 @@ static ms_status prepare(void *unit, void **out, bool *add)
     return MS_OK;
 }
 
+/* Its gradient is reduced. */
+static void show_gradient(msi_unit_param *p)
+{
+    p->reduced = p->arrived = true;
+    if (p->tensor->grad == NULL) {
+        p->tensor->grad = p->shown;
+        p->shown = NULL;
+    }
+}
+
 static void show_gradients(void *unit)
 {
     ms_fsdp_unit *u = unit;
@@ -357,11 +368,7 @@ static void show_gradients(void *unit)
             p->place->version++;
         }
         if (msi_reduction_has(&u->reduction, i)) {
-            p->reduced = p->arrived = true;
-            if (p->tensor->grad == NULL) {
-                p->tensor->grad = p->shown;
-                p->shown = NULL;
-            }
+            show_gradient(p);
         }
     }
     drop_shown(u);
@@ -372,32 +379,15 @@ void msi_unit_gradient_show(ms_fsdp_unit *u)
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
 
-        const bool any = p->contributed;
-
+        if (p->tensor->requires_grad && p->contributed) {
+            if (p->place != NULL) {
+                p->place->version++;
+            }
+            show_gradient(p);
+        }
         p->contributed = false;
-        if (!p->tensor->requires_grad || !any) {
-            continue;
-        }
-        p->reduced = p->arrived = true;
-        if (p->place != NULL) {
-            p->place->version++;
-        }
-        if (p->tensor->grad == NULL) {
-            p->tensor->grad = p->shown;
-            p->shown = NULL;
-        }
     }
     drop_shown(u);
-}
-
-static void dropped(void *unit)
-{
-    drop_shown(unit);
-}
-
-static void changed(void *unit)
-{
-    msi_unit_changed(unit);
 }
 
 /* Copy each shard's elements of a whole gradient to its position in a row of shards. */
@@ -408,7 +398,8 @@ static ms_status pack(void *unit, const void *whole, void *shards)
     return msi_unit_pack_shards(u, whole, shards, ms_dtype_size(u->reduction.dtype));
 }
 
-static const msi_reduction_user reduction_user = {prepare, pack, show_gradients, dropped, changed};
+static const msi_reduction_user reduction_user = {prepare, pack, show_gradients, drop_shown,
+                                                  msi_unit_changed};
 
 static ms_status prepare_apart(void *unit, void **out, bool *add)
 {
@@ -426,8 +417,8 @@ static void note_contributions(void *unit)
     }
 }
 
-static const msi_reduction_user apart_user = {prepare_apart, pack, note_contributions, dropped,
-                                              changed};
+static const msi_reduction_user apart_user = {prepare_apart, pack, note_contributions, drop_shown,
+                                              msi_unit_changed};
 
 void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
 {
@@ -477,13 +468,14 @@ static ms_status close_slot(ms_fsdp_unit *u, bool whole)
 }
 
 /* This rank's gradient (W n) -> its part of the sum over ranks, in the layout of the reduced
- * gradient; of a replica all. When the sum
- * completes depends on timing; the operator is observed when it is committed, in program order. */
+ * gradient; of a replica all. When the sum completes depends on timing; the operator is observed
+ * when it is committed, in program order. */
 static ms_status reduce_meta(const msi_meta *m)
 {
     const ms_fsdp_unit *u = ((const msi_unit_attrs *)m->attrs)->unit;
+    const int64_t numel = u->grad->nbytes / ms_dtype_size(u->grad_dtype);
 
-    return msi_result(m->out, u->grad_dtype, 1, &u->grad_numel);
+    return msi_result(m->out, u->grad_dtype, 1, &numel);
 }
 
 static ms_status reduce_forward(msi_op_call *c)

@@ -1,6 +1,7 @@
 /* Hooks of the program for gradients: see ms_fsdp_unit_set_hook(). */
+#include "gradient.h"
 #include "host.h"
-#include "param_group.h"
+#include "unshard.h"
 
 static bool none_to_fill(void *progress)
 {
@@ -139,7 +140,7 @@ static ms_status reduce_by_hook(ms_fsdp_unit *u, ms_tensor **reduced)
     ms_status status;
 
     MS_TRY_GOTO(fold_gradient(u, &whole), done);
-    u->reduction.phase = MSI_GRAD_NONE;
+    msi_reduction_set(&u->reduction, MSI_GRAD_NONE);
     MS_TRY_GOTO(gather_flags(u), done);
     status = reduce_whole(u, whole, reduced);
 done:

@@ -1,12 +1,7 @@
 /* The master shard: initial values, and access from outside. */
-#include "param_group.h"
+#include "unshard.h"
 
 #include <string.h>
-
-static msi_view piece_view(const ms_fsdp_unit *u, const msi_unit_param *p, msi_storage *shard)
-{
-    return msi_flat_view(u, shard, p->piece.present ? p->piece.offset_in_shard : 0, p->piece.numel);
-}
 
 /* The rule of initial values, and the range of elements. */
 static msi_init_args rule_of(const ms_fsdp_unit *u, const msi_unit_param *p)
@@ -41,10 +36,10 @@ static ms_status origin_of(const msi_param *param, const msi_init_args *rule, ui
 }
 
 /* Fill this rank's elements of one parameter into the shard. */
-static ms_status fill_piece(ms_fsdp_unit *u, msi_unit_param *p)
+static ms_status fill_piece(const ms_fsdp_unit *u, msi_unit_param *p, msi_storage *master)
 {
     msi_param *param = p->tensor->param;
-    msi_view shard = piece_view(u, p, u->master);
+    msi_view shard = msi_piece_view(u, p, master);
     msi_init_args rule = rule_of(u, p);
 
     if (u->world > 1) {
@@ -72,29 +67,26 @@ ms_status ms_fsdp_unit_materialize(ms_fsdp_unit *u)
 {
     int64_t nbytes = u->shard_numel * ms_dtype_size(u->orig_dtype);
     msi_storage *master;
-    ms_status status;
 
-    if (u->materialized) {
+    if (u->master != NULL) {
         return MS_OK;
     }
     MS_TRY(msi_unit_storage(u, &master, nbytes, MS_MEM_PARAMETER));
-    u->master = master;
-    status = msi_mem_set(u->ctx, master->data, 0, nbytes); /* padding stays zero */
+    ms_status status = msi_mem_set(u->ctx, master->data, 0, nbytes); /* padding stays zero */
     for (int32_t i = 0; i < u->n_params && status == MS_OK; i++) {
-        status = fill_piece(u, &u->params[i]);
+        status = fill_piece(u, &u->params[i], master);
     }
     if (status != MS_OK) {
-        u->master = NULL;
         msi_storage_release(master);
         return status;
     }
-    u->materialized = true;
+    u->master = master;
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
         msi_param *param = p->tensor->param;
         msi_storage *old = param->master.storage;
 
-        param->master = piece_view(u, p, master);
+        param->master = msi_piece_view(u, p, master);
         msi_storage_retain(master);
         param->start = p->piece.start;
         param->materialized = true;

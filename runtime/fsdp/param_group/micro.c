@@ -3,7 +3,7 @@
  * A micro gradient is the gradient of one backward on one rank. The first
  * contribution to a parameter stores, later ones add, in program order. Then: [Note: gradient tree]
  * in accumulate.h. */
-#include "param_group.h"
+#include "gradient.h"
 
 /* -- its memory -------------------------------------------------------------------------------- */
 
@@ -28,8 +28,7 @@ static ms_status begin_micro(ms_fsdp_unit *u)
         MS_TRY(msi_micro_new(&u->sums));
     }
     msi_storage_bind(u->micro_view, NULL, u->sums.micro, nbytes);
-    u->reduction.phase = MSI_GRAD_WRITING;
-    msi_unit_changed(u);
+    msi_reduction_set(&u->reduction, MSI_GRAD_WRITING);
     return MS_OK;
 }
 
@@ -155,7 +154,7 @@ static ms_status complete(ms_fsdp_unit *u)
     msi_storage_unbind(u->micro_view);
     MS_TRY(u->run->gradient_complete(u));
     if (!u->settings.sync) {
-        u->reduction.phase = MSI_GRAD_NONE;
+        msi_reduction_set(&u->reduction, MSI_GRAD_NONE);
         return msi_unit_accumulate(u);
     }
     return msi_unit_reduce(u);

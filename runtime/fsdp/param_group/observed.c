@@ -1,6 +1,6 @@
 /* Units at the one observable point (op.h): unshard, reshard and reduce are operators on tensors.
  * These tensors are made only if there is an observer. */
-#include "param_group.h"
+#include "observed.h"
 
 #include <stdlib.h>
 

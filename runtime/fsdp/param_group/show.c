@@ -1,5 +1,5 @@
 /* What handles of a unit's parameters show, and the error of handles without memory. */
-#include "param_group.h"
+#include "unshard.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -38,8 +38,7 @@ static void show_shards(ms_fsdp_unit *u)
     for (int32_t i = 0; i < u->n_params; i++) {
         msi_unit_param *p = &u->params[i];
         const msi_param *param = p->tensor->param;
-        msi_view v = {.storage = hides ? u->hidden : u->master,
-                      .offset = p->piece.present ? p->piece.offset_in_shard : 0};
+        msi_view v = {.storage = hides ? u->hidden : u->master, .offset = p->piece.offset_in_shard};
 
         if (u->is_sharded) {
             msi_unit_shape_shard(u, p, u->orig_dtype, &v);

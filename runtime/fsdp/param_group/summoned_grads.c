@@ -2,7 +2,8 @@
  *
  * Each rank's own gradients are kept aside meanwhile; leaving without a write-back shows them again
  * and needs no memory. */
-#include "param_group.h"
+#include "gradient.h"
+#include "unshard.h"
 
 #include <string.h>
 
@@ -17,7 +18,7 @@ static ms_status own_gradients(ms_fsdp_unit *u, msi_storage **out)
         const msi_unit_param *p = &u->params[i];
 
         if (p->tensor->grad != NULL && p->piece.numel > 0) {
-            msi_view to = msi_flat_view(u, *out, p->piece.offset_in_shard, p->piece.numel);
+            msi_view to = msi_piece_view(u, p, *out);
 
             msi_unit_shape_shard(u, p, u->orig_dtype, &to);
             status = msi_copy(&to, &p->tensor->grad->v, false);

@@ -1,28 +1,14 @@
 /* Units: their parameters, layout and master shard. */
 #include "array.h"
-#include "param_group.h"
+#include "gradient.h"
+#include "observed.h"
+#include "unshard.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* -- for lower layers -------------------------------------------------------------------------- */
-
-static void touched(void *unit, int32_t index)
-{
-    (void)index;
-    msi_unit_written(unit);
-}
-
-static ms_status materialize(void *unit)
-{
-    return ms_fsdp_unit_materialize(unit);
-}
-
-static ms_status check_master(void *unit, const char *what)
-{
-    return msi_masters_check(((const ms_fsdp_unit *)unit)->run, what);
-}
 
 static void orphan(void *unit, int32_t index)
 {
@@ -32,9 +18,9 @@ static void orphan(void *unit, int32_t index)
 }
 
 static const msi_param_ops param_ops = {
-    .touched = touched,
-    .materialize = materialize,
-    .check_master = check_master,
+    .touched = msi_unit_touched,
+    .materialize = msi_unit_materialize,
+    .check_master = msi_unit_check_master,
     .orphan = orphan,
     .gradient_like = msi_unit_gradient_like,
     .check_gradient = msi_unit_check_gradient,
@@ -138,9 +124,6 @@ static ms_status lay_out(ms_fsdp_unit *u)
         u->params[i].offset = ms_layout_offset(u->layout, i);
         MS_TRY(ms_layout_piece_get(u->layout, u->is_sharded ? u->shard_rank : 0, i,
                                    &u->params[i].piece));
-        if (!u->params[i].piece.present) {
-            u->params[i].piece.numel = u->params[i].piece.start = 0;
-        }
     }
     u->own = malloc(sizeof(*u->own) * (size_t)msi_layout_most_extents(u->layout));
     u->theirs = malloc(sizeof(*u->theirs) * (size_t)msi_layout_most_extents(u->layout));
@@ -154,19 +137,8 @@ static ms_status lay_out(ms_fsdp_unit *u)
     return MS_OK;
 }
 
-static void measure(msi_unit_param *p)
-{
-    const msi_view *v = &p->tensor->v;
-
-    p->numel = msi_view_numel(v);
-    p->row_numel = 1;
-    for (int32_t d = 1; d < v->ndim; d++) {
-        p->row_numel *= v->shape[d];
-    }
-}
-
-static ms_status take_params(ms_fsdp_unit *u, ms_tensor *const *params, int32_t n,
-                             const char *const *names)
+/* Describe the parameters, and lay them out; leaves them unchanged. */
+static ms_status outline(ms_fsdp_unit *u, ms_tensor *const *params, int32_t n)
 {
     u->params = calloc((size_t)n, sizeof(*u->params));
     if (u->params == NULL) {
@@ -174,14 +146,26 @@ static ms_status take_params(ms_fsdp_unit *u, ms_tensor *const *params, int32_t 
                        u->name);
     }
     for (int32_t i = 0; i < n; i++) {
+        const msi_view *v = &params[i]->v;
+
+        u->params[i] = (msi_unit_param){.numel = msi_view_numel(v), .row_numel = 1};
+        for (int32_t d = 1; d < v->ndim; d++) {
+            u->params[i].row_numel *= v->shape[d];
+        }
+    }
+    u->n_params = n;
+    return lay_out(u);
+}
+
+static ms_status take_params(ms_fsdp_unit *u, ms_tensor *const *params, const char *const *names)
+{
+    for (int32_t i = 0; i < u->n_params; i++) {
         MS_TRY(ms_tensor_make_parameter(params[i]));
         u->params[i].name = strdup(names[i]);
         if (u->params[i].name == NULL) {
             return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the name '%s'", names[i]);
         }
         u->params[i].tensor = ms_tensor_retain(params[i]);
-        measure(&u->params[i]);
-        u->n_params = i + 1;
     }
     return MS_OK;
 }
@@ -244,8 +228,8 @@ static ms_status build(ms_fsdp_unit *u, const char *name, ms_tensor *const *para
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for unit '%s'", name);
     }
     msi_unit_explain(u, NULL);
-    MS_TRY(take_params(u, params, n_params, names));
-    MS_TRY(lay_out(u));
+    MS_TRY(outline(u, params, n_params));
+    MS_TRY(take_params(u, params, names));
     MS_TRY(msi_storage_wrap(&u->full, u->ctx, MS_STORAGE_FULL, NULL, 0));
     u->full->unit = u->name;
     u->full->absent = u->absent;
@@ -289,20 +273,13 @@ ms_status ms_fsdp_unit_new(ms_fsdp_unit **out, ms_comm *comm, const char *name,
     return MS_OK;
 }
 
-/* Only its layout; leaves the parameters unchanged. */
-static ms_status outline(ms_fsdp_unit *u, ms_tensor *const *params, int32_t n)
+static void free_outline(ms_fsdp_unit *u)
 {
-    u->params = calloc((size_t)n, sizeof(*u->params));
-    if (u->params == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the %d parameters of unit '%s'", (int)n,
-                       u->name);
-    }
-    for (int32_t i = 0; i < n; i++) {
-        u->params[i].tensor = params[i];
-        measure(&u->params[i]);
-    }
-    u->n_params = n;
-    return lay_out(u);
+    ms_layout_free(u->layout);
+    free(u->own);
+    free(u->theirs);
+    free(u->grad_extent);
+    free(u->params);
 }
 
 ms_status ms_fsdp_group_describe(ms_fsdp_group *group, ms_comm *comm, const char *name,
@@ -320,14 +297,13 @@ ms_status ms_fsdp_group_describe(ms_fsdp_group *group, ms_comm *comm, const char
     describe(&u, comm, &o, params[0]->v.dtype);
     ms_status status = outline(&u, params, n_params);
 
+    for (int32_t i = 0; status == MS_OK && i < n_params; i++) {
+        u.params[i].tensor = params[i];
+    }
     if (status == MS_OK) {
         *group = msi_unit_facts(&u);
     }
-    ms_layout_free(u.layout);
-    free(u.own);
-    free(u.theirs);
-    free(u.grad_extent);
-    free(u.params);
+    free_outline(&u);
     return status;
 }
 
@@ -343,6 +319,20 @@ void ms_fsdp_unit_free(ms_fsdp_unit *u)
     free(u);
 }
 
+/* Release a parameter, which belongs to no unit any more; NULL: it was freed before. */
+static void release_param(ms_tensor *t)
+{
+    if (t == NULL) {
+        return;
+    }
+    t->sink = NULL;
+    if (t->param != NULL) {
+        t->param->unit = NULL;
+        t->param->ops = NULL;
+    }
+    ms_tensor_free(t);
+}
+
 void msi_unit_dispose(ms_fsdp_unit *u)
 {
     msi_unit_levels_free(u);
@@ -352,34 +342,13 @@ void msi_unit_dispose(ms_fsdp_unit *u)
     msi_unit_hook_drop(&u->hooks[MS_HOOK_REDUCE]);
     msi_unit_hook_drop(&u->hooks[MS_HOOK_REDUCED]);
     for (int32_t i = 0; i < u->n_params; i++) {
-        ms_tensor *t = u->params[i].tensor;
-
         free(u->params[i].name);
-        if (t == NULL) {
-            continue;
-        }
-        t->sink = NULL;
-        if (t->param != NULL) {
-            t->param->unit = NULL;
-            t->param->ops = NULL;
-        }
-        ms_tensor_free(t);
+        release_param(u->params[i].tensor);
     }
-    if (u->flat != NULL) {
-        u->flat->sink = NULL;
-        if (u->flat->param != NULL) {
-            u->flat->param->unit = NULL;
-            u->flat->param->ops = NULL;
-        }
-        ms_tensor_free(u->flat);
-    }
-    free(u->params);
+    release_param(u->flat);
+    free_outline(u);
     msi_storage_release(u->summoned);
     msi_gather_dispose(&u->gather);
-    free(u->own);
-    free(u->theirs);
-    free(u->grad_extent);
-    ms_layout_free(u->layout);
     if (u->full != NULL) {
         msi_storage_unbind(u->full);
         u->full->absent = "its unit was freed";

@@ -1,6 +1,7 @@
 /* Full parameters: publish, unshard, reshard. The latter two are observable operators; publish is
  * not, as nothing can be read yet. */
-#include "param_group.h"
+#include "unshard.h"
+#include "observed.h"
 
 /* `full` now has the master's values. A backward over older ones must fail, whoever wrote the
  * master, even a script. (`outdated` is set by optimizers and loads only: it decides the order of
@@ -85,12 +86,7 @@ static int64_t version(const void *unit)
     return ((const ms_fsdp_unit *)unit)->master->version;
 }
 
-static void filled(void *unit)
-{
-    msi_unit_changed(unit);
-}
-
-static const msi_gather_user gather_user = {fill, pull, filled, version};
+static const msi_gather_user gather_user = {fill, pull, msi_unit_changed, version};
 
 static const msi_gather_ops *gather_ops(const ms_fsdp_unit *u)
 {

@@ -249,20 +249,26 @@ typedef struct first_values {
     uint64_t given; /* loaded or written by the script; else 0: made by a rule */
 } first_values;
 
-static ms_status first_values_of(const ms_fsdp_unit *u, int32_t index, first_values *out)
+static ms_status first_values_of(const msi_listed_param *at, first_values *out)
 {
-    const msi_unit_param *p = &u->params[index];
+    const ms_fsdp_unit *u = at->unit;
+    const msi_unit_param *p = msi_listed_in_unit(at);
 
     *out = (first_values){p->origin, p->given};
-    return u->is_sharded ? MS_OK : msi_replica_hash(u, index, &out->hash);
+    if (u->is_sharded) {
+        return MS_OK;
+    }
+    const msi_view values = msi_flat_view(u, u->master, p->offset, p->numel);
+
+    return msi_view_hash(&values, &out->hash);
 }
 
-/* Rank q's initial values of parameter `index` differ from rank 0's. For shards a different seed is
+/* Rank q's initial values of a parameter differ from rank 0's. For shards a different seed is
  * legal (rules, or tensors made parameters); loading or writing different values is not. */
-static ms_status values_differ(const ms_fsdp_unit *u, int32_t index, int32_t q, bool given,
-                               bool *warned)
+static ms_status values_differ(const msi_listed_param *at, int32_t q, bool given, bool *warned)
 {
-    const char *name = u->params[index].name;
+    const ms_fsdp_unit *u = at->unit;
+    const char *name = msi_listed_in_unit(at)->name;
     const int zero = msi_comm_rank_in_job(u->comm, 0), rank = msi_comm_rank_in_job(u->comm, q);
 
     if (!u->is_sharded) {
@@ -295,39 +301,28 @@ static ms_status values_differ(const ms_fsdp_unit *u, int32_t index, int32_t q, 
 ms_status msi_values_agree(ms_fsdp_tree *tree)
 {
     first_values *mine = NULL, *all = NULL;
-    int64_t n = 0, at = 0;
+    const int64_t n = tree->n_params;
     bool warned = false;
     ms_status status = MS_OK;
 
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        n += tree->units[i]->n_params;
-    }
     if (!msi_tree_has_peers(tree) || n == 0) {
         return MS_OK;
     }
     MS_TRY_GOTO(msi_new_array(&mine, n, "parameters to compare"), done);
     MS_TRY_GOTO(msi_new_array(&all, n * tree->world, "parameters to compare"), done);
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
-            MS_TRY_GOTO(first_values_of(tree->units[i], p, &mine[at++]), done);
-        }
+    for (int64_t i = 0; i < n; i++) {
+        MS_TRY_GOTO(first_values_of(&tree->params[i], &mine[i]), done);
     }
     MS_TRY_GOTO(msi_tree_gather(tree, "the first use of FSDP (values)", mine,
                                 n * (int64_t)sizeof(*mine), all),
                 done);
-    at = 0;
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        const ms_fsdp_unit *u = tree->units[i];
+    for (int64_t i = 0; i < n; i++) {
+        for (int32_t q = 1; q < tree->world; q++) {
+            const first_values *theirs = &all[q * n + i];
+            const bool given = (theirs->given | all[i].given) != 0;
 
-        for (int32_t p = 0; p < u->n_params; p++, at++) {
-            for (int32_t q = 1; q < tree->world; q++) {
-                const first_values *theirs = &all[q * n + at];
-
-                if (theirs->hash != all[at].hash) {
-                    MS_TRY_GOTO(
-                        values_differ(u, p, q, (theirs->given | all[at].given) != 0, &warned),
-                        done);
-                }
+            if (theirs->hash != all[i].hash) {
+                MS_TRY_GOTO(values_differ(&tree->params[i], q, given, &warned), done);
             }
         }
     }

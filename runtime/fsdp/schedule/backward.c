@@ -1,6 +1,8 @@
 /* When units are unsharded, resharded and reduced, part 2: backward, its end, errors. */
 #include "array.h"
+#include "gradient.h"
 #include "schedule.h"
+#include "unshard.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -251,14 +253,12 @@ static ms_status run_accumulate_hooks(void *user)
 {
     ms_fsdp_tree *tree = user;
 
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        for (int32_t k = 0; k < tree->units[i]->n_params; k++) {
-            msi_unit_param *p = &tree->units[i]->params[k];
+    for (int32_t i = 0; i < tree->n_params; i++) {
+        msi_unit_param *p = msi_listed_in_unit(&tree->params[i]);
 
-            if (p->arrived) {
-                p->arrived = false;
-                MS_TRY(msi_hooks_run_accumulate(p->tensor));
-            }
+        if (p->arrived) {
+            p->arrived = false;
+            MS_TRY(msi_hooks_run_accumulate(p->tensor));
         }
     }
     return MS_OK;

@@ -1,91 +1,10 @@
 /* Clipping by the total gradient norm, with the same bits for every strategy, policy and world
  * size.
  *
- * If ranks exchange messages (norm_parts.h), the host waits once, to read its own. Otherwise
+ * If ranks exchange messages (norm_messages.h), the host waits once, to read its own. Otherwise
  * kernels compute norm and factor, and nothing waits. */
-#include "norm_parts.h"
-
-/* Maximum size of any rank's messages, and size of this rank's kept blocks. */
-static ms_status measure_all(const ms_fsdp_tree *tree, const msi_param_list *o, msi_norm_room *room)
-{
-    int64_t blocks, fragments;
-
-    *room = (msi_norm_room){0};
-    for (int32_t q = 0; q < tree->shard_world; q++) {
-        MS_TRY(msi_norm_measure(o, q, &blocks, &fragments));
-        room->sharded = blocks + fragments > room->sharded ? blocks + fragments : room->sharded;
-    }
-    for (int32_t i = 0; i < o->n; i++) {
-        const msi_listed_param *at = &o->places[i];
-
-        room->kept += msi_norm_kept_blocks(tree, at) * (int64_t)sizeof(double);
-        if (!msi_norm_is_cut(at) && msi_norm_is_sent(tree, at)) {
-            room->plain += msi_norm_plain_blocks(at) * (int64_t)sizeof(double);
-        }
-    }
-    return MS_OK;
-}
-
-/* Gather the messages at `mine` into `all`: the sharded ones of the shard group, then the plain
- * ones of all ranks. */
-static ms_status exchange(ms_fsdp_tree *tree, const msi_param_list *o, const char *mine,
-                          const msi_norm_room *room, char *all, msi_norm_message *messages)
-{
-    char *plain = all + room->sharded * tree->shard_world;
-    int64_t blocks, fragments;
-
-    if (room->sharded > 0) {
-        MS_TRY(
-            msi_tree_gather_over(tree, tree->shards, "clip_grad_norm_", mine, room->sharded, all));
-    }
-    if (room->plain > 0) {
-        MS_TRY(msi_tree_gather(tree, "clip_grad_norm_", mine + room->sharded, room->plain, plain));
-    }
-    msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* equivalent collective */
-    for (int32_t q = 0; q < tree->world; q++) {
-        messages[q].plain = (double *)(void *)(plain + q * room->plain);
-        if (q < tree->shard_world) {
-            char *sharded = all + q * room->sharded;
-
-            MS_TRY(msi_norm_measure(o, q, &blocks, &fragments));
-            messages[q].blocks = (double *)(void *)sharded;
-            messages[q].fragments = sharded + blocks;
-        }
-    }
-    return MS_OK;
-}
-
-/* From all ranks' messages. */
-static ms_status norm_of_all(ms_fsdp_tree *tree, const msi_param_list *o, double order,
-                             double *total)
-{
-    msi_norm_room room;
-    msi_mem_block *mine = NULL, *all = NULL, *of_ranks = NULL;
-    ms_status status;
-
-    MS_TRY(measure_all(tree, o, &room));
-    MS_TRY(msi_host_alloc(tree->ctx, room.sharded * tree->shard_world + room.plain * tree->world,
-                          MS_MEM_SCRATCH, &all));
-    MS_TRY_GOTO(
-        msi_host_alloc(tree->ctx, room.sharded + room.plain + room.kept, MS_MEM_SCRATCH, &mine),
-        done);
-    MS_TRY_GOTO(msi_host_alloc(tree->ctx, (int64_t)sizeof(msi_norm_message) * tree->world,
-                               MS_MEM_SCRATCH, &of_ranks),
-                done);
-    msi_norm_message *messages = of_ranks->data;
-    char *own = mine->data;
-    const char *kept = own + room.sharded + room.plain;
-
-    MS_TRY_GOTO(msi_norm_know(tree, o, order, &room, own), done);
-    MS_TRY_GOTO(exchange(tree, o, own, &room, all->data, messages), done);
-    status = msi_norm_fold_all(tree, o, order, messages, (const double *)(const void *)kept, total);
-    *total = msi_plain_nan(msi_norm_finish(*total, order));
-done:
-    msi_release(of_ranks);
-    msi_release(mine);
-    msi_release(all);
-    return status;
-}
+#include "gradient.h"
+#include "norm_messages.h"
 
 /* From this rank's gradients. */
 static ms_status norm_of_own(const msi_param_list *o, double max_norm, msi_norm *norm)
@@ -139,7 +58,7 @@ static ms_status total_norm(ms_fsdp_tree *tree, const msi_param_list *o, double 
     if (!sent) {
         return norm_of_own(o, max_norm, norm);
     }
-    MS_TRY(norm_of_all(tree, o, order, &value));
+    MS_TRY(msi_norm_of_ranks(tree, o, order, &value));
     return msi_norm_set(norm, max_norm, value);
 }
 

@@ -1,6 +1,7 @@
 /* Hash of a model's values, independent of its wrapping. */
 #include "array.h"
 #include "schedule.h"
+#include "unshard.h"
 
 #include <stdlib.h>
 
@@ -20,12 +21,12 @@ static ms_status hash_unit(ms_fsdp_unit *u, uint64_t *hashes)
     return status;
 }
 
-/* hashes[offset[u] + p] = hash of parameter p of unit u. */
-static ms_status hash_units(ms_fsdp_tree *tree, const int32_t *offset, uint64_t *hashes)
+/* Hashes of the tree's parameters. */
+static ms_status hash_units(ms_fsdp_tree *tree, uint64_t *hashes)
 {
     msi_progress_begin(&tree->run.progress);
     for (int32_t i = 0; i < tree->n_units; i++) {
-        const ms_status status = hash_unit(tree->units[i], hashes + offset[i]);
+        const ms_status status = hash_unit(tree->units[i], hashes + tree->course[i].first_param);
 
         if (status != MS_OK) {
             msi_tree_give_up(tree, "hash");
@@ -73,7 +74,6 @@ static ms_status gather_plain(ms_fsdp_tree *tree, int32_t n, uint64_t *hashes, u
 ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
                             uint64_t *hash)
 {
-    int32_t *offset = NULL, n_held = 0;
     uint64_t *hashes = NULL, *plain = NULL, *all_plain = NULL, h = 0;
     msi_param_list order;
     bool any_plain;
@@ -85,30 +85,25 @@ ms_status ms_fsdp_tree_hash(ms_fsdp_tree *tree, ms_tensor *const *params, int32_
     const msi_listed_param *places = order.places;
     const int32_t n = order.n;
 
-    MS_TRY_GOTO(msi_new_array(&offset, tree->n_units, "units to hash"), done);
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        offset[i] = n_held;
-        n_held += tree->units[i]->n_params;
-    }
-    MS_TRY_GOTO(msi_new_array(&hashes, n_held, "hashes of parameters"), done);
+    MS_TRY_GOTO(msi_new_array(&hashes, tree->n_params, "hashes of parameters"), done);
     MS_TRY_GOTO(msi_new_array(&plain, n, "hashes of parameters"), done);
     MS_TRY_GOTO(msi_new_array(&all_plain, (int64_t)n * tree->world, "hashes of parameters"), done);
     MS_TRY_GOTO(hash_plain(places, n, plain, &any_plain), done);
-    MS_TRY_GOTO(hash_units(tree, offset, hashes), done);
+    MS_TRY_GOTO(hash_units(tree, hashes), done);
     if (any_plain && tree->world > 1) {
         MS_TRY_GOTO(gather_plain(tree, n, plain, all_plain), done);
     }
     for (int32_t i = 0; i < n; i++) {
         const ms_fsdp_unit *u = places[i].unit;
 
-        h = u != NULL ? msi_params_fold(h, hashes[offset[u->index] + places[i].index],
-                                        u->params[places[i].index].name)
-                      : msi_params_fold(h, plain[i], msi_tensor_label(places[i].tensor));
+        h = u != NULL
+                ? msi_params_fold(h, hashes[tree->course[u->index].first_param + places[i].index],
+                                  msi_listed_in_unit(&places[i])->name)
+                : msi_params_fold(h, plain[i], msi_tensor_label(places[i].tensor));
     }
     *hash = h;
 done:
     msi_release(order.block);
-    free(offset);
     free(hashes);
     free(plain);
     free(all_plain);

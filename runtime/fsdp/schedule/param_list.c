@@ -4,16 +4,6 @@
 
 #include <stdlib.h>
 
-/* Without a list: unit by unit. */
-static void list_units(const ms_fsdp_tree *tree, msi_listed_param *places)
-{
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
-            *places++ = (msi_listed_param){tree->units[i]->params[p].tensor, tree->units[i], p};
-        }
-    }
-}
-
 static int compare_places(const void *a, const void *b)
 {
     uintptr_t x = (uintptr_t)((const msi_listed_param *)a)->tensor;
@@ -24,8 +14,11 @@ static int compare_places(const void *a, const void *b)
 
 /* Check that no parameter is listed twice; `whole`: that every parameter of the tree is listed.
  * Sorts `sorted`. */
-static ms_status check_list(msi_listed_param *sorted, int32_t n, int32_t n_held, bool whole)
+static ms_status check_list(const ms_fsdp_tree *tree, msi_listed_param *sorted, int32_t n,
+                            bool whole)
 {
+    int32_t n_held = tree->n_params;
+
     qsort(sorted, (size_t)n, sizeof(*sorted), compare_places);
     for (int32_t i = 0; i < n; i++) {
         n_held -= sorted[i].unit != NULL;
@@ -48,7 +41,7 @@ static ms_status places_new(const ms_fsdp_tree *tree, int32_t n, msi_mem_block *
 }
 
 static ms_status list_params(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n,
-                             int32_t n_held, bool whole, msi_listed_param *places)
+                             bool whole, msi_listed_param *places)
 {
     msi_mem_block *copy;
 
@@ -67,7 +60,7 @@ static ms_status list_params(const ms_fsdp_tree *tree, ms_tensor *const *params,
         places[i] = sorted[i] =
             (msi_listed_param){params[i], u, u != NULL ? param->unit_index : -1};
     }
-    ms_status status = check_list(sorted, n, n_held, whole);
+    ms_status status = check_list(tree, sorted, n, whole);
 
     msi_release(copy);
     return status;
@@ -76,26 +69,19 @@ static ms_status list_params(const ms_fsdp_tree *tree, ms_tensor *const *params,
 ms_status msi_param_list_new(const ms_fsdp_tree *tree, ms_tensor *const *params, int32_t n_params,
                              bool whole, msi_param_list *out)
 {
-    int32_t n_held = 0;
-    ms_status status = MS_OK;
-
-    *out = (msi_param_list){0};
-    for (int32_t i = 0; i < tree->n_units; i++) {
-        n_held += tree->units[i]->n_params;
-    }
-    const int32_t n = params != NULL ? n_params : n_held;
     msi_mem_block *block;
 
-    MS_TRY(places_new(tree, n, &block));
+    *out = (msi_param_list){tree->params, tree->n_params, NULL};
     if (params == NULL) {
-        list_units(tree, block->data);
-    } else {
-        status = list_params(tree, params, n, n_held, whole, block->data);
+        return MS_OK;
     }
+    MS_TRY(places_new(tree, n_params, &block));
+    const ms_status status = list_params(tree, params, n_params, whole, block->data);
+
     if (status != MS_OK) {
         msi_release(block);
         return status;
     }
-    *out = (msi_param_list){block->data, n, block};
+    *out = (msi_param_list){block->data, n_params, block};
     return MS_OK;
 }

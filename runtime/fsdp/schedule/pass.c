@@ -8,6 +8,7 @@
  * an outer forward ends the inner ones without a call. It closes the scopes they began in, so these
  * are checked wherever the stack matters. */
 #include "schedule.h"
+#include "unshard.h"
 
 #include <stdlib.h>
 

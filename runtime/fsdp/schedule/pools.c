@@ -1,6 +1,8 @@
 /* The slots of a model: which units need which, and mapping them. */
 #include "array.h"
+#include "gradient.h"
 #include "schedule.h"
+#include "unshard.h"
 
 #include "device_comm.h"
 

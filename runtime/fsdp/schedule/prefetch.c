@@ -1,5 +1,6 @@
 /* Units published before they are used. */
 #include "schedule.h"
+#include "unshard.h"
 
 ms_status msi_prefetch(ms_fsdp_unit *u)
 {

@@ -1,6 +1,7 @@
 /* When units are unsharded, prefetched and resharded, part 1: forward, and calls of the script.
  * (Part 2: backward.c.) */
 #include "schedule.h"
+#include "unshard.h"
 
 #include <stdlib.h>
 

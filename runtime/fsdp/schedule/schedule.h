@@ -3,8 +3,8 @@
 #ifndef MSI_FSDP_SCHEDULE_H
 #define MSI_FSDP_SCHEDULE_H
 
-#include "param_group.h"
 #include "step_plan.h"
+#include "unit.h"
 
 extern const msi_option_table msi_fsdp_tree_options; /* generated from moonshard/fsdp.h */
 
@@ -33,10 +33,18 @@ typedef struct msi_pass {
 typedef struct msi_unit_schedule {
     ms_fsdp_unit *unit;
     msi_pass *passes;    /* all records */
+    int32_t first_param; /* of the tree's parameters */
     int32_t post_index;  /* index in the tree's post-forward order; -1: none */
     bool needs_backward; /* a result of the iteration's forward may be differentiated */
     msi_unit_list ahead_forward, ahead_backward; /* to prefetch; units NULL: by the options */
 } msi_unit_schedule;
+
+/* A parameter of a model; in lists of the script also a plain one, without a unit. */
+typedef struct msi_listed_param {
+    ms_tensor *tensor;
+    ms_fsdp_unit *unit; /* NULL: a plain parameter */
+    int32_t index;      /* in `unit` */
+} msi_listed_param;
 
 struct ms_fsdp_tree {
     uint32_t magic;
@@ -52,10 +60,13 @@ struct ms_fsdp_tree {
     int32_t n_units;
     ms_fsdp_unit **units;
     msi_unit_schedule *course; /* (n_units) */
+    int32_t n_params;          /* of all units */
+    msi_listed_param *params;  /* (n_params) one unit after another */
     msi_model_state run;
     bool same_numerics; /* as reported by every rank's ms_numerics() */
 
     bool *written;   /* (1 + actual ranks, n_units): exchange of which units were written */
+    int32_t n_words; /* summoned parameters */
     uint64_t *words; /* while summoned: room for comparing what was written (summon.c) */
 
     msi_pass *forward;    /* innermost running one, or NULL */
@@ -74,6 +85,11 @@ struct ms_fsdp_tree {
 static inline bool msi_tree_has_peers(const ms_fsdp_tree *tree)
 {
     return tree->world > 1 && !ms_comm_is_fake(tree->comm);
+}
+
+static inline msi_unit_param *msi_listed_in_unit(const msi_listed_param *at)
+{
+    return &at->unit->params[at->index];
 }
 
 /* NULL for a unit without a tree. */
@@ -141,16 +157,10 @@ const ms_fsdp_unit *msi_unit_in_forward(ms_fsdp_tree *tree);
 void msi_tree_unsummon(ms_fsdp_tree *tree);
 
 /* -- param_list.c ------------------------------------------------------------------------------ */
-typedef struct msi_listed_param {
-    ms_tensor *tensor;
-    ms_fsdp_unit *unit; /* NULL: a plain parameter */
-    int32_t index;      /* in `unit` */
-} msi_listed_param;
-
 typedef struct msi_param_list {
-    msi_listed_param *places; /* (n) */
+    const msi_listed_param *places; /* (n) */
     int32_t n;
-    msi_mem_block *block; /* memory of `places`; freed by the caller */
+    msi_mem_block *block; /* memory of `places`, or NULL; freed by the caller */
 } msi_param_list;
 
 /* Look up `params` (n), the model's parameters with plain ones; NULL: the units', one unit after

@@ -1,5 +1,6 @@
 /* Settings of units and trees, which scripts change between steps. */
 #include "array.h"
+#include "gradient.h"
 #include "schedule.h"
 
 #include <math.h>

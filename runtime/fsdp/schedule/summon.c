@@ -1,71 +1,75 @@
 /* Full parameters behind their handles for a while, and writing them back. */
 #include "array.h"
+#include "gradient.h"
 #include "schedule.h"
+#include "unshard.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The unit after `i` that this summon is about, or tree->n_units. */
-static int32_t next_unit(const ms_fsdp_tree *tree, int32_t i)
+/* The next summoned parameter from index `i` on, or tree->n_params. */
+static int32_t next_param(const ms_fsdp_tree *tree, int32_t i)
 {
-    do {
+    while (i < tree->n_params && !tree->params[i].unit->is_summoned) {
         i++;
-    } while (i < tree->n_units && !tree->units[i]->is_summoned);
+    }
     return i;
 }
 
-static int64_t count_params(const ms_fsdp_tree *tree)
-{
-    int64_t n = 0;
-
-    for (int32_t i = next_unit(tree, -1); i < tree->n_units; i = next_unit(tree, i)) {
-        n += tree->units[i]->n_params;
-    }
-    return n;
-}
-
-/* For each parameter a word of this rank, one of every rank, and their union. Allocated early, so
- * that leaving needs no memory. */
+/* For each summoned parameter a word of this rank, one of every rank, and their union. Allocated
+ * early, so that leaving needs no memory. */
 static ms_status words_new(ms_fsdp_tree *tree)
 {
-    const int64_t n = count_params(tree);
-
-    return msi_new_array(&tree->words, n * (tree->world + 2) + 1, "words to summon parameters");
+    tree->n_words = 0;
+    for (int32_t i = next_param(tree, 0); i < tree->n_params; i = next_param(tree, i + 1)) {
+        tree->n_words++;
+    }
+    return msi_new_array(&tree->words, (int64_t)tree->n_words * (tree->world + 2) + 1,
+                         "words to summon parameters");
 }
 
-/* Union over the ranks of the n words at tree->words. */
-static ms_status gather_union(ms_fsdp_tree *tree, const char *what, int64_t n, uint64_t *any)
+/* Union over the ranks of the words at tree->words, to `*any`. */
+static ms_status gather_union(ms_fsdp_tree *tree, const char *what, const uint64_t **any)
 {
-    uint64_t *all = tree->words + n;
+    const int64_t n = tree->n_words;
+    uint64_t *all = tree->words + n, *sum = all + n * tree->world;
 
     MS_TRY(msi_tree_gather(tree, what, tree->words, n * (int64_t)sizeof(*all), all));
-    memset(any, 0, (size_t)n * sizeof(*any));
+    memset(sum, 0, (size_t)n * sizeof(*sum));
     for (int64_t i = 0; i < n * tree->world; i++) {
-        any[i % n] |= all[i];
+        sum[i % n] |= all[i];
     }
+    *any = sum;
     return MS_OK;
 }
 
 static ms_status summon_gradients(ms_fsdp_tree *tree)
 {
-    const int64_t n = count_params(tree);
-    uint64_t *own = tree->words, *any = own + n * (tree->world + 1);
-    int64_t at = 0;
+    uint64_t *own = tree->words;
+    const uint64_t *any;
 
-    if (n == 0) {
+    if (tree->n_words == 0) {
         return MS_OK;
     }
-    for (int32_t i = next_unit(tree, -1); i < tree->n_units; i = next_unit(tree, i)) {
-        for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
-            own[at++] = tree->units[i]->params[p].tensor->grad != NULL;
+    for (int32_t i = next_param(tree, 0); i < tree->n_params; i = next_param(tree, i + 1)) {
+        *own++ = tree->params[i].tensor->grad != NULL;
+    }
+    MS_TRY(gather_union(tree, "summon_full_params (which gradients exist)", &any));
+    for (int32_t i = 0; i < tree->n_units; i++) {
+        if (tree->units[i]->is_summoned) {
+            MS_TRY(msi_unit_summon_gradients(tree->units[i], any));
+            any += tree->units[i]->n_params;
         }
     }
-    MS_TRY(gather_union(tree, "summon_full_params (which gradients exist)", n, any));
-    at = 0;
-    for (int32_t i = next_unit(tree, -1); i < tree->n_units; i = next_unit(tree, i)) {
-        MS_TRY(msi_unit_summon_gradients(tree->units[i], any + at));
-        at += tree->units[i]->n_params;
-    }
+    return MS_OK;
+}
+
+static ms_status summon_unit(ms_fsdp_unit *u)
+{
+    MS_TRY(msi_unit_gather_flat(u, "summon_full_params of unit", &u->summoned));
+    u->master->readonly = "shows a shard, of which summon_full_params has made a full copy; write "
+                          "into the parameter itself";
+    msi_unit_show(u);
     return MS_OK;
 }
 
@@ -102,16 +106,8 @@ ms_status ms_fsdp_tree_summon_units(ms_fsdp_tree *tree, ms_fsdp_unit *const *uni
         return status;
     }
     msi_progress_begin(&tree->run.progress);
-    for (int32_t i = next_unit(tree, -1); i < tree->n_units && status == MS_OK;
-         i = next_unit(tree, i)) {
-        ms_fsdp_unit *u = tree->units[i];
-
-        status = msi_unit_gather_flat(u, "summon_full_params of unit", &u->summoned);
-        if (status == MS_OK) {
-            u->master->readonly = "shows a shard, of which summon_full_params has made a full "
-                                  "copy; write into the parameter itself";
-            msi_unit_show(u);
-        }
+    for (int32_t i = 0; i < tree->n_units && status == MS_OK; i++) {
+        status = tree->units[i]->is_summoned ? summon_unit(tree->units[i]) : MS_OK;
     }
     if (status == MS_OK && with_grads) {
         status = summon_gradients(tree);
@@ -124,22 +120,24 @@ ms_status ms_fsdp_tree_summon_units(ms_fsdp_tree *tree, ms_fsdp_unit *const *uni
     return status;
 }
 
-/* This rank's extents of a parameter where they are kept, and where the script has seen them. */
-static msi_view kept_view(const ms_fsdp_unit *u, const msi_unit_param *p)
+/* This rank's elements of a parameter where they are kept, and where the script has seen them. */
+static msi_view kept_view(const msi_listed_param *at)
 {
-    return msi_flat_view(u, u->master, p->piece.offset_in_shard, p->piece.numel);
+    return msi_piece_view(at->unit, msi_listed_in_unit(at), at->unit->master);
 }
 
-static msi_view seen_view(const ms_fsdp_unit *u, const msi_unit_param *p)
+static msi_view seen_view(const msi_listed_param *at)
 {
-    return msi_flat_view(u, u->summoned, p->offset + p->piece.start, p->piece.numel);
+    const msi_unit_param *p = msi_listed_in_unit(at);
+
+    return msi_flat_view(at->unit, at->unit->summoned, p->offset + p->piece.start, p->piece.numel);
 }
 
 /* Does the copy have other values in the extents of this rank? */
-static ms_status compare_own(const ms_fsdp_unit *u, const msi_unit_param *p, uint64_t *changed)
+static ms_status compare_own(const msi_listed_param *at, uint64_t *changed)
 {
-    const msi_view kept = kept_view(u, p), seen = seen_view(u, p);
-    const size_t nbytes = (size_t)(p->piece.numel * ms_dtype_size(u->orig_dtype));
+    const msi_view kept = kept_view(at), seen = seen_view(at);
+    const size_t nbytes = (size_t)(msi_view_numel(&kept) * ms_dtype_size(kept.dtype));
     msi_host_view a = {0}, b = {0};
     ms_status status;
 
@@ -151,53 +149,41 @@ done:
     return msi_host_view_end(&b, status);
 }
 
-static ms_status keep_piece(ms_fsdp_unit *u, const msi_unit_param *p)
+static ms_status keep_piece(const msi_listed_param *at)
 {
-    const msi_view kept = kept_view(u, p), seen = seen_view(u, p);
+    const msi_view kept = kept_view(at), seen = seen_view(at);
 
-    return msi_mem_copy(u->ctx, msi_view_ptr(&kept), msi_view_ptr(&seen),
-                        p->piece.numel * ms_dtype_size(u->orig_dtype));
-}
-
-/* Which parameters changed on any rank. */
-static ms_status gather_changes(ms_fsdp_tree *tree, int64_t n, uint64_t *changed)
-{
-    int64_t at = 0;
-
-    for (int32_t i = next_unit(tree, -1); i < tree->n_units; i = next_unit(tree, i)) {
-        for (int32_t p = 0; p < tree->units[i]->n_params; p++) {
-            MS_TRY(compare_own(tree->units[i], &tree->units[i]->params[p], &tree->words[at++]));
-        }
-    }
-    return gather_union(tree, "the end of summon_full_params", n, changed);
+    return msi_mem_copy(at->unit->ctx, msi_view_ptr(&kept), msi_view_ptr(&seen),
+                        msi_view_numel(&kept) * ms_dtype_size(kept.dtype));
 }
 
 /* A parameter counts as written on all ranks when any rank's extents of it changed. What nobody
  * changed stays valid for backward. */
 static ms_status write_back(ms_fsdp_tree *tree)
 {
-    const int64_t n = count_params(tree);
-    uint64_t *changed = tree->words + n * (tree->world + 1);
-    int64_t at = 0;
+    uint64_t *own = tree->words;
+    const uint64_t *changed;
 
-    if (n == 0) {
+    if (tree->n_words == 0) {
         return MS_OK;
     }
-    MS_TRY(gather_changes(tree, n, changed));
-    for (int32_t i = next_unit(tree, -1); i < tree->n_units; i = next_unit(tree, i)) {
-        for (int32_t p = 0; p < tree->units[i]->n_params; p++, at++) {
-            if (changed[at] != 0) {
-                MS_TRY(keep_piece(tree->units[i], &tree->units[i]->params[p]));
-                MS_TRY(ms_param_touch(tree->units[i]->params[p].tensor));
-            }
+    for (int32_t i = next_param(tree, 0); i < tree->n_params; i = next_param(tree, i + 1)) {
+        MS_TRY(compare_own(&tree->params[i], own++));
+    }
+    MS_TRY(gather_union(tree, "the end of summon_full_params", &changed));
+    for (int32_t i = next_param(tree, 0); i < tree->n_params; i = next_param(tree, i + 1)) {
+        if (*changed++ != 0) {
+            MS_TRY(keep_piece(&tree->params[i]));
+            MS_TRY(ms_param_touch(tree->params[i].tensor));
         }
     }
     return MS_OK;
 }
 
+/* Of a unit that is not summoned there are none to keep. */
 static ms_status keep_gradients(ms_fsdp_tree *tree)
 {
-    for (int32_t i = next_unit(tree, -1); i < tree->n_units; i = next_unit(tree, i)) {
+    for (int32_t i = 0; i < tree->n_units; i++) {
         MS_TRY(msi_unit_keep_gradients(tree->units[i]));
     }
     return MS_OK;

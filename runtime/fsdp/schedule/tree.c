@@ -1,6 +1,8 @@
 /* The tree: all units of one model, made once, compared by all ranks, closed with the context. */
 #include "array.h"
+#include "gradient.h"
 #include "schedule.h"
+#include "unshard.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +53,7 @@ static void dispose(ms_fsdp_tree *tree)
     msi_pools_free(tree);
     free(tree->units);
     free(tree->course);
+    free(tree->params);
     ms_comm_release(tree->shards);
     ms_comm_release(tree->comm);
     tree->ctx = NULL;
@@ -63,6 +66,27 @@ static void close_trees(void *first)
 
         next = link->next;
         dispose(tree);
+    }
+}
+
+static ms_status arrays_new(ms_fsdp_tree *tree, ms_fsdp_unit *const *units, int32_t n_units)
+{
+    int64_t n_params = 0;
+
+    for (int32_t i = 0; i < n_units; i++) {
+        n_params += units[i]->n_params;
+    }
+    MS_TRY(msi_new_array(&tree->units, n_units, "units of a tree"));
+    MS_TRY(msi_new_array(&tree->course, n_units, "units of a tree"));
+    return msi_new_array(&tree->params, n_params, "parameters of a tree");
+}
+
+static void list_unit(ms_fsdp_tree *tree, ms_fsdp_unit *u)
+{
+    tree->course[u->index] =
+        (msi_unit_schedule){.unit = u, .first_param = tree->n_params, .post_index = -1};
+    for (int32_t p = 0; p < u->n_params; p++) {
+        tree->params[tree->n_params++] = (msi_listed_param){u->params[p].tensor, u, p};
     }
 }
 
@@ -117,12 +141,11 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
     tree->slots_wish = msi_pools_wish();
     tree->run.owner = tree;
     tree->last_backward = true;
-    ms_status status = msi_new_array(&tree->units, n_units, "units of a tree");
-    if (status == MS_OK) {
-        status = msi_new_array(&tree->course, n_units, "units of a tree");
-    }
+    ms_status status = arrays_new(tree, units, n_units);
+
     if (status != MS_OK) {
         free(tree->units);
+        free(tree->course);
         free(tree);
         return status;
     }
@@ -132,7 +155,7 @@ ms_status ms_fsdp_tree_new(ms_fsdp_tree **out, ms_comm *comm, const ms_fsdp_tree
     for (int32_t i = 0; i < n_units; i++) {
         msi_unit_delist(units[i]);
         tree->units[i] = units[i];
-        tree->course[i] = (msi_unit_schedule){.unit = units[i], .post_index = -1};
+        list_unit(tree, units[i]);
         units[i]->run = &tree->run;
         units[i]->is_root = i == 0 && root_has_unit;
     }

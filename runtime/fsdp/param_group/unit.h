@@ -19,8 +19,8 @@
  *     published     own extents are cast into the slot, or will be once peers have read it
  *     pass          one forward of one unit, as its graph remembers it
  *     summoned      handles show private full-precision copies */
-#ifndef MSI_FSDP_PARAM_GROUP_H
-#define MSI_FSDP_PARAM_GROUP_H
+#ifndef MSI_FSDP_UNIT_H
+#define MSI_FSDP_UNIT_H
 
 #include "accumulate.h"
 #include "autograd.h"
@@ -158,8 +158,7 @@ struct ms_fsdp_unit {
 
     /* parameters */
     int32_t state;       /* MS_UNIT_* */
-    msi_storage *master; /* shard_numel elements of orig_dtype; NULL before */
-    bool materialized;
+    msi_storage *master; /* shard_numel elements of orig_dtype; NULL before it has values */
     msi_values values;
     msi_gather gather;
     msi_storage *full;     /* storage of unsharded views; bound to the gathered memory */
@@ -177,10 +176,9 @@ struct ms_fsdp_unit {
     uint64_t n_kept;         /* the model's unreduced backwards while `sync` was false */
     msi_storage *micro_view; /* storage of views of the running micro-batch's gradient */
     msi_reduction reduction;
-    bool has_slot;           /* of gradients: it was trainable when the model's slots were made */
-    msi_storage *grad;       /* reduced, grad_dtype; NULL if no .grad shows it */
-    bool grad_is_shard;      /* it has the shard's layout; else the trained elements in a row */
-    int64_t grad_numel;      /* its elements */
+    bool has_slot;     /* of gradients: it was trainable when the model's slots were made */
+    msi_storage *grad; /* reduced, grad_dtype; NULL if no .grad shows it. Its layout is that of
+                          reduction.own: the shard's, or the trained elements in a row */
     msi_extent *grad_extent; /* (n_params) those of the trained elements */
     bool shows_full_grads;   /* summoned with its gradients */
     msi_unit_hook hooks[2];  /* by moment: MS_HOOK_* */
@@ -246,13 +244,18 @@ static inline msi_view msi_flat_view(const ms_fsdp_unit *u, msi_storage *s, int6
     return v;
 }
 
-/* Give `v` the shape of this rank's shard of a parameter: 1-D, or its rows. */
-void msi_unit_shape_shard(const ms_fsdp_unit *u, const msi_unit_param *p, int32_t dtype,
-                          msi_view *v);
-/* Copy all ranks' shards in a row to the full parameters, both in one dtype of `size` bytes. */
-ms_status msi_unit_scatter_shards(ms_fsdp_unit *u, const void *shards, void *full, int64_t size);
-/* The reverse; leaves the shards' padding as it is. */
-ms_status msi_unit_pack_shards(ms_fsdp_unit *u, const void *full, void *shards, int64_t size);
+/* This rank's elements of a parameter in a storage laid out like the master. */
+static inline msi_view msi_piece_view(const ms_fsdp_unit *u, const msi_unit_param *p,
+                                      msi_storage *shard)
+{
+    return msi_flat_view(u, shard, p->piece.offset_in_shard, p->piece.numel);
+}
+
+/* True if ops of the running backward will still read its parameters. */
+static inline bool msi_unit_is_differentiated(const ms_fsdp_unit *u)
+{
+    return u->use.differentiated && (u->use.pending > 0 || u->use.backward_passes > 0);
+}
 
 /* 0 for a unit without a tree. */
 static inline int32_t msi_unit_model(const ms_fsdp_unit *u)
@@ -262,8 +265,9 @@ static inline int32_t msi_unit_model(const ms_fsdp_unit *u)
 
 /* -- facts.c ----------------------------------------------------------------------------------- */
 msi_group_facts msi_unit_facts(const ms_fsdp_unit *u);
-/* Hash of the values of a parameter of a replica. */
-ms_status msi_replica_hash(const ms_fsdp_unit *u, int32_t index, uint64_t *hash);
+/* Compare a note (note.h) over the ranks of the unit's group; for msi_param_ops. */
+void msi_unit_note(void *unit, const msi_note *note);
+int64_t msi_unit_model_number(void *unit);
 /* Log an event of a unit for MS_LOG=trace; `seq`: of its collective, 0 without one. */
 void msi_unit_trace(const ms_fsdp_unit *u, const char *event, uint64_t seq);
 /* MS_ASSERTION_ERROR if the masters are summoned: then the copies are the values, and masters would
@@ -276,145 +280,14 @@ void msi_unit_dispose(ms_fsdp_unit *u);
 /* Remove a unit without a tree from its context's list. */
 void msi_unit_delist(ms_fsdp_unit *u);
 
-/* -- show.c: what handles show ----------------------------------------------------------------- */
-/* Update all handles: [Note: what handles show]. */
-void msi_unit_show(ms_fsdp_unit *u);
-/* The same if only the unit's users may have changed; cheap without a change. */
-void msi_unit_show_use(ms_fsdp_unit *u);
-/* Update handles that show shards after run->hides_shards changed. */
-void msi_unit_hide_shards(ms_fsdp_unit *u);
-/* Set the error of views without memory: sharded (NULL), or the backward's gradients were dropped
- * because a forward failed with `cause`. */
-void msi_unit_explain(ms_fsdp_unit *u, const char *cause);
-/* True if ops of the running backward will still read its parameters. */
-static inline bool msi_unit_is_differentiated(const ms_fsdp_unit *u)
-{
-    return u->use.differentiated && (u->use.pending > 0 || u->use.backward_passes > 0);
-}
-
-/* -- cast.c ------------------------------------------------------------------------------------ */
-/* Set the dtypes of compute and reduction, which follow the options and the parameters' dtype. */
-void msi_unit_set_dtypes(ms_fsdp_unit *u, int32_t orig_dtype);
-/* Set the dtypes of `sums`, which follow them. */
-void msi_unit_set_sum_dtypes(ms_fsdp_unit *u);
+/* -- param_ops.c ------------------------------------------------------------------------------- */
 /* For msi_param_ops. */
-ms_status msi_unit_cast(void *unit, int32_t dtype);
-
-/* -- unshard.c: parameters --------------------------------------------------------------------- */
-/* Choose how parameters are gathered; `home` slot, or NULL. The unit is materialized. */
-void msi_unit_connect_params(ms_fsdp_unit *u, msi_slot *home);
-/* Gather in this dtype from now on: the unit is resharded if it is gathered in another one.
- * `forwards`: running ones that begin with this use. */
-ms_status msi_unit_gather_in(ms_fsdp_unit *u, int32_t dtype, int32_t forwards);
-/* SHARDED -> PUBLISHED: commit the use; cast own extents once the slot may be written. */
-ms_status msi_unit_publish(ms_fsdp_unit *u);
-/* -> UNSHARDED: wait for peers' extents, bind the views. */
-ms_status msi_unit_unshard(ms_fsdp_unit *u);
-/* -> SHARDED: unbind, signal the peers. Needs neither memory nor peers. */
-void msi_unit_reshard(ms_fsdp_unit *u);
-/* The master was written on any rank: an earlier publish is void, so that no slot mixes old and new
- * values. */
-void msi_unit_written(ms_fsdp_unit *u);
-/* Enter a state, and update what depends on it. */
-void msi_unit_set(ms_fsdp_unit *u, int32_t state);
-/* True if the slot has older values than this rank's shard. */
-bool msi_unit_differs(const ms_fsdp_unit *u);
-
-/* -- observed.c: units at the one observable point --------------------------------------------- */
-/* Attributes of the units' operators. */
-typedef struct msi_unit_attrs {
-    ms_fsdp_unit *unit;
-    bool whole; /* reduction: see msi_reduction_close() */
-} msi_unit_attrs;
-/* Make `observed`, if needed. `unshard`: the operator that gives shapes of a shard's results. */
-ms_status msi_observed_params(ms_fsdp_unit *u, const msi_op *unshard);
-void msi_observed_free(ms_fsdp_unit *u);
-/* Run `reduce` on tensors: the gradient in the slot, and the result. */
-ms_status msi_observed_reduce(ms_fsdp_unit *u, const msi_op *reduce, bool whole);
-
-/* -- micro.c: gradients of one rank ------------------------------------------------------------ */
-void msi_unit_sinks_install(ms_fsdp_unit *u);
-/* Drop the running backward's gradient after an error, announced or not; `all`: earlier ones as
- * well, reduced or accumulated. Needs neither memory nor peers. */
-void msi_unit_gradient_drop(ms_fsdp_unit *u, bool all);
-/* Error if that happened in the running backward (a hook ran and caught a failing forward). */
-ms_status msi_unit_check_kept(const ms_fsdp_unit *u);
-/* no_sync: add the backward's gradient, even an empty one, to the levels. */
-ms_status msi_unit_accumulate(ms_fsdp_unit *u);
-/* Reduce it: announce it to the peers, or let the hook do it. */
-ms_status msi_unit_reduce(ms_fsdp_unit *u);
-
-/* -- accumulated.c: .grad of the levels -------------------------------------------------------- */
-void msi_unit_levels_free(ms_fsdp_unit *u);
-/* For msi_param_ops. */
-bool msi_unit_accumulates(void *unit, int32_t index);
-ms_status msi_unit_accumulated(void *unit, int32_t index, ms_tensor **out);
-ms_status msi_unit_replace_accumulated(void *unit, int32_t index, const msi_view *value);
-
-/* -- hook.c ------------------------------------------------------------------------------------ */
-/* Reduce the last backward's gradient, with all levels, and run the unit's hooks. */
-ms_status msi_unit_reduce_with_hooks(ms_fsdp_unit *u);
-static inline bool msi_unit_has_hook(const ms_fsdp_unit *u)
-{
-    return u->hooks[MS_HOOK_REDUCE].fn != NULL || u->hooks[MS_HOOK_REDUCED].fn != NULL;
-}
-void msi_unit_hook_drop(msi_unit_hook *hook);
-
-/* -- gradient.c: the reduced gradient ---------------------------------------------------------- */
-/* `home` slot, or NULL. The model's gradient slots exist. */
-void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home);
-/* Sum the last backward's gradient, if any, and all levels into the slot, allocate what their
- * reduction needs, signal the peers. */
-ms_status msi_gradient_announce(ms_fsdp_unit *u);
-/* Reduce them to `out`, 1-D of a shard's elements, and wait. Sets `contributed` of the parameters
- * that any rank's backwards reached. */
-ms_status msi_gradient_reduce_apart(ms_fsdp_unit *u, ms_tensor *out);
-/* For msi_param_ops: [Note: gradients inside a backward]. */
-ms_status msi_unit_check_gradient(void *unit, const char *what);
-ms_status msi_unit_await_gradient(void *unit);
-/* For msi_param_ops: .grad was dropped; does the whole parameter have one? */
-void msi_unit_gradient_dropped(void *unit, int32_t index);
-bool msi_unit_has_gradient(void *unit, int32_t index);
-/* Allocate the reduced gradient and what .grad will show of it. */
-ms_status msi_unit_gradient_make(ms_fsdp_unit *u);
-/* Show it in .grad of the parameters that contributed, on any rank. */
-void msi_unit_gradient_show(ms_fsdp_unit *u);
-/* Free the reduced gradient if no .grad shows it. */
-void msi_unit_gradient_trim(ms_fsdp_unit *u);
-void msi_unit_gradient_free(ms_fsdp_unit *u);
-/* For msi_param_ops: view of parameter `index` in the reduced gradient. */
-void msi_unit_gradient_like(void *unit, int32_t index, msi_view *like);
-
-/* -- full.c ------------------------------------------------------------------------------------ */
-/* The whole flat parameter in the master's dtype, in new memory. Collective. `what` names the
- * script's call in messages: "hash of unit". */
-ms_status msi_unit_gather_flat(ms_fsdp_unit *u, const char *what, msi_storage **out);
-/* All ranks' `own` shards in a row into `full`, both in the master's dtype. Collective. */
-ms_status msi_unit_gather_shards(ms_fsdp_unit *u, const char *what, msi_storage *own,
-                                 msi_storage *full);
-
-/* -- summoned_grads.c -------------------------------------------------------------------------- */
-/* Show full gradients of a sharded unit. `has` (n_params): does any rank have one? Collective. On
- * failure .grad is unchanged. */
-ms_status msi_unit_summon_gradients(ms_fsdp_unit *u, const uint64_t *has);
-/* Copy this rank's elements of them into its own gradients. */
-ms_status msi_unit_keep_gradients(ms_fsdp_unit *u);
-/* Show this rank's own gradients again. Needs neither memory nor peers. */
-void msi_unit_restore_gradients(ms_fsdp_unit *u);
-
-/* -- notes.c ----------------------------------------------------------------------------------- */
-/* Compare a note (note.h) over the ranks of the unit's group; for msi_param_ops. */
-void msi_unit_note(void *unit, const msi_note *note);
-int64_t msi_unit_model_number(void *unit);
-void msi_model_note(ms_comm *comm, int32_t model, const msi_note *note);
+void msi_unit_touched(void *unit, int32_t index);
+ms_status msi_unit_materialize(void *unit);
+ms_status msi_unit_check_master(void *unit, const char *what);
 
 /* Test hook: called whenever the state of a unit or its gradient changes. */
 extern void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);
-static inline void msi_unit_changed(const ms_fsdp_unit *u)
-{
-    if (MSI_UNLIKELY(msi_fsdp_state_changed != NULL)) {
-        msi_fsdp_state_changed(u);
-    }
-}
+void msi_unit_changed(void *unit);
 
 #endif

@@ -1,0 +1,16 @@
+/* The norm of gradients of which ranks have parts. */
+#ifndef MSI_FSDP_NORM_MESSAGES_H
+#define MSI_FSDP_NORM_MESSAGES_H
+
+#include "norm.h"
+#include "schedule.h"
+
+/* True if any of it is sent. */
+bool msi_norm_is_sent(const ms_fsdp_tree *tree, const msi_listed_param *at);
+/* Blocks of a parameter that is not sent; 0 without a gradient. */
+int64_t msi_norm_kept_blocks(const ms_fsdp_tree *tree, const msi_listed_param *at);
+/* The total over all ranks' gradients of the listed parameters. Collective. */
+ms_status msi_norm_of_ranks(ms_fsdp_tree *tree, const msi_param_list *o, double order,
+                            double *total);
+
+#endif
