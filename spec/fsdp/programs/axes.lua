@@ -419,7 +419,9 @@ row 'hook' {
 
 row 'all_reduce_hook' { -- of every module; gradients are multiplied by this
   { 1, 0.5 },
-  legal = function(_, p) return p.face == 'fully_shard' and p.ignored == 'none' end,
+  legal = function(_, p)
+    return p.face == 'fully_shard' and p.ignored == 'none' and p.reload ~= 'other_face'
+  end,
   chance = 0.5,
   wrapped = function(value, r, model)
     local function scale(grad) grad:mul_(value) end
