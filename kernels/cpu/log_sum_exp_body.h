@@ -25,7 +25,6 @@ LANES_INLINE REAL LOCAL(log1)(REAL x)
 static inline REAL LOCAL(chunk_max)(const T *x, int64_t j, int64_t end)
 {
     V best[LOCAL(SUMS)];
-    REAL lane[LANES];
 
 #pragma GCC unroll 16
     for (int u = 0; u < LOCAL(SUMS); u++) {
@@ -44,8 +43,7 @@ static inline REAL LOCAL(chunk_max)(const T *x, int64_t j, int64_t end)
     for (int u = 0; u < LOCAL(PARTS); u++) {
         best[u] = OF(max)(best[u], best[LOCAL(PARTS) + u]);
     }
-    memcpy(lane, best, sizeof(lane));
-    return LANES_CAT(hmax_of, REAL_NAME)(lane);
+    return LOCAL(fold_max)(best);
 }
 
 /* Sum of exp(x - m) over x[j .. end), in 32 lanes. */

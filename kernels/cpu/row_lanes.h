@@ -12,6 +12,15 @@ LANES_INLINE REAL LOCAL(fold)(const V *part)
     return LANES_CAT(hsum_of, REAL_NAME)(lane);
 }
 
+/* Their maximum. */
+LANES_INLINE REAL LOCAL(fold_max)(const V *part)
+{
+    REAL lane[LANES];
+
+    memcpy(lane, part, sizeof(lane));
+    return LANES_CAT(hmax_of, REAL_NAME)(lane);
+}
+
 /* The sum of 32 lanes: i and i + 16 first. */
 LANES_INLINE REAL LOCAL(fold2)(const V *part)
 {
