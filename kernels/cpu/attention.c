@@ -28,20 +28,12 @@ LANES_INLINE f32_part exp_neg_f32w(f32_part x)
     return p * (f32_part)(((u32_part)shifted + 127) << 23); /* n is in the low bits of shifted */
 }
 
-LANES_INLINE f32x16 exp_neg_f32(f32x16 x)
-{
-    f32x16 y;
-
-    LANES_MAP1(y, f32_part, x, f32_part, exp_neg_f32w(lx));
-    return y;
-}
-
 static const float lowest_f32 = -FLT_MAX;
 static const double lowest_f64 = -DBL_MAX;
 
-LANES_INLINE f64x16 exp_neg_f64(f64x16 x)
+LANES_INLINE f64_part exp_neg_f64w(f64_part x)
 {
-    return exp_f64(x);
+    return exp_f64w(x);
 }
 
 /* Round to nearest even. The low 16 bits of a NaN from arithmetic are 0, so rounding keeps it NaN.
@@ -53,27 +45,26 @@ LANES_INLINE u16_part narrow_score(f32_part v)
     return narrow_u32((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-LANES_INLINE void store_score_bf16(uint16_t *p, f32x16 v)
+LANES_INLINE void store_score_bf16(uint16_t *p, f32_part v)
 {
-    u16x16 h;
+    u16_part h = narrow_score(v);
 
-    LANES_MAP1(h, u16_part, v, f32_part, narrow_score(lx));
     memcpy(p, &h, sizeof(h));
 }
 
-LANES_INLINE void store_score_f16(uint16_t *p, f32x16 v)
+LANES_INLINE void store_score_f16(uint16_t *p, f32_part v)
 {
-    store_f16(p, v);
+    store_f16w(p, v);
 }
 
-LANES_INLINE void store_score_f32(float *p, f32x16 v)
+LANES_INLINE void store_score_f32(float *p, f32_part v)
 {
-    store_f32(p, v);
+    store_f32w(p, v);
 }
 
-LANES_INLINE void store_score_f64(double *p, f64x16 v)
+LANES_INLINE void store_score_f64(double *p, f64_part v)
 {
-    store_f64(p, v);
+    store_f64w(p, v);
 }
 
 /* Padded length of a row of n scores: whole vectors, so that loops need no tail. */
@@ -194,4 +185,5 @@ LANES_INLINE void expect_write(const void *row, int64_t nbytes)
 }
 
 #define BODY "attention_body.h"
-#include "each_float.h"
+#define OF_REAL(name) LANES_CAT(name, REAL_NAME)
+#include "each_register.h"

@@ -1,6 +1,8 @@
 /* Body of attention.c for one dtype T of operands and results: copies heads to and from the dense
  * storage of tiles. Tiles of f16 and bf16 are multiplied in their dtype, or in f32 if the library
  * has no such products (see a->tile_dtype). */
+#include "row_lanes.h"
+
 #include "attention_tile.h"
 
 /* The function of attention_tile.h for a->tile_dtype. */
@@ -28,8 +30,8 @@ static const void *LOCAL(dense)(const msi_attention_args *a, const void *room, c
             memcpy((T *)to + i * depth, row, (size_t)nbytes);
             continue;
         }
-        for (int64_t d = 0; d < depth; d += 16) {
-            OF_REAL(put)((REAL *)to + i * depth, d, depth, LOCAL(at)(row, d, depth));
+        for (int64_t d = 0; d < depth; d += WIDTH) {
+            OF(store_n)((REAL *)to + i * depth + d, LOAD_N(row + d, depth - d), depth - d);
         }
     }
     return to;
@@ -46,8 +48,8 @@ static void LOCAL(put_rows)(T *to, int64_t stride, const REAL *from, int64_t row
         if (i + ROWS_AHEAD < rows) {
             expect_write(row + ROWS_AHEAD * stride, depth * (int64_t)sizeof(T));
         }
-        for (int64_t d = 0; d < depth; d += 16) {
-            LOCAL(put)(row, d, depth, OF_REAL(at)(from + i * depth, d, depth) * f);
+        for (int64_t d = 0; d < depth; d += WIDTH) {
+            STORE_N(row + d, OF(load_n)(from + i * depth + d, depth - d) * SPLAT(f), depth - d);
         }
     }
 }
@@ -123,25 +125,32 @@ static void LOCAL(sum_products)(const msi_attention_args *a, REAL *delta, const 
 
     for (int64_t t = 0; t < a->q_len; t++) {
         const T *x = o + t * a->o_stride[2], *y = dout + t * a->do_stride[2];
-        V sum = SPLAT(0);
+        V sum[LOCAL(PARTS)] = {SPLAT(0)};
 
         if (t + ROWS_AHEAD < a->q_len) {
             expect_read(x + ROWS_AHEAD * a->o_stride[2], depth * (int64_t)sizeof(T));
         }
-        for (int64_t d = 0; d < depth; d += 16) {
-            sum += LOCAL(at)(x, d, depth) * LOCAL(at)(y, d, depth);
+        for (int64_t d = 0; d < depth; d += LANES) {
+#pragma GCC unroll 8
+            for (int u = 0; u < LOCAL(PARTS); u++) {
+                const int64_t at = d + WIDTH * u;
+
+                if (at < depth) {
+                    sum[u] += LOAD_N(x + at, depth - at) * LOAD_N(y + at, depth - at);
+                }
+            }
         }
-        delta[t] = HSUM(sum);
+        delta[t] = LOCAL(fold)(sum);
     }
 }
 
 /* sum (rows, D) (+)= from. */
 static void LOCAL(add_rows)(REAL *sum, const REAL *from, int64_t n, bool first)
 {
-    for (int64_t i = 0; i < n; i += 16) {
-        V v = OF_REAL(at)(from, i, n);
+    for (int64_t i = 0; i < n; i += WIDTH) {
+        V v = OF(load_n)(from + i, n - i);
 
-        OF_REAL(put)(sum, i, n, first ? v : OF_REAL(at)(sum, i, n) + v);
+        OF(store_n)(sum + i, first ? v : OF(load_n)(sum + i, n - i) + v, n - i);
     }
 }
 

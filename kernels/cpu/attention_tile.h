@@ -46,32 +46,32 @@ static void LOCAL(product)(const msi_attention_args *a, int64_t m, int64_t n, in
 /* Are all n elements finite? */
 static bool LOCAL(finite)(const T *x, int64_t n)
 {
-    V sum[2] = {SPLAT(0), SPLAT(0)};
+    V sum[LOCAL(PARTS)] = {SPLAT(0)};
 
-    for (int64_t i = 0; i < n; i += 32) {
-#pragma GCC unroll 2
-        for (int u = 0; u < 2; u++) {
-            if (i + 16 * u < n) {
-                V v = LOCAL(at)(x, i + 16 * u, n);
+    for (int64_t i = 0; i < n; i += LANES) {
+#pragma GCC unroll 8
+        for (int u = 0; u < LOCAL(PARTS); u++) {
+            if (i + WIDTH * u < n) {
+                V v = LOAD_N(x + i + WIDTH * u, n - i - WIDTH * u);
 
                 sum[u] += v - v;
             }
         }
     }
-    return HSUM(sum[0] + sum[1]) == 0;
+    return LOCAL(fold)(sum) == 0;
 }
 
 /* c (D) = sum over n rows of y (n, D) times x, whose elements are x_step apart [+ c]. */
 static void LOCAL(sum_seen)(REAL *c, const T *x, int64_t x_step, const T *y, int64_t n,
                             int64_t depth, bool accumulate)
 {
-    for (int64_t d = 0; d < depth; d += 16) {
-        V sum = accumulate ? OF_REAL(at)(c, d, depth) : SPLAT(0);
+    for (int64_t d = 0; d < depth; d += WIDTH) {
+        V sum = accumulate ? OF(load_n)(c + d, depth - d) : SPLAT(0);
 
         for (int64_t i = 0; i < n; i++) {
-            sum += LOCAL(at)(y + i * depth, d, depth) * LOCAL(get)(x + i * x_step);
+            sum += LOAD_N(y + i * depth + d, depth - d) * SPLAT(LOCAL(get)(x + i * x_step));
         }
-        OF_REAL(put)(c, d, depth, sum);
+        OF(store_n)(c + d, sum, depth - d);
     }
 }
 
@@ -115,52 +115,60 @@ static void LOCAL(sum_queries)(const msi_attention_args *a, int64_t q0, int64_t 
 /* Largest scaled score among the first n. */
 static REAL LOCAL(row_max)(const REAL *scores, int64_t n, REAL scale)
 {
-    V best = SPLAT(-INFINITY);
+    V best[LOCAL(PARTS)];
     int64_t j = 0;
 
-    for (; j + 16 <= n; j += 16) {
-        best = VMAX(best, LOAD_REAL(scores + j) * scale);
+#pragma GCC unroll 8
+    for (int u = 0; u < LOCAL(PARTS); u++) {
+        best[u] = SPLAT(-INFINITY);
     }
-    if (j < n) {
-        best = VMAX(best, LOCAL(keep)(LOAD_REAL(scores + j) * scale, n - j, -INFINITY));
+    for (; j + LANES <= n; j += LANES) {
+#pragma GCC unroll 8
+        for (int u = 0; u < LOCAL(PARTS); u++) {
+            best[u] = OF(max)(best[u], OF(load)(scores + j + WIDTH * u) * SPLAT(scale));
+        }
     }
-    return HMAX(best);
+    for (int u = 0; j < n; u++, j += WIDTH) {
+        V v = OF(load)(scores + j) * SPLAT(scale);
+
+        best[u] = OF(max)(best[u], LOCAL(keep)(v, n - j, -INFINITY));
+    }
+    return LOCAL(fold_max)(best);
 }
 
 /* p = exp(scale scores - m) for the first n of nk keys, 0 for the rest. @return their sum */
 static REAL LOCAL(row_exp)(T *p, const REAL *scores, int64_t n, int64_t nk, REAL scale, REAL m)
 {
-    V sum = SPLAT(0);
+    V sum[LOCAL(PARTS)] = {SPLAT(0)};
     int64_t j = 0;
 
-    for (; j + 16 <= n; j += 16) {
-        V e = OF_REAL(exp_neg)(LOAD_REAL(scores + j) * scale - m);
+    for (; j + LANES <= n; j += LANES) {
+#pragma GCC unroll 8
+        for (int u = 0; u < LOCAL(PARTS); u++) {
+            const int64_t at = j + WIDTH * u;
+            V e = OF(exp_neg)(OF(load)(scores + at) * SPLAT(scale) - SPLAT(m));
 
-        sum += e;
+            sum[u] += e;
+            LOCAL(store_score)(p + at, e);
+        }
+    }
+    for (int u = 0; j < n; u++, j += WIDTH) {
+        V e = OF(exp_neg)(OF(load)(scores + j) * SPLAT(scale) - SPLAT(m));
+
+        e = LOCAL(keep)(e, n - j, 0);
+        sum[u] += e;
         LOCAL(store_score)(p + j, e);
     }
-    if (j < n) {
-        V e = LOCAL(keep)(OF_REAL(exp_neg)(LOAD_REAL(scores + j) * scale - m), n - j, 0);
-
-        sum += e;
-        LOCAL(store_score)(p + j, e);
-        j += 16;
-    }
-    for (; j < nk; j += 16) {
+    for (; j < padded(nk); j += WIDTH) {
         LOCAL(store_score)(p + j, SPLAT(0));
     }
-    return HSUM(sum);
+    return LOCAL(fold)(sum);
 }
 
 static void LOCAL(scale_row)(REAL *row, int64_t n, REAL factor)
 {
-    int64_t d = 0;
-
-    for (; d + 16 <= n; d += 16) {
-        STORE_REAL(row + d, LOAD_REAL(row + d) * factor);
-    }
-    for (; d < n; d++) {
-        row[d] *= factor;
+    for (int64_t d = 0; d < n; d += WIDTH) {
+        OF(store_n)(row + d, OF(load_n)(row + d, n - d) * SPLAT(factor), n - d);
     }
 }
 
@@ -252,8 +260,10 @@ static REAL LOCAL(add_mask)(const msi_attention_args *a, const tiles *w, REAL *s
         if (i == 0 || a->mask_stride[2] != 0) {
             bias = LOCAL(bias_row)(a, w, room, q0 + i, k0, nk);
         }
-        for (int64_t j = 0; j < nk; j += 16) {
-            STORE_REAL(scores + j, LOAD_REAL(scores + j) * scale + OF_REAL(at)(bias, j, nk));
+        for (int64_t j = 0; j < nk; j += WIDTH) {
+            V v = OF(load)(scores + j) * SPLAT(scale) + OF(load_n)(bias + j, nk - j);
+
+            OF(store)(scores + j, v);
         }
     }
     return 1;
@@ -293,8 +303,8 @@ static void LOCAL(forward_tile)(const msi_attention_args *a, const tiles *w, int
         m_new[i] = m[i] > most ? m[i] : most;
         shrink[i] = m[i] - m_new[i];
     }
-    for (int64_t i = 0; i < nq; i += 16) {
-        STORE_REAL(shrink + i, OF_REAL(exp_neg)(LOAD_REAL(shrink + i)));
+    for (int64_t i = 0; i < nq; i += WIDTH) {
+        OF(store)(shrink + i, OF(exp_neg)(OF(load)(shrink + i)));
     }
     for (int64_t i = 0; i < nq; i++) {
         const int64_t n = visible(a, q0 + i, k0, nk);
@@ -347,21 +357,14 @@ static void LOCAL(row_grad)(T *p, T *ds, const REAL *scores, const REAL *dp, int
 {
     int64_t j = 0;
 
-    for (; j + 16 <= n; j += 16) {
-        V e = OF_REAL(exp_neg)(LOAD_REAL(scores + j) * score_scale - max) * rsum;
-
-        LOCAL(store_score)(p + j, e);
-        LOCAL(store_score)(ds + j, e * (LOAD_REAL(dp + j) - delta) * scale);
-    }
-    if (j < n) {
-        V e = OF_REAL(exp_neg)(LOAD_REAL(scores + j) * score_scale - max) * rsum;
+    for (; j < n; j += WIDTH) {
+        V e = OF(exp_neg)(OF(load)(scores + j) * SPLAT(score_scale) - SPLAT(max)) * SPLAT(rsum);
 
         LOCAL(store_score)(p + j, LOCAL(keep)(e, n - j, 0));
-        e = e * (LOAD_REAL(dp + j) - delta) * scale;
+        e = e * (OF(load)(dp + j) - SPLAT(delta)) * SPLAT(scale);
         LOCAL(store_score)(ds + j, LOCAL(keep)(e, n - j, 0));
-        j += 16;
     }
-    for (; j < nk; j += 16) {
+    for (; j < padded(nk); j += WIDTH) {
         LOCAL(store_score)(p + j, SPLAT(0));
         LOCAL(store_score)(ds + j, SPLAT(0));
     }
@@ -371,20 +374,20 @@ static void LOCAL(row_grad)(T *p, T *ds, const REAL *scores, const REAL *dp, int
 static void LOCAL(add_dmask)(REAL *dmask, int64_t step, const REAL *scores, const REAL *dp,
                              int64_t n, REAL score_scale, REAL max, REAL rsum, REAL delta)
 {
-    V sum = SPLAT(0);
+    V sum[LOCAL(PARTS)] = {SPLAT(0)};
 
-    for (int64_t j = 0; j < n; j += 16) {
-        V e = OF_REAL(exp_neg)(LOAD_REAL(scores + j) * score_scale - max) * rsum;
+    for (int64_t j = 0; j < n; j += WIDTH) {
+        V e = OF(exp_neg)(OF(load)(scores + j) * SPLAT(score_scale) - SPLAT(max)) * SPLAT(rsum);
 
-        e = e * (LOAD_REAL(dp + j) - delta);
+        e = e * (OF(load)(dp + j) - SPLAT(delta));
         if (step == 1) {
-            OF_REAL(put)(dmask, j, n, OF_REAL(at)(dmask, j, n) + e);
+            OF(store_n)(dmask + j, OF(load_n)(dmask + j, n - j) + e, n - j);
         } else {
-            sum += n - j < 16 ? LOCAL(keep)(e, n - j, 0) : e;
+            sum[j / WIDTH % LOCAL(PARTS)] += LOCAL(keep)(e, n - j, 0);
         }
     }
     if (step == 0) {
-        dmask[0] += HSUM(sum);
+        dmask[0] += LOCAL(fold)(sum);
     }
 }
 

@@ -10,4 +10,4 @@ static bool row_counts(const msi_cross_entropy_args *a, int64_t i)
 }
 
 #define BODY "cross_entropy_body.h"
-#include "each_float.h"
+#include "each_register.h"

@@ -1,4 +1,4 @@
-/* Body of cross_entropy.c for one dtype; the macros are documented in each_float.h. */
+/* Body of cross_entropy.c for one dtype; the macros are documented in each_register.h. */
 
 #include "log_sum_exp_body.h"
 
@@ -15,7 +15,7 @@ void MSI_NAME(LOCAL(cross_entropy))(const void *args)
 
         if (row_counts(a, i)) {
             m = LOCAL(row_sum_exp)(x, a->cols, &sum);
-            loss += (double)m - (double)LOCAL(get)(x + target) + (double)LOG1(sum);
+            loss += (double)m - (double)LOCAL(get)(x + target) + (double)LOCAL(log1)(sum);
             n_counted++;
         } else if (target != a->ignore_index) {
             fault_found(a->fault, MSI_K_cross_entropy, a->targets, i, a->rows, a->cols);
@@ -38,8 +38,8 @@ static double LOCAL(row_scale)(const msi_cross_entropy_args *a)
 
 static void LOCAL(spoil_row)(T *dx, int64_t n)
 {
-    for (int64_t j = 0; j < n; j += 16) {
-        LOCAL(put)(dx, j, n, SPLAT((REAL)NAN));
+    for (int64_t j = 0; j < n; j += WIDTH) {
+        STORE_N(dx + j, SPLAT(NAN), n - j);
     }
 }
 
@@ -51,18 +51,19 @@ static void LOCAL(row_loss_grad)(const msi_cross_entropy_args *a, int64_t i, dou
     const REAL m = ((const REAL *)a->max)[i], sum = ((const REAL *)a->sum)[i];
     const REAL scale = (REAL)row_scale, factor = (REAL)(row_scale / (double)sum);
     const int64_t target = a->targets[i];
-    REAL at_target = (EXP1(LOCAL(get)(x + target) - m) / sum - 1) * scale;
+    REAL at_target = (LOCAL(exp1)(LOCAL(get)(x + target) - m) / sum - 1) * scale;
 
     if (a->accumulate) {
         at_target += LOCAL(get)(dx + target);
     }
-    for (int64_t j = 0; j < a->cols; j += 16) {
-        V v = EXP(LOCAL(at)(x, j, a->cols) - m) * factor;
+    for (int64_t j = 0; j < a->cols; j += WIDTH) {
+        const int64_t n = a->cols - j;
+        V v = OF(exp)(LOAD_N(x + j, n) - SPLAT(m)) * SPLAT(factor);
 
         if (a->accumulate) {
-            v += LOCAL(at)(dx, j, a->cols);
+            v += LOAD_N(dx + j, n);
         }
-        LOCAL(put)(dx, j, a->cols, v);
+        STORE_N(dx + j, v, n);
     }
     STORE_N(dx + target, SPLAT(at_target), 1);
 }

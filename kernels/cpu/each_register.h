@@ -7,6 +7,7 @@
  *   V, WIDTH           a register of REAL, its lanes
  *   LOAD, STORE (_N)   WIDTH (the first n) lanes from and to T
  *   OF(x), SPLAT       a function of lanes.h for V; a scalar in every lane
+ *   SQRT1              of one REAL
  *
  * (each_float.h does the same with 16 lanes, for sums whose order matters.) */
 
@@ -32,6 +33,7 @@
 #define REAL_DTYPE MS_DTYPE_F32
 #define IS_F64 0
 #define V f32_part
+#define SQRT1(x) __builtin_sqrtf(x)
 
 #define NAME f32
 #define T float
@@ -62,12 +64,14 @@
 #undef REAL_DTYPE
 #undef IS_F64
 #undef V
+#undef SQRT1
 
 #define REAL double
 #define REAL_NAME f64
 #define REAL_DTYPE MS_DTYPE_F64
 #define IS_F64 1
 #define V f64_part
+#define SQRT1(x) __builtin_sqrt(x)
 
 #define NAME f64
 #define T double
@@ -81,6 +85,7 @@
 #undef REAL_DTYPE
 #undef IS_F64
 #undef V
+#undef SQRT1
 
 #undef EACH_REGISTER2
 #undef EACH_REGISTER

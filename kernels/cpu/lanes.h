@@ -207,6 +207,18 @@ LANES_FOLD(hmax_f32, f32x16, float, a > b ? a : b)
 LANES_FOLD(hmax_f64, f64x16, double, a > b ? a : b)
 #undef LANES_FOLD
 
+/* Of 16 lanes in memory. */
+#define LANES_FOLD_OF(fold, scalar, name)                                                          \
+    LANES_INLINE scalar fold##_of_##name(const scalar *lane)                                       \
+    {                                                                                              \
+        return fold##_##name(load_##name(lane));                                                   \
+    }
+LANES_FOLD_OF(hsum, float, f32)
+LANES_FOLD_OF(hsum, double, f64)
+LANES_FOLD_OF(hmax, float, f32)
+LANES_FOLD_OF(hmax, double, f64)
+#undef LANES_FOLD_OF
+
 /* -- integers: two's complement in unsigned lanes, where wrapping is defined ------------------- */
 
 #define LANES_WHOLE(S, VEC, size)                                                                  \

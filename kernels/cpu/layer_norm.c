@@ -7,4 +7,4 @@
 #include <math.h>
 
 #define BODY "layer_norm_body.h"
-#include "each_float.h"
+#include "each_register.h"

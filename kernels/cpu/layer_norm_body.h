@@ -1,59 +1,92 @@
-/* Body of layer_norm.c for one dtype; the macros are documented in each_float.h.
+/* Body of layer_norm.c for one dtype; the macros are documented in each_register.h.
  *
- * Rows are summed in four sets of lanes, so that additions do not wait for each other. The lane of
- * an element depends only on the row's length. */
+ * A row is summed in 64 lanes: element j in lane j % 64, whatever a register holds. Additions do
+ * not wait for each other, and the lane of an element depends only on the row's length. */
 
-enum { LOCAL(BLOCK) = 32 }; /* rows whose dw and db are summed in registers first */
+#include "row_lanes.h"
+
+enum {
+    LOCAL(BLOCK) = 32, /* rows whose dw and db are summed in registers first */
+    LOCAL(SUMS) = 64 / WIDTH
+};
+
+LANES_INLINE REAL LOCAL(fold_sums)(const V *sum)
+{
+    V v[LOCAL(PARTS)];
+
+#pragma GCC unroll 8
+    for (int u = 0; u < LOCAL(PARTS); u++) {
+        const V *s = sum + u;
+
+        v[u] = (s[0] + s[LOCAL(PARTS)]) + (s[2 * LOCAL(PARTS)] + s[3 * LOCAL(PARTS)]);
+    }
+    return LOCAL(fold)(v);
+}
 
 static REAL LOCAL(mean_of)(const T *x, int64_t cols)
 {
-    V sum[4] = {SPLAT(0), SPLAT(0), SPLAT(0), SPLAT(0)};
+    V sum[LOCAL(SUMS)] = {SPLAT(0)};
+    int64_t j = 0;
 
-    for (int64_t j = 0; j < cols; j += 64) {
-#pragma GCC unroll 4
-        for (int u = 0; u < 4; u++) {
-            if (j + 16 * u < cols) {
-                sum[u] += LOCAL(at)(x, j + 16 * u, cols);
-            }
+    for (; j + 64 <= cols; j += 64) {
+#pragma GCC unroll 32
+        for (int u = 0; u < LOCAL(SUMS); u++) {
+            sum[u] += LOAD(x + j + WIDTH * u);
         }
     }
-    return HSUM((sum[0] + sum[1]) + (sum[2] + sum[3])) / (REAL)cols;
+#pragma GCC unroll 32
+    for (int u = 0; u < LOCAL(SUMS); u++) {
+        if (j + WIDTH * u < cols) {
+            sum[u] += LOAD_N(x + j + WIDTH * u, cols - j - WIDTH * u);
+        }
+    }
+    return LOCAL(fold_sums)(sum) / (REAL)cols;
 }
 
 /* Mean of the squared distances from `mean`. */
 static REAL LOCAL(variance_of)(const T *x, int64_t cols, REAL mean)
 {
-    V sum[4] = {SPLAT(0), SPLAT(0), SPLAT(0), SPLAT(0)};
+    V sum[LOCAL(SUMS)] = {SPLAT(0)};
+    const V middle = SPLAT(mean);
+    int64_t j = 0;
 
-    for (int64_t j = 0; j < cols; j += 64) {
-#pragma GCC unroll 4
-        for (int u = 0; u < 4; u++) {
-            const int64_t left = cols - j - 16 * u;
+    for (; j + 64 <= cols; j += 64) {
+#pragma GCC unroll 32
+        for (int u = 0; u < LOCAL(SUMS); u++) {
+            const V d = LOAD(x + j + WIDTH * u) - middle;
 
-            if (left > 0) {
-                V d = LOCAL(at)(x, j + 16 * u, cols) - mean;
-
-                sum[u] += left < 16 ? LOCAL(keep)(d * d, left, 0) : d * d;
-            }
+            sum[u] += d * d;
         }
     }
-    return HSUM((sum[0] + sum[1]) + (sum[2] + sum[3])) / (REAL)cols;
+#pragma GCC unroll 32
+    for (int u = 0; u < LOCAL(SUMS); u++) {
+        const int64_t left = cols - j - WIDTH * u;
+
+        if (left > 0) {
+            const V d = LOAD_N(x + j + WIDTH * u, left) - middle;
+
+            sum[u] += LOCAL(keep)(d * d, left, 0);
+        }
+    }
+    return LOCAL(fold_sums)(sum) / (REAL)cols;
 }
 
 /* The mean limited to the range of its row, which rounding may have exceeded. */
 static REAL LOCAL(mean_within)(const T *x, int64_t cols, REAL mean)
 {
-    V most = SPLAT(-INFINITY), least = SPLAT(-INFINITY); /* `least` is of the negated row */
+    V most = SPLAT(-INFINITY), least = SPLAT(INFINITY);
+    REAL low = INFINITY, high = -INFINITY;
 
-    for (int64_t j = 0; j < cols; j += 16) {
-        const int64_t n = cols - j < 16 ? cols - j : 16;
-        V v = LOCAL(at)(x, j, cols);
+    for (int64_t j = 0; j < cols; j += WIDTH) {
+        const V v = LOAD_N(x + j, cols - j);
 
-        most = VMAX(most, n < 16 ? LOCAL(keep)(v, n, -INFINITY) : v);
-        least = VMAX(least, n < 16 ? LOCAL(keep)(-v, n, -INFINITY) : -v);
+        most = OF(max)(most, LOCAL(keep)(v, cols - j, -INFINITY));
+        least = OF(min)(least, LOCAL(keep)(v, cols - j, INFINITY));
     }
-    const REAL low = -HMAX(least), high = HMAX(most);
-
+    for (int u = 0; u < WIDTH; u++) {
+        low = least[u] < low ? least[u] : low;
+        high = most[u] > high ? most[u] : high;
+    }
     return mean < low ? low : mean > high ? high : mean;
 }
 
@@ -86,16 +119,17 @@ void MSI_NAME(LOCAL(layer_norm))(const void *args)
         }
         const REAL rstd = 1 / SQRT1(variance + (REAL)a->eps);
 
-        for (int64_t j = 0; j < cols; j += 16) {
-            V v = (LOCAL(at)(x, j, cols) - mean) * rstd;
+        for (int64_t j = 0; j < cols; j += WIDTH) {
+            const int64_t n = cols - j;
+            V v = (LOAD_N(x + j, n) - SPLAT(mean)) * SPLAT(rstd);
 
             if (w != NULL) {
-                v *= LOCAL(at)(w, j, cols);
+                v *= LOAD_N(w + j, n);
             }
             if (b != NULL) {
-                v += LOCAL(at)(b, j, cols);
+                v += LOAD_N(b + j, n);
             }
-            LOCAL(put)(y, j, cols, v);
+            STORE_N(y + j, v, n);
         }
         ((REAL *)a->mean)[i] = mean;
         ((REAL *)a->rstd)[i] = rstd;
@@ -104,7 +138,7 @@ void MSI_NAME(LOCAL(layer_norm))(const void *args)
 
 /* -- gradient ---------------------------------------------------------------------------------- */
 
-/* Terms of dx for 16 columns at j, of which n are valid: g = dy w and xhat. */
+/* A term of dx for the columns of a register at j, of which n are valid: g = dy w. */
 LANES_INLINE V LOCAL(gradient_at)(const T *dy, const T *w, int64_t j, int64_t n)
 {
     V g = LOAD_N(dy + j, n);
@@ -112,30 +146,32 @@ LANES_INLINE V LOCAL(gradient_at)(const T *dy, const T *w, int64_t j, int64_t n)
     return w != NULL ? g * LOAD_N(w + j, n) : g;
 }
 
-/* dx of one row: rstd (g - mean(g) - xhat mean(g xhat)), g = dy w. */
+/* dx of one row: rstd (g - mean(g) - xhat mean(g xhat)), g = dy w. Sums are in 16 lanes. */
 static void LOCAL(row_dx)(const msi_layer_norm_grad_args *a, int64_t i)
 {
-    const int64_t cols = a->cols, whole = cols / 16 * 16;
+    const int64_t cols = a->cols;
     const T *x = (const T *)a->x + i * cols, *dy = (const T *)a->dy + i * cols, *w = a->w;
     T *dx = (T *)a->dx + i * cols;
-    const REAL mean = ((const REAL *)a->mean)[i], rstd = ((const REAL *)a->rstd)[i];
-    V sum = SPLAT(0), dot = SPLAT(0);
+    const V mean = SPLAT(((const REAL *)a->mean)[i]), rstd = SPLAT(((const REAL *)a->rstd)[i]);
+    V sum[LOCAL(PARTS)] = {SPLAT(0)}, dot[LOCAL(PARTS)] = {SPLAT(0)};
 
-    for (int64_t j = 0; j < whole; j += 16) {
-        V g = LOCAL(gradient_at)(dy, w, j, 16);
+    for (int64_t j = 0; j < cols; j += LANES) {
+#pragma GCC unroll 8
+        for (int u = 0; u < LOCAL(PARTS); u++) {
+            const int64_t at = j + WIDTH * u, n = cols - at;
 
-        sum += g;
-        dot += g * ((LOAD(x + j) - mean) * rstd);
+            if (n > 0) { /* lanes beyond the row have g = 0 */
+                const V g = LOCAL(gradient_at)(dy, w, at, n);
+
+                sum[u] += g;
+                dot[u] += g * ((LOAD_N(x + at, n) - mean) * rstd);
+            }
+        }
     }
-    if (whole < cols) { /* lanes beyond the row have g = 0 */
-        V g = LOCAL(gradient_at)(dy, w, whole, cols - whole);
+    const V mean_g = SPLAT(LOCAL(fold)(sum) / (REAL)cols),
+            mean_gx = SPLAT(LOCAL(fold)(dot) / (REAL)cols);
 
-        sum += g;
-        dot += g * ((LOAD_N(x + whole, cols - whole) - mean) * rstd);
-    }
-    const REAL mean_g = HSUM(sum) / (REAL)cols, mean_gx = HSUM(dot) / (REAL)cols;
-
-    for (int64_t j = 0; j < cols; j += 16) {
+    for (int64_t j = 0; j < cols; j += WIDTH) {
         const int64_t n = cols - j;
         V xhat = (LOAD_N(x + j, n) - mean) * rstd;
         V v = (LOCAL(gradient_at)(dy, w, j, n) - mean_g - xhat * mean_gx) * rstd;
@@ -147,7 +183,7 @@ static void LOCAL(row_dx)(const msi_layer_norm_grad_args *a, int64_t i)
     }
 }
 
-enum { LOCAL(WIDE) = 4 }; /* vectors of columns that are summed together */
+enum { LOCAL(WIDE) = 4 }; /* registers of columns that are summed together */
 
 /* Sums of dy xhat and dy over rows [i, end) in `vectors` times n columns from j. Inlined with
  * constants; the grouping of columns does not affect the sums. */
@@ -158,13 +194,13 @@ LANES_INLINE void LOCAL(columns)(const msi_layer_norm_grad_args *a, int64_t i, i
 
     for (; i < end; i++) {
         const T *x = (const T *)a->x + i * a->cols + j, *dy = (const T *)a->dy + i * a->cols + j;
-        const REAL mean = ((const REAL *)a->mean)[i], rstd = ((const REAL *)a->rstd)[i];
+        const V mean = SPLAT(((const REAL *)a->mean)[i]), rstd = SPLAT(((const REAL *)a->rstd)[i]);
 
 #pragma GCC unroll 4
         for (int u = 0; u < vectors; u++) {
-            V g = LOAD_N(dy + 16 * u, n);
+            V g = LOAD_N(dy + WIDTH * u, n);
 
-            w[u] += g * ((LOAD_N(x + 16 * u, n) - mean) * rstd);
+            w[u] += g * ((LOAD_N(x + WIDTH * u, n) - mean) * rstd);
             b[u] += g;
         }
     }
@@ -179,7 +215,7 @@ LANES_INLINE void LOCAL(columns)(const msi_layer_norm_grad_args *a, int64_t i, i
 LANES_INLINE void LOCAL(add_real)(REAL *to, V v, int64_t n, bool add)
 {
     if (to != NULL) {
-        STORE_REAL_N(to, add ? LOAD_REAL_N(to, n) + v : v, n);
+        OF(store_n)(to, add ? OF(load_n)(to, n) + v : v, n);
     }
 }
 
@@ -190,15 +226,15 @@ static void LOCAL(block_dw)(const msi_layer_norm_grad_args *a, int64_t i, int64_
     V w[LOCAL(WIDE)], b[LOCAL(WIDE)];
 
     for (int64_t j = 0; j < a->cols;) {
-        const bool wide = j + 16 * LOCAL(WIDE) <= a->cols;
+        const bool wide = j + WIDTH * LOCAL(WIDE) <= a->cols;
         const int64_t left = a->cols - j;
 
         if (wide) {
-            LOCAL(columns)(a, i, end, j, LOCAL(WIDE), 16, w, b);
+            LOCAL(columns)(a, i, end, j, LOCAL(WIDE), WIDTH, w, b);
         } else {
             LOCAL(columns)(a, i, end, j, 1, left, w, b);
         }
-        for (int u = 0; u < (wide ? LOCAL(WIDE) : 1); u++, j += 16) {
+        for (int u = 0; u < (wide ? LOCAL(WIDE) : 1); u++, j += WIDTH) {
             const int64_t n = a->cols - j;
 
             LOCAL(add_real)(dw != NULL ? dw + j : NULL, w[u], n, i > 0 || a->dw_accumulate);
@@ -220,7 +256,7 @@ static void LOCAL(narrow_dw)(const msi_layer_norm_grad_args *a)
 {
     T *dw = a->dw, *db = a->db;
 
-    for (int64_t j = 0; j < a->cols; j += 16) {
+    for (int64_t j = 0; j < a->cols; j += WIDTH) {
         const int64_t n = a->cols - j;
         V w = SPLAT(0), b = SPLAT(0);
 

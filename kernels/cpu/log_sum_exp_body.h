@@ -3,46 +3,64 @@
  * The maximum m and the logarithm of the sum are kept apart: their sum is rounded at the magnitude
  * of m, so x - (m + log(sum)) would lose the precision of x - m. */
 
-enum { LOCAL(CHUNK) = 1024 }; /* elements that stay in the cache until the second read */
+#include "row_lanes.h"
 
-/* Largest of x[j .. end). */
-static inline REAL LOCAL(chunk_max)(const T *x, int64_t j, int64_t end)
+enum {
+    LOCAL(CHUNK) = 1024, /* elements that stay in the cache until the second read */
+    LOCAL(SUMS) = 32 / WIDTH
+};
+
+/* exp and log of one. */
+LANES_INLINE REAL LOCAL(exp1)(REAL x)
 {
-    V best[2] = {SPLAT(-INFINITY), SPLAT(-INFINITY)};
-
-    for (; j < end; j += 32) {
-#pragma GCC unroll 2
-        for (int u = 0; u < 2; u++) {
-            const int64_t left = end - j - 16 * u;
-
-            if (left > 0) {
-                V v = LOCAL(at)(x, j + 16 * u, end);
-
-                best[u] = VMAX(best[u], left < 16 ? LOCAL(keep)(v, left, -INFINITY) : v);
-            }
-        }
-    }
-    return HMAX(VMAX(best[0], best[1]));
+    return OF(exp)(SPLAT(x))[0];
 }
 
-/* Sum of exp(x - m) over x[j .. end). */
-static inline REAL LOCAL(chunk_sum)(const T *x, int64_t j, int64_t end, REAL m)
+LANES_INLINE REAL LOCAL(log1)(REAL x)
 {
-    V sum[2] = {SPLAT(0), SPLAT(0)};
+    return OF(log)(SPLAT(x))[0];
+}
 
-    for (; j < end; j += 32) {
-#pragma GCC unroll 2
-        for (int u = 0; u < 2; u++) {
-            const int64_t left = end - j - 16 * u;
+/* Largest of x[j .. end), in 32 lanes. */
+static inline REAL LOCAL(chunk_max)(const T *x, int64_t j, int64_t end)
+{
+    V best[LOCAL(SUMS)];
 
-            if (left > 0) {
-                V v = EXP(LOCAL(at)(x, j + 16 * u, end) - m);
-
-                sum[u] += left < 16 ? LOCAL(keep)(v, left, 0) : v;
-            }
+#pragma GCC unroll 16
+    for (int u = 0; u < LOCAL(SUMS); u++) {
+        best[u] = SPLAT(-INFINITY);
+    }
+    for (; j + 32 <= end; j += 32) {
+#pragma GCC unroll 16
+        for (int u = 0; u < LOCAL(SUMS); u++) {
+            best[u] = OF(max)(best[u], LOAD(x + j + WIDTH * u));
         }
     }
-    return HSUM(sum[0] + sum[1]);
+    for (int u = 0; u < LOCAL(SUMS) && j < end; u++, j += WIDTH) {
+        best[u] = OF(max)(best[u], LOCAL(keep)(LOAD_N(x + j, end - j), end - j, -INFINITY));
+    }
+#pragma GCC unroll 8
+    for (int u = 0; u < LOCAL(PARTS); u++) {
+        best[u] = OF(max)(best[u], best[LOCAL(PARTS) + u]);
+    }
+    return LOCAL(fold_max)(best);
+}
+
+/* Sum of exp(x - m) over x[j .. end), in 32 lanes. */
+static inline REAL LOCAL(chunk_sum)(const T *x, int64_t j, int64_t end, REAL m)
+{
+    V sum[LOCAL(SUMS)] = {SPLAT(0)};
+
+    for (; j + 32 <= end; j += 32) {
+#pragma GCC unroll 16
+        for (int u = 0; u < LOCAL(SUMS); u++) {
+            sum[u] += OF(exp)(LOAD(x + j + WIDTH * u) - SPLAT(m));
+        }
+    }
+    for (int u = 0; u < LOCAL(SUMS) && j < end; u++, j += WIDTH) {
+        sum[u] += LOCAL(keep)(OF(exp)(LOAD_N(x + j, end - j) - SPLAT(m)), end - j, 0);
+    }
+    return LOCAL(fold2)(sum);
 }
 
 /* @return m, the largest element; *total: the sum of exp(x - m). One pass over memory, chunk by
@@ -60,7 +78,7 @@ static REAL LOCAL(row_sum_exp)(const T *x, int64_t cols, REAL *total)
             continue;
         }
         if (here > m) {
-            sum = sum == 0 ? 0 : sum * EXP1(m - here);
+            sum = sum == 0 ? 0 : sum * LOCAL(exp1)(m - here);
             m = here;
         }
         sum += LOCAL(chunk_sum)(x, j, end, m);

@@ -3,4 +3,4 @@
 #include "table.h"
 
 #define BODY "softmax_body.h"
-#include "each_float.h"
+#include "each_register.h"

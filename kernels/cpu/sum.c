@@ -55,17 +55,7 @@ static bool by_columns(const msi_sum_args *a)
            (r < 0 || reduced->stride[1][r] != 1);
 }
 
-static inline float hsum_of_f32(const float *lane)
-{
-    return hsum_f32(load_f32(lane));
-}
-
-static inline double hsum_of_f64(const double *lane)
-{
-    return hsum_f64(load_f64(lane));
-}
-
-#define HSUM(lane) _Generic((lane), float * : hsum_of_f32, double * : hsum_of_f64)((void *)(lane))
+#define HSUM(lane) LANES_CAT(hsum_of, REAL_NAME)(lane)
 #define LOAD_LANES(p) OF(load)(p)
 #define STORE_LANES(p, v) OF(store)(p, v)
 #define BODY "sum_body.h"
