@@ -25,7 +25,9 @@ static ms_status check_no_backward(const ms_fsdp_tree *tree)
 {
     return tree == NULL || !msi_in_backward(&tree->run)
                ? MS_OK
-               : MS_FAIL(MS_ASSERTION_ERROR, "no_sync() cannot begin or end during backward");
+               : MS_FAIL(MS_ASSERTION_ERROR,
+                         "the synchronisation of gradients cannot change during backward; call "
+                         "no_sync() or set_requires_gradient_sync() before it");
 }
 
 ms_status ms_fsdp_unit_set_sync(ms_fsdp_unit *u, bool sync)
