@@ -369,6 +369,22 @@ describe('fully_shard', function()
     end)
   end)
 
+  it('keeps a setting that may not change', function()
+    ms.dist.spawn(2, function()
+      local model = fsdp.fully_shard(nn.Linear(2, 2))
+      local out, seen = model(ms.ones(1, 2)), nil
+      out:hook(function()
+        seen = select(2, pcall(model.set_requires_gradient_sync, model, false))
+      end)
+      out:sum():backward()
+      assert.matches('set_requires_gradient_sync%(%) before it', tostring(seen))
+      model.bias:set_grad(nil)
+      model:set_requires_all_reduce(true)
+      model(ms.ones(1, 2)):sum():backward()
+      assert.same({ 1 }, model.bias:grad():totable()) -- reduced: this rank's part
+    end)
+  end)
+
   -- Three linear layers, of which the first and the last are one group.
   local function grouped(opts)
     ms.manual_seed(1)
