@@ -151,6 +151,9 @@ describe('fully_shard', function()
       local scalar = nn.Linear(1, 1)
       scalar:param('scale', {}, { kind = 'constant', value = 1 })
       local once = fsdp.fully_shard(nn.Linear(1, 1))
+      local used = fsdp.fully_shard(nn.Sequential(nn.Linear(1, 1)))
+      used(ms.ones(1, 1))
+      local first = nn.Linear(1, 1)
       for _, case in ipairs {
         { 'ValueError', 'fully_shard does not support containers that do not implement forward',
           nn.ModuleList {} },
@@ -177,9 +180,15 @@ describe('fully_shard', function()
         { 'ValueError', "Invalid shard_placement_fn result for 'weight': expected nil or "
           .. 'dist.Shard(dim), got Replicate()', nn.Linear(1, 1), placed(ms.dist.Replicate()) },
         { 'ValueError', 'Invalid shard_placement_fn result', nn.Linear(1, 1), placed(1) },
+        { 'TypeError', "'ignored_params[1]' is a FSDPLinear, expected a parameter", nn.Linear(1, 1),
+          { ignored_params = { once } } },
+        { 'RuntimeError', "'weight' of nn.Linear is in the group of 'FSDPSequential', which was "
+          .. 'used already', used[1] },
+        { 'ValueError', 'Change scale to a 1D tensor', { first, scalar } },
       } do
         checks.raises(case[1], case[2], fsdp.fully_shard, case[3], case[4])
       end
+      fsdp.fully_shard(first) -- not sharded by the list that was refused
     end)
   end)
 

@@ -206,10 +206,10 @@ function FSDPModule:set_gradient_divide_factor(factor)
 end
 
 --- Call a function in each backward that reduces this module's gradients, when they are reduced
---- over all ranks and in no .grad yet, in the same order on all ranks. It gets the gradients of this
---- rank's part of the parameters in a row, padded, in the dtype of the reduction, and may change
---- them in place. It replaces an earlier one. AssertionError during backward; ValueError for a
---- stream with a mesh of two dimensions, else streams are accepted.
+--- over all ranks and in no .grad yet, in the same order on all ranks. It gets the gradients of
+--- this rank's part of the parameters in a row, padded, in the dtype of the reduction, and may
+--- change them in place. It replaces an earlier one. AssertionError during backward; ValueError for
+--- a stream with a mesh of two dimensions, else streams are accepted.
 ---@param hook fun(grad: ms.Tensor)
 ---@param stream? any
 function FSDPModule:set_all_reduce_hook(hook, stream)
