@@ -355,6 +355,21 @@ describe('fully_shard', function()
     end)
   end)
 
+  it('refuses a call that would compute with rows', function()
+    ms.dist.spawn(2, function()
+      local model = fsdp.fully_shard(nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)))
+      local x = ms.ones(1, 2)
+      nn.init.constant_(model[1].weight, 1)
+      nn.init.constant_(model[1].bias, 0)
+      ms.no_grad(model, x)
+      checks.raises('RuntimeError', "0 (nn.Linear) was called outside the forward of "
+        .. "'FSDPSequential', which gathers its parameters: 'weight' is this rank's shard (2, 2) "
+        .. 'of (4, 2)', model[1], x)
+      model:unshard()
+      assert.same({ { 2, 2, 2, 2 } }, model[1](x):totable())
+    end)
+  end)
+
   it('checks what its methods are given', function()
     ms.dist.spawn(1, function()
       local model = fsdp.fully_shard(nn.Linear(2, 2))
