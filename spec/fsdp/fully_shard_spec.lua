@@ -76,6 +76,17 @@ describe('fully_shard', function()
     end)
   end)
 
+  it('explains operators of two dtypes by its policies', function()
+    ms.dist.spawn(1, function()
+      local opts = { mp_policy = { param_dtype = 'f64', output_dtype = 'f32' } }
+      local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+      fsdp.fully_shard(model[1], opts)
+      fsdp.fully_shard(model, opts)
+      checks.raises('RuntimeError', 'the mp_policy of each module casts its inputs to param_dtype '
+        .. 'with cast_forward_inputs, and its results to output_dtype', model, ms.ones(1, 2))
+    end)
+  end)
+
   it('leaves ignored parameters as they are', function()
     ms.dist.spawn(2, function(rank)
       local model = nn.Linear(4, 2)
