@@ -83,6 +83,10 @@ ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
 ms_status ms_fsdp_unit_set_hook(ms_fsdp_unit *u, int32_t moment, ms_unit_hook fn, void *user,
                                 void (*drop)(void *user))
 {
+    if (moment != MS_HOOK_REDUCE && moment != MS_HOOK_REDUCED) {
+        return MS_FAIL(MS_VALUE_ERROR, "unknown moment %d of a hook of unit '%s'", (int)moment,
+                       u->name);
+    }
     msi_unit_hook *hook = &u->hooks[moment];
 
     if (moment == MS_HOOK_REDUCE && hook->fn != NULL) {
