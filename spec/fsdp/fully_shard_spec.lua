@@ -76,6 +76,14 @@ describe('fully_shard', function()
     end)
   end)
 
+  it('compares output_dtype between ranks', function()
+    checks.raises('CommError', "output_dtype of mp_policy of '' is -1 on rank 0 and", ms.dist.spawn, 2,
+      function(rank)
+        local policy = { output_dtype = rank == 1 and 'f64' or nil }
+        fsdp.fully_shard(nn.Linear(2, 2), { mp_policy = policy })(ms.ones(1, 2))
+      end)
+  end)
+
   it('explains operators of two dtypes by its policies', function()
     ms.dist.spawn(1, function()
       local opts = { mp_policy = { param_dtype = 'f64', output_dtype = 'f32' } }
