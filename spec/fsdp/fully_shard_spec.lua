@@ -77,8 +77,8 @@ describe('fully_shard', function()
   end)
 
   it('compares output_dtype between ranks', function()
-    checks.raises('CommError', "output_dtype of mp_policy of '' is -1 on rank 0 and", ms.dist.spawn, 2,
-      function(rank)
+    checks.raises('CommError', "output_dtype of mp_policy of '' is -1 on rank 0 and",
+      ms.dist.spawn, 2, function(rank)
         local policy = { output_dtype = rank == 1 and 'f64' or nil }
         fsdp.fully_shard(nn.Linear(2, 2), { mp_policy = policy })(ms.ones(1, 2))
       end)
