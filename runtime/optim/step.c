@@ -83,7 +83,8 @@ static ms_status prepare(ms_optim *optim, msi_optim_param *p, update *u)
     if (msi_param_accumulates(p->tensor)) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "step: the gradient of %s was accumulated inside no_sync and is not reduced "
-                       "yet; run the last backward outside no_sync",
+                       "yet; run the last backward outside no_sync, or with "
+                       "set_requires_gradient_sync(true)",
                        msi_tensor_label(p->tensor));
     }
     int64_t numel = msi_view_numel(&u->local);

@@ -76,7 +76,7 @@ describe('a communication hook', function()
       checks.raises('ValueError', 'must be callable', model.register_comm_hook, model, state, 3)
       model:register_comm_hook(state, hook)
       checks.raises('AssertionError', 'already registered', model.register_comm_hook, model, state,
-        hook)
+        error)
       checks.raises('AssertionError', 'can only be called on a root instance',
         model.module[1].register_comm_hook, model.module[1], state, hook)
       model(ms.ones(1, 4)):sum():backward()

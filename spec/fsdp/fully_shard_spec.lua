@@ -76,6 +76,25 @@ describe('fully_shard', function()
     end)
   end)
 
+  it('compares output_dtype between ranks', function()
+    checks.raises('CommError', "output_dtype of mp_policy of '' is -1 on rank 0 and",
+      ms.dist.spawn, 2, function(rank)
+        local policy = { output_dtype = rank == 1 and 'f64' or nil }
+        fsdp.fully_shard(nn.Linear(2, 2), { mp_policy = policy })(ms.ones(1, 2))
+      end)
+  end)
+
+  it('explains operators of two dtypes by its policies', function()
+    ms.dist.spawn(1, function()
+      local opts = { mp_policy = { param_dtype = 'f64', output_dtype = 'f32' } }
+      local model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+      fsdp.fully_shard(model[1], opts)
+      fsdp.fully_shard(model, opts)
+      checks.raises('RuntimeError', 'the mp_policy of each module casts its inputs to param_dtype '
+        .. 'with cast_forward_inputs, and its results to output_dtype', model, ms.ones(1, 2))
+    end)
+  end)
+
   it('leaves ignored parameters as they are', function()
     ms.dist.spawn(2, function(rank)
       local model = nn.Linear(4, 2)
@@ -151,6 +170,9 @@ describe('fully_shard', function()
       local scalar = nn.Linear(1, 1)
       scalar:param('scale', {}, { kind = 'constant', value = 1 })
       local once = fsdp.fully_shard(nn.Linear(1, 1))
+      local used = fsdp.fully_shard(nn.Sequential(nn.Linear(1, 1)))
+      used(ms.ones(1, 1))
+      local first = nn.Linear(1, 1)
       for _, case in ipairs {
         { 'ValueError', 'fully_shard does not support containers that do not implement forward',
           nn.ModuleList {} },
@@ -177,9 +199,15 @@ describe('fully_shard', function()
         { 'ValueError', "Invalid shard_placement_fn result for 'weight': expected nil or "
           .. 'dist.Shard(dim), got Replicate()', nn.Linear(1, 1), placed(ms.dist.Replicate()) },
         { 'ValueError', 'Invalid shard_placement_fn result', nn.Linear(1, 1), placed(1) },
+        { 'TypeError', "'ignored_params[1]' is a FSDPLinear, expected a parameter", nn.Linear(1, 1),
+          { ignored_params = { once } } },
+        { 'RuntimeError', "'weight' of nn.Linear is in the group of 'FSDPSequential', which was "
+          .. 'used already', used[1] },
+        { 'ValueError', 'Change scale to a 1D tensor', { first, scalar } },
       } do
         checks.raises(case[1], case[2], fsdp.fully_shard, case[3], case[4])
       end
+      fsdp.fully_shard(first) -- not sharded by the list that was refused
     end)
   end)
 
@@ -346,6 +374,21 @@ describe('fully_shard', function()
     end)
   end)
 
+  it('refuses a call that would compute with rows', function()
+    ms.dist.spawn(2, function()
+      local model = fsdp.fully_shard(nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)))
+      local x = ms.ones(1, 2)
+      nn.init.constant_(model[1].weight, 1)
+      nn.init.constant_(model[1].bias, 0)
+      ms.no_grad(model, x)
+      checks.raises('RuntimeError', "0 (nn.Linear) was called outside the forward of "
+        .. "'FSDPSequential', which gathers its parameters: 'weight' is this rank's shard (2, 2) "
+        .. 'of (4, 2)', model[1], x)
+      model:unshard()
+      assert.same({ { 2, 2, 2, 2 } }, model[1](x):totable())
+    end)
+  end)
+
   it('checks what its methods are given', function()
     ms.dist.spawn(1, function()
       local model = fsdp.fully_shard(nn.Linear(2, 2))
@@ -366,6 +409,22 @@ describe('fully_shard', function()
       checks.raises('TypeError', "'hook' is a number, expected a function",
         model.set_all_reduce_hook, model, 1)
       fsdp.share_comm_ctx { model, model }
+    end)
+  end)
+
+  it('keeps a setting that may not change', function()
+    ms.dist.spawn(2, function()
+      local model = fsdp.fully_shard(nn.Linear(2, 2))
+      local out, seen = model(ms.ones(1, 2)), nil
+      out:hook(function()
+        seen = select(2, pcall(model.set_requires_gradient_sync, model, false))
+      end)
+      out:sum():backward()
+      assert.matches('set_requires_gradient_sync%(%) before it', tostring(seen))
+      model.bias:set_grad(nil)
+      model:set_requires_all_reduce(true)
+      model(ms.ones(1, 2)):sum():backward()
+      assert.same({ 1 }, model.bias:grad():totable()) -- reduced: this rank's part
     end)
   end)
 

@@ -96,7 +96,7 @@ describe('hooks inside the backward of a sharded model', function()
         for _, tries in ipairs { false, true } do
           local model
           local function begin()
-            checks.raises('AssertionError', 'no_sync() cannot begin or end during backward',
+            checks.raises('AssertionError', 'gradients cannot change during backward',
               model.no_sync, model, function() end)
           end
           model = model_of(strategy, tries and begin or function() end)

@@ -548,6 +548,7 @@ static ms_status accumulate_one_unit(chain *c)
     for (int32_t i = 0; i < UNITS; i++) {
         EXPECT(twice[i] == 2 * once[i]);
     }
+    EXPECT(ms_fsdp_unit_set_hook(c->unit[1], 2, NULL, NULL, NULL) == MS_VALUE_ERROR);
     MS_TRY(ms_fsdp_unit_set_gradient_factor(c->unit[1], 0.25));
     MS_TRY(forward(c, UNITS, NULL, NULL, &loss));
     MS_TRY(ms_backward(loss, NULL));

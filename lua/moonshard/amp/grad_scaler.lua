@@ -113,7 +113,8 @@ local function gradient_of(param)
   local grad = param:grad()
   if grad and not parameter.has_grad(param) then
     errors.raise('RuntimeError', 'unscale_: the gradient of %s was accumulated inside no_sync and '
-      .. 'is not reduced yet; run the last backward outside no_sync', parameter.name(param))
+      .. 'is not reduced yet; run the last backward outside no_sync, or with '
+      .. 'set_requires_gradient_sync(true)', parameter.name(param))
   end
   return grad
 end

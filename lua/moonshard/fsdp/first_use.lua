@@ -119,8 +119,10 @@ end
 local function note_options(instances)
   local paths = module_names.paths(plan.outer_modules(instances))
   for i, instance in ipairs(instances) do
-    notes.numbers(instance.process_group, ("FSDP '%s'"):format(paths[i]),
-      options.compared(instance))
+    local group, dtype = instance.process_group, instance.output_dtype
+    notes.numbers(group, ("FSDP '%s'"):format(paths[i]), options.compared(instance))
+    notes.numbers(group, ("mp_policy of '%s'"):format(paths[i]), 'output_dtype',
+      { dtype and parameter.dtype(dtype) or -1 })
   end
 end
 

@@ -108,6 +108,10 @@ local DTYPES = "; the model's mixed_precision has units of several dtypes: class
   .. 'its module_classes_to_ignore compute in f32 with their inputs and results cast, and a unit '
   .. 'with its own mixed_precision casts its inputs to its param_dtype with cast_forward_inputs'
 
+local DTYPES_IN_PLACE = "; the model's groups compute in several dtypes: the mp_policy of each "
+  .. 'module casts its inputs to param_dtype with cast_forward_inputs, and its results to '
+  .. 'output_dtype'
+
 -- An operator that met two dtypes in a model of several.
 local function explain_dtypes(tree, err)
   local text = type(err) == 'table' and err.forward ~= nil and tostring(err.message) or ''
@@ -115,8 +119,9 @@ local function explain_dtypes(tree, err)
     return
   end
   for _, instance in ipairs(tree.instances) do
-    if instance.mixed_precision.param_dtype and not err.message:find(DTYPES, 1, true) then
-      err.message = err.message .. DTYPES
+    local advice = instance.api and DTYPES_IN_PLACE or DTYPES
+    if instance.mixed_precision.param_dtype and not err.message:find(advice, 1, true) then
+      err.message = err.message .. advice
     end
   end
 end

@@ -199,6 +199,11 @@ local function placement_check(fn)
 end
 
 local function state_options(api, given)
+  for i, p in ipairs(given.ignored_params or {}) do
+    if not parameter.is_parameter(p) then
+      arguments.refuse(api, ('ignored_params[%d]'):format(i), p, 'a parameter')
+    end
+  end
   local policy = errors.options('mp_policy', given.mp_policy, POLICY)
   local casts = policy.cast_forward_inputs ~= false
   local opts = options.normalised(util.merged(APIS[api][mesh_ndim(api, given.mesh)], {
@@ -223,10 +228,8 @@ end
 local function shard(api, module, opts)
   local given = errors.options(api, opts, APIS[api].known)
   local modules, complete = group_of(api, module), state_options(api, given)
-  local state = State(modules[1], modules[1], complete)
-  for i = 2, #modules do
-    state:_join(modules[i], complete)
-  end
+  complete.others = util.slice(modules, 2)
+  State(modules[1], modules[1], complete)
   for _, m in ipairs(modules) do
     fsdp_module.adopt(m, APIS[api].prefix)
   end

@@ -164,10 +164,11 @@ function methods:register_comm_hook(state, hook)
         .. 'without a process_group of its own', its.root.outer_module:path())
     end
   end
-  self._comm_hook = function(grad, out) hook(state, grad, out) end
+  local function reduce(grad, out) hook(state, grad, out) end
   for _, its in ipairs(trees) do
-    first_use.set_comm_hook(its, self._comm_hook)
+    first_use.set_comm_hook(its, reduce)
   end
+  self._comm_hook = reduce
 end
 
 --- 16 hexadecimal digits over all full parameters: equal on all ranks, and for every strategy,

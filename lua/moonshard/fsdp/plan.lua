@@ -270,8 +270,13 @@ function plan.validate(module, ignored, opts)
     for _, p in ipairs(tree.params(m, false)) do
       if not ignored.params[parameter.key(p.tensor)] then
         local facts, name = parameter.facts(p.tensor), tree.join(path, p.name)
+        local taken = opts.api and parameter.manager(p.tensor)
         first = first or facts
-        if facts.ndim == 0 then
+        if taken then
+          errors.raise('RuntimeError', "%s: '%s' of %s is in the group of '%s', which was used "
+            .. 'already; shard the modules inside others first', opts.api, name, module._name,
+            taken:_unit_name())
+        elseif facts.ndim == 0 then
           errors.raise('ValueError', "%s doesn't support scalar parameters. Change %s to a 1D "
             .. 'tensor with numel equal to 1.', opts.api or 'FSDP', name)
         elseif not facts.floating then

@@ -58,6 +58,32 @@ local function write_back(module, p, now)
   return held
 end
 
+-- Does a parameter show this rank's rows where a forward would read them?
+local function shows_rows(state, p)
+  local used = state._tree
+  return state.shard_layout == 'rows' and not (used and used.running)
+    and table.concat(parameter.shape(p.tensor), ' ')
+    ~= table.concat(state:_whole_shape(p.tensor), ' ')
+end
+
+--- RuntimeError for a call of a module outside the forward that gathers its parameters: rows have
+--- the dimensions of a whole parameter, so operators accept them.
+---@param module ms.nn.Module
+---@param own ms.fsdp.State?  of the module, which gathers its parameters
+function sealed.check_called(module, own)
+  for _, p in ipairs(module._params) do
+    local state = p.tensor and parameter.manager(p.tensor) -- nil: the field was cleared
+    if state and state ~= own and shows_rows(state, p) then
+      errors.raise('RuntimeError', "%s was called outside the forward of '%s', which gathers its "
+        .. "parameters: '%s' is this rank's shard (%s) of (%s). Call that module, register its "
+        .. 'method that calls this one (fsdp.register_fsdp_forward_method), or call its unshard() '
+        .. 'before', tree.describe(module), state:_unit_name(), p.name,
+        table.concat(parameter.shape(p.tensor), ', '),
+        table.concat(state:_whole_shape(p.tensor), ', '))
+    end
+  end
+end
+
 --- Handle an assignment to the field of a parameter: write a tensor into the unit; refuse other
 --- values, and tensors before there is a unit.
 ---@param module ms.nn.Module

@@ -49,14 +49,28 @@ for _, functions in ipairs { methods, values, units, placed, unit_settings } do
   end
 end
 
--- module: its forward runs. opts: normalised. inherited: the ignored modules and parameters, if a
--- policy of the root chose the module. inner(module, opts): shards what the policy chooses.
+-- Add the parameters of another module, sharded in place, to the same unit.
+local function join(self, module, opts)
+  local ignored_set = without_jit.run(construct.wrap_below, module, opts, nil, nil,
+    self._initialised)
+  for kind, its in next, ignored_set do -- order does not matter
+    self._ignored[kind] = util.merged(self._ignored[kind], its)
+  end
+  self.modules[#self.modules + 1] = module
+end
+
+-- module: its forward runs. opts: normalised; `others`: more modules of its group. inherited: the
+-- ignored modules and parameters, if a policy of the root chose the module. inner(module, opts):
+-- shards what the policy chooses. After an error no module has the state.
 function State:init(outer_module, module, opts, inherited, inner)
   self._initialised = {} -- modules, by param_init_fn
   self._ignored = without_jit.run(construct.wrap_below, module, opts, inherited, inner,
     self._initialised)
   self.outer_module, self.in_place = outer_module, outer_module == module
   self.modules = { outer_module }
+  for _, other in ipairs(opts.others or {}) do
+    join(self, other, opts)
+  end
   for _, name in ipairs(options.FIELDS) do
     self[name] = opts[name]
   end
@@ -72,20 +86,9 @@ function State:init(outer_module, module, opts, inherited, inner)
   self.rank = B.C.ms_comm_rank(self.shard_group)
   self.world_size = B.C.ms_comm_size(self.shard_group)
   self.replica = replicate and B.C.ms_comm_rank(replicate) or 0
-  rawset(outer_module, '_manager', self)
-end
-
---- Add the parameters of another module, sharded in place, to the same unit.
----@param module ms.nn.Module
----@param opts table  normalised
-function State:_join(module, opts)
-  local ignored_set = without_jit.run(construct.wrap_below, module, opts, nil, nil,
-    self._initialised)
-  for kind, its in next, ignored_set do -- order does not matter
-    self._ignored[kind] = util.merged(self._ignored[kind], its)
+  for _, each in ipairs(self.modules) do
+    rawset(each, '_manager', self)
   end
-  self.modules[#self.modules + 1] = module
-  rawset(module, '_manager', self)
 end
 
 --- The module whose forward runs.

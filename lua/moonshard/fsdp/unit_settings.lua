@@ -4,13 +4,13 @@
 local B = require 'moonshard_ffi'
 local hooks = require 'moonshard.fsdp.hooks'
 local runtime = require 'moonshard_ffi.fsdp'
+local util = require 'moonshard.base.util'
 
 ---@class ms.fsdp.UnitSettings
 local unit_settings = {}
 
 -- Sums over replicas and over shards are one reduction.
-local function set_sync(state)
-  local its = state._settings
+local function set_sync(state, _, its)
   B.calls.fsdp_unit_set_sync(state._unit, its.gradient_sync ~= false
     and (its.all_reduce ~= false or not state.hybrid_groups))
 end
@@ -48,22 +48,24 @@ local OF_UNIT = {
   forward_prefetch = set_prefetch(false), backward_prefetch = set_prefetch(true),
 }
 
-local function apply(state, name, value)
+-- `its`: all settings, with this one.
+local function apply(state, name, its)
   if name == 'is_last_backward' then
-    B.calls.fsdp_tree_set_last_backward(state._tree.handle, value)
+    B.calls.fsdp_tree_set_last_backward(state._tree.handle, its[name])
   elseif state._unit then
-    OF_UNIT[name](state, value)
+    OF_UNIT[name](state, its[name], its)
   end
 end
 
---- Change a setting.
+--- Change a setting. After an error it has its earlier value.
 ---@param name string
 ---@param value any
 function unit_settings:_set(name, value)
-  self._settings[name] = value
+  local changed = util.merged(self._settings, { [name] = value })
   if self._tree and self._tree.handle then
-    apply(self, name, value)
+    apply(self, name, changed)
   end
+  self._settings = changed
 end
 
 --- Are its full parameters freed after each forward?
@@ -80,9 +82,8 @@ end
 --- Called when the tree of the instance was made and is not initialised.
 function unit_settings:_apply_settings()
   for _, name in ipairs(ORDER) do
-    local value = self._settings[name]
-    if value ~= nil then
-      apply(self, name, value)
+    if self._settings[name] ~= nil then
+      apply(self, name, self._settings)
     end
   end
 end

@@ -169,7 +169,10 @@ function Module:__call(...)
     watched.check(params)
   end
   samples.resume((...))
-  local state = rawget(self, '_manager')
+  local state, seal = rawget(self, '_manager'), rawget(self, '_sealed')
+  if seal then
+    seal.check_called(self, state)
+  end
   if state and state.in_place then
     return scope.run(self._scope, state.forward, state, run_forward, self, ...)
   elseif rawget(self, '_buffers') then

@@ -72,7 +72,8 @@ static ms_status check_unit(ms_fsdp_unit *u)
     if (msi_accumulator_holds(&u->sums)) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "clip_grad_norm: gradients of unit '%s' were accumulated inside no_sync "
-                       "and are not reduced yet; run the last backward outside no_sync",
+                       "and are not reduced yet; run the last backward outside no_sync, or with "
+                       "set_requires_gradient_sync(true)",
                        u->name);
     }
     return MS_OK;

@@ -25,7 +25,9 @@ static ms_status check_no_backward(const ms_fsdp_tree *tree)
 {
     return tree == NULL || !msi_in_backward(&tree->run)
                ? MS_OK
-               : MS_FAIL(MS_ASSERTION_ERROR, "no_sync() cannot begin or end during backward");
+               : MS_FAIL(MS_ASSERTION_ERROR,
+                         "the synchronisation of gradients cannot change during backward; call "
+                         "no_sync() or set_requires_gradient_sync() before it");
 }
 
 ms_status ms_fsdp_unit_set_sync(ms_fsdp_unit *u, bool sync)
@@ -81,6 +83,10 @@ ms_status ms_fsdp_tree_set_gradient_factor(ms_fsdp_tree *tree, double factor)
 ms_status ms_fsdp_unit_set_hook(ms_fsdp_unit *u, int32_t moment, ms_unit_hook fn, void *user,
                                 void (*drop)(void *user))
 {
+    if (moment != MS_HOOK_REDUCE && moment != MS_HOOK_REDUCED) {
+        return MS_FAIL(MS_VALUE_ERROR, "unknown moment %d of a hook of unit '%s'", (int)moment,
+                       u->name);
+    }
     msi_unit_hook *hook = &u->hooks[moment];
 
     if (moment == MS_HOOK_REDUCE && hook->fn != NULL) {

@@ -368,7 +368,8 @@ typedef ms_status (*ms_unit_hook)(void *user, const char *unit, ms_tensor *grad,
 /** Set the unit's hook of a moment. With REDUCE the gradient factor does not apply. `drop(user)` is
  * called when the unit is freed, or the hook replaced. After an error it is not called:
  * MS_ASSERTION_ERROR for a second REDUCE, and inside a backward that has not reduced the unit's
- * gradient; MS_NOT_IMPLEMENTED_ERROR for REDUCE with hybrid sharding. */
+ * gradient; MS_NOT_IMPLEMENTED_ERROR for REDUCE with hybrid sharding; MS_VALUE_ERROR for another
+ * moment. */
 MS_API ms_status ms_fsdp_unit_set_hook(ms_fsdp_unit *unit, int32_t moment, ms_unit_hook fn,
                                        void *user, void (*drop)(void *user));
 #endif
