@@ -257,6 +257,11 @@ local runs = {
     .. 'ranks=2 dtype=bf16 warmup=1 steps=1'] = function(command)
     finds('state_bytes', succeeds(command:gsub('layers=12 width=768', 'layers=1 width=48')))
   end,
+  ['luajit bench/rows.lua train layers=4 width=256 heads=4 context=128 rows=8 vocab=256 ranks=2 '
+    .. 'dtype=f32 warmup=3 steps=20 api=fully_shard'] = function(command)
+    finds('state_bytes', succeeds(command:gsub('layers=4 width=256', 'layers=1 width=48')
+      :gsub('steps=20', 'steps=1')))
+  end,
   ['./dev build'] = part_of_ci,
   ['./dev bundle'] = part_of_dev, -- bundle_spec.lua
   ['./dev test'] = part_of_ci,
