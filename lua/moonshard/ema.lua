@@ -32,7 +32,6 @@ local HALF = { f16 = true, bf16 = true }
 ---@field extent ms.Extent  of this rank's elements
 ---@field average ms.Tensor?  (elements of this rank); nil if empty
 ---@field param ms.Tensor
----@field manager ms.fsdp.State?  that shards it
 
 -- f16 and bf16 averages would not change by small steps.
 local function average_of(part)
@@ -41,10 +40,8 @@ end
 
 local function entry_of(p)
   local part, extent = parameter.part(p.tensor)
-  local manager = parameter.manager(p.tensor)
   return {
     name = p.name, param = p.tensor, extent = extent, average = part and average_of(part) or nil,
-    manager = manager and manager.sharding_strategy ~= 'NO_SHARD' and manager or nil,
   }
 end
 
@@ -201,8 +198,9 @@ end
 local function value_of(entry)
   local shape, average = entry.extent.shape, entry.average
   local dtype = HALF[entry.extent.dtype] and 'f32' or entry.extent.dtype
-  if entry.manager then
-    return entry.manager:_sharded(entry.param, average, dtype)
+  local manager = parameter.manager(entry.param)
+  if manager and manager.sharding_strategy ~= 'NO_SHARD' then
+    return manager:_sharded(entry.param, average, dtype)
   end
   return average and average:reshape(shape) or create.zeros(shape, { dtype = dtype })
 end

@@ -5,6 +5,7 @@ local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
+local util = require 'moonshard.base.util'
 
 local sealed = {}
 
@@ -60,17 +61,15 @@ end
 
 -- Does a parameter show this rank's rows where a forward would read them?
 local function shows_rows(state, p)
-  local used = state._tree
-  return state.shard_layout == 'rows' and not (used and used.running)
-    and table.concat(parameter.shape(p.tensor), ' ')
-    ~= table.concat(state:_whole_shape(p.tensor), ' ')
+  return state.shard_layout == 'rows' and not state._tree.running
+    and not util.equal(parameter.shape(p.tensor), state:_whole_shape(p.tensor))
 end
 
 --- RuntimeError for a call of a module outside the forward that gathers its parameters: rows have
 --- the dimensions of a whole parameter, so operators accept them.
 ---@param module ms.nn.Module
 ---@param own ms.fsdp.State?  of the module, which gathers its parameters
-function sealed.check_called(module, own)
+local function check_called(module, own)
   for _, p in ipairs(module._params) do
     local state = p.tensor and parameter.manager(p.tensor) -- nil: the field was cleared
     if state and state ~= own and shows_rows(state, p) then
@@ -96,5 +95,8 @@ function sealed.param_assigned(module, p, now)
   end
   return refuse_param(module, p, now)
 end
+
+--- The seal of modules whose parameters are divided by rows.
+sealed.by_rows = util.merged(sealed, { check_called = check_called })
 
 return sealed

@@ -96,10 +96,11 @@ function units:_seal(unit_plan)
     self._unit_holder = unit_plan.holder
     self._unit = unit
   end
+  local seal = self.shard_layout == 'rows' and sealed.by_rows or sealed
   for _, module in ipairs(unit_plan.modules) do
-    rawset(module, '_sealed', sealed)
+    rawset(module, '_sealed', seal)
   end
-  rawset(self.outer_module, '_sealed', sealed)
+  rawset(self.outer_module, '_sealed', seal)
   self._watched = unit_plan.watched
   self._planned = true
 end

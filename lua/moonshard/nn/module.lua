@@ -170,7 +170,7 @@ function Module:__call(...)
   end
   samples.resume((...))
   local state, seal = rawget(self, '_manager'), rawget(self, '_sealed')
-  if seal then
+  if seal and seal.check_called then
     seal.check_called(self, state)
   end
   if state and state.in_place then

@@ -139,7 +139,8 @@ function tree.check_acyclic(module, name, child)
 end
 
 -- [Note: seals] A manager that relies on a module's structure sets `_sealed`: a table with
--- refuse_new(module, what, name) and child_replaced(module, entry, now), which raise.
+-- refuse_new(module, what, name) and child_replaced(module, entry, now), which raise, and perhaps
+-- check_called(module, manager), called before each forward.
 
 --- Raise if the module is sealed.
 ---@param module ms.nn.Module

@@ -180,7 +180,7 @@ static ms_status write_back(ms_fsdp_tree *tree)
     return MS_OK;
 }
 
-/* Of a unit that is not summoned there are none to keep. */
+/* Units that are not summoned have no full gradients: nothing happens for them. */
 static ms_status keep_gradients(ms_fsdp_tree *tree)
 {
     for (int32_t i = 0; i < tree->n_units; i++) {
