@@ -4,9 +4,9 @@
  *   DTYPE, REAL_DTYPE  their MS_DTYPE_*; NARROW is defined where they differ
  *   V                  16 lanes of REAL
  *   NAME, LOCAL(x)     the dtype's name, x_<dtype>; OF_REAL(x) for the compute type's
- *   LOAD, STORE (_N)   16 (the first n) lanes from and to T; LOAD_REAL, STORE_REAL: REAL
+ *   LOAD, STORE (_N)   16 (the first n) lanes from and to T
  *   LOCAL(get)(p)      one T as REAL
- *   SPLAT, SELECT, BEFORE (<), EXP, VMAX, HSUM, HMAX of lanes; EXP1, LOG1, SQRT1 of one
+ *   SPLAT, SELECT, BEFORE (<), HSUM of lanes; SQRT1 of one
  *   LOCAL(at), LOCAL(put), LOCAL(keep)  rows with tails, below in each_float_rows.h */
 
 #define EACH_CAT2(a, b) a##_##b
@@ -18,19 +18,10 @@
 #define LOAD_N(p, n) LOCAL(load_n)(p, n)
 #define STORE(p, v) LOCAL(store)(p, v)
 #define STORE_N(p, v, n) LOCAL(store_n)(p, v, n)
-#define LOAD_REAL(p) OF_REAL(load)(p)
-#define LOAD_REAL_N(p, n) OF_REAL(load_n)(p, n)
-#define STORE_REAL(p, v) OF_REAL(store)(p, v)
-#define STORE_REAL_N(p, v, n) OF_REAL(store_n)(p, v, n)
 #define SPLAT(x) OF_REAL(splat)((REAL)(x))
 #define SELECT(mask, yes, no) OF_REAL(select)(mask, yes, no)
 #define BEFORE(a, b) OF_REAL(lt)(a, b)
-#define EXP(v) OF_REAL(exp)(v)
-#define VMAX(a, b) OF_REAL(max)(a, b)
 #define HSUM(v) OF_REAL(hsum)(v)
-#define HMAX(v) OF_REAL(hmax)(v)
-#define EXP1(x) (OF_REAL(exp)(SPLAT(x))[0])
-#define LOG1(x) (OF_REAL(log)(SPLAT(x))[0])
 
 #define REAL float
 #define REAL_NAME f32
@@ -99,17 +90,8 @@
 #undef LOAD_N
 #undef STORE
 #undef STORE_N
-#undef LOAD_REAL
-#undef LOAD_REAL_N
-#undef STORE_REAL
-#undef STORE_REAL_N
 #undef SPLAT
 #undef SELECT
 #undef BEFORE
-#undef EXP
-#undef VMAX
 #undef HSUM
-#undef HMAX
-#undef EXP1
-#undef LOG1
 #undef BODY

@@ -1,5 +1,6 @@
 /* Includes BODY once for f32, bf16, f16 and f64, with vectors of one register: for kernels
- * whose lanes are independent, so that their number does not change bits. Inside a body:
+ * whose lanes are independent, so that their number does not change bits, and with row_lanes.h for
+ * sums in a fixed number of lanes. Inside a body:
  *
  *   T, REAL            type in memory, compute type (bf16, f16: float)
  *   DTYPE, REAL_DTYPE  their MS_DTYPE_*; NARROW is defined where they differ, IS_F64 is 0 or 1
@@ -9,7 +10,8 @@
  *   OF(x), SPLAT       a function of lanes.h for V; a scalar in every lane
  *   SQRT1              of one REAL
  *
- * (each_float.h does the same with 16 lanes, for sums whose order matters.) */
+ * (each_float.h has 16 lanes in one vector. Where a register is narrower, the compiler keeps them
+ * in memory.) */
 
 #ifndef LOCAL
 #define EACH_CAT2(a, b) a##_##b
