@@ -29,7 +29,7 @@ MS_API ms_status ms_graph_value(ms_graph *g, ms_tensor *t, int32_t *value);
 /** Record why a run cannot be replayed; the first reason is kept. */
 MS_API void ms_graph_break(ms_graph *g, const char *why);
 /** Why the graph is broken; NULL if it is not. */
-MS_API MS_NULLABLE const char *ms_graph_broken(const ms_graph *g);
+MS_API const char *ms_graph_broken(const ms_graph *g);
 /** Stop recording, and lower the segments to kernels. The graph may be broken afterwards; an error
  * status is one of memory. */
 MS_API ms_status ms_graph_end(ms_graph *g);
