@@ -13,11 +13,11 @@ enum { MS_VERSION_MAJOR = 0, MS_VERSION_MINOR = 1, MS_VERSION_PATCH = 0 };
 #include "moonshard/comm.h"
 #include "moonshard/data.h"
 #include "moonshard/fsdp.h"
-#include "moonshard/graph.h"
 #include "moonshard/job.h"
 #include "moonshard/layout.h"
 #include "moonshard/ops.h"
 #include "moonshard/optim.h"
+#include "moonshard/program.h"
 #include "moonshard/tensor.h"
 
 #endif

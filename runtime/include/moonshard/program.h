@@ -1,0 +1,69 @@
+/* Recorded programs: the operators of a function, captured once and replayed as a list of kernels.
+ *
+ * A program records the operators that run between ms_program_begin() and ms_program_end(). Steps
+ * of the host between them (the gathering of a sharded unit) cut it into segments. A segment runs
+ * as one operator: its forward and its backward replay kernels, with the bits of the operators it
+ * was recorded from, and autograd, hooks and sharded units see one node. */
+#ifndef MOONSHARD_PROGRAM_H
+#define MOONSHARD_PROGRAM_H
+
+#include "tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ms_program ms_program;
+
+/** Record the operators of this thread from now on. MS_RUNTIME_ERROR if it records already. The
+ * caller owns `*out`. */
+MS_API ms_status ms_program_begin(ms_program **out);
+/** Declare the next argument of later runs: values 0, 1, ... in order. Before any operator ran. */
+MS_API ms_status ms_program_argument(ms_program *p, ms_tensor *t);
+/** End the current segment: a step of the host follows. `*segment` is its number, from 0; -1 if no
+ * operator ran since the last cut. */
+MS_API ms_status ms_program_cut(ms_program *p, int32_t *segment);
+/** The number of the value that `t` shows, for the steps and the results of later runs; `t` stays
+ * available to them. -1 if `t` is not a value of the program, which is then broken. */
+MS_API ms_status ms_program_value(ms_program *p, ms_tensor *t, int32_t *value);
+/** Record why a run cannot be replayed; the first reason is kept. */
+MS_API void ms_program_break(ms_program *p, const char *why);
+/** Why the program is broken; NULL if it is not. */
+MS_API const char *ms_program_broken(const ms_program *p);
+/** Stop recording, and lower the segments to kernels. The program may be broken afterwards; an
+ * error status is one of memory. */
+MS_API ms_status ms_program_end(ms_program *p);
+/** Also while it records, which ends then. Waits for no backward: nodes keep what they need. */
+MS_API void ms_program_free(MS_NULLABLE ms_program *p);
+
+/** Numbers of a program, for reports. */
+typedef struct ms_program_info {
+    int32_t segments;
+    int32_t ops;
+    int32_t kernels;
+    int32_t kernels_backward;
+    int32_t fsdp_nodes;  /**< unshard, reshard and reduce of units, as the observer saw them */
+    int64_t saved_bytes; /**< kept from forward to backward */
+    int64_t arena_bytes; /**< temporary memory of the largest segment */
+} ms_program_info;
+MS_API void ms_program_info_get(const ms_program *p, ms_program_info *info);
+
+/** Start a run: set an argument. `*fits` is false if its shape, strides, dtype or requires_grad,
+ * or the grad mode, differ from those recorded; ms_program_misfit() then says how. */
+MS_API ms_status ms_program_set(ms_program *p, int32_t value, ms_tensor *t, bool *fits);
+/** How the last tensor given to ms_program_set(), or an outer tensor of ms_program_run(), differs.
+ */
+MS_API const char *ms_program_misfit(const ms_program *p);
+/** Run a segment. MS_RUNTIME_ERROR, with nothing changed, if a parameter or other outer tensor no
+ * longer has the recorded shape, dtype or requires_grad. */
+MS_API ms_status ms_program_run(ms_program *p, int32_t segment);
+/** A value of the current run. The caller owns `*out`, a handle in the open scope. */
+MS_API ms_status ms_program_get(ms_tensor **out, ms_program *p, int32_t value);
+/** End the run: release its values. */
+MS_API void ms_program_done(ms_program *p);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
