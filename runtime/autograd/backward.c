@@ -61,6 +61,7 @@ static ms_status root_init(msi_root *root, const char *what, msi_tape *tape, ms_
     root->tensor = ms_tensor_retain(t);
     root->grad = grad != NULL ? ms_tensor_retain(grad) : NULL;
     root->out = t->grad_fn != NULL ? t->out_index : 0;
+    root->by_reference = false;
     return MS_OK;
 }
 

@@ -112,20 +112,6 @@ static const msi_op segment_op = {
     .name = "checkpoint", .backward = segment_backward, .attrs_size = sizeof(custom_attrs)};
 static const msi_op edges_op = {.name = "checkpoint's operands", .backward = nothing_backward};
 
-/* Call `drop` when the graph is freed. */
-static ms_status own(msi_node *node, void *user, void (*drop)(void *user))
-{
-    msi_hooks *hook;
-
-    MS_TRY(msi_tape_hook(&hook, node->tape));
-    hook->kind = MSI_HOOK_OWNER;
-    hook->user = user;
-    hook->drop = drop;
-    hook->next = node->hooks;
-    node->hooks = hook;
-    return MS_OK;
-}
-
 /* Handles on the results' memory; those of floating ones are outputs of `node`, if there is one. */
 static ms_status show_results(ms_tensor **out, ms_tensor *const *results, int32_t n, msi_node *node)
 {
@@ -152,7 +138,7 @@ static ms_status check_counts(const char *what, int32_t n_out, int32_t n_in)
 static ms_status finish(msi_node *node, ms_tensor **out, ms_tensor *const *results, int32_t n_out,
                         void *user, void (*drop)(void *user))
 {
-    ms_status status = own(node, user, drop);
+    ms_status status = msi_node_own(node, user, drop);
 
     if (status != MS_OK) {
         if (drop != NULL) {

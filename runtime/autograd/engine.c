@@ -191,7 +191,7 @@ static ms_status seed(const msi_root *root)
     ms_context *ctx = root->tensor->ctx;
     msi_view one = {.storage = NULL};
 
-    if (grad != NULL && grad->v.storage->refcount == 1) {
+    if (grad != NULL && (root->by_reference || grad->v.storage->refcount == 1)) {
         return msi_grad_pass(root->node, root->out, &grad->v);
     }
     if (grad != NULL) { /* it may share a leaf's gradient, which rules write */

@@ -65,11 +65,14 @@ bool msi_bwd_needs(const msi_bwd *b, int32_t i)
 
 /* -- saved views ------------------------------------------------------------------------------- */
 
-static ms_status refuse_written(const msi_saved *saved, int32_t which)
+ms_status msi_saved_check(const msi_saved *saved, int32_t which)
 {
     const msi_storage *s = saved->view.storage;
     const bool shared = s->unit != NULL;
 
+    if (MSI_LIKELY(saved->version == s->version)) {
+        return MS_OK;
+    }
     return MS_FAIL(MS_RUNTIME_ERROR,
                    "saved tensor %d of shape %s was modified by an in-place operation: it is at "
                    "version %lld, expected %lld%s%s%s",
@@ -86,9 +89,7 @@ ms_status msi_bwd_saved(msi_bwd *b, int32_t which, const msi_view **v)
     void *data;
 
     MS_ASSERT(which < b->node->n_saved && saved->view.storage != NULL);
-    if (MSI_UNLIKELY(saved->version != saved->view.storage->version)) {
-        return refuse_written(saved, which);
-    }
+    MS_TRY(msi_saved_check(saved, which));
     *v = &saved->view;
     return msi_view_data(&saved->view, &data);
 }

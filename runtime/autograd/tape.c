@@ -377,6 +377,19 @@ void msi_node_release(msi_node *node)
     gone(tape);
 }
 
+ms_status msi_node_own(msi_node *node, void *user, void (*drop)(void *user))
+{
+    msi_hooks *hook;
+
+    MS_TRY(msi_tape_hook(&hook, node->tape));
+    hook->kind = MSI_HOOK_OWNER;
+    hook->user = user;
+    hook->drop = drop;
+    hook->next = node->hooks;
+    node->hooks = hook;
+    return MS_OK;
+}
+
 ms_status msi_node_of_leaf(msi_node **out, msi_tape *tape, ms_tensor *leaf)
 {
     if (leaf->leaf_node != NULL) {
@@ -453,7 +466,6 @@ static ms_status record_begin(msi_op_call *call)
     if (!tape->recording) {
         return MS_OK;
     }
-    MS_ASSERT(call->n_in <= MSI_OP_MAX_IN);
     MS_TRY(node_new(&call->node, tape, call->op, call->n_in, call->n_out, n_dims));
     call->node->sequence = ++tape->sequence;
     if (call->op->attrs_size > 0) {

@@ -113,9 +113,10 @@ typedef struct msi_root {
     ms_tensor *grad;   /* borrowed; NULL: 1 */
     msi_node *node;    /* retained */
     int32_t out;
+    bool by_reference; /* `grad` is not copied, though it has other owners; nothing writes to it */
 } msi_root;
 
-enum { MSI_NODE_GRAIN = 64, MSI_NODE_CLASSES = 256 };
+enum { MSI_NODE_GRAIN = 64, MSI_NODE_CLASSES = 1024 };
 
 /* State of autograd/ in a context. */
 struct msi_tape {
@@ -180,6 +181,8 @@ ms_status msi_node_of_edges(msi_node **out, msi_tape *tape, const msi_op *op, co
                             msi_edge *const *edges, int32_t n, msi_node *rest, int32_t n_out);
 /* Make a tensor output i of the node. */
 void msi_node_output(msi_node *node, int32_t i, ms_tensor *t);
+/* Call `drop` when the node is spent or freed. */
+ms_status msi_node_own(msi_node *node, void *user, void (*drop)(void *user));
 /* A leaf's accumulate node; the caller owns a reference. */
 ms_status msi_node_of_leaf(msi_node **out, msi_tape *tape, ms_tensor *leaf);
 
@@ -217,6 +220,8 @@ ms_status msi_backward_run(msi_tape *tape, const msi_root *roots, int32_t n_root
 /* -- rule.c: interface of backward rules ------------------------------------------------------- */
 
 const msi_node *msi_bwd_node(const msi_bwd *b);
+/* MS_RUNTIME_ERROR if the view, number `which`, was written since it was saved. */
+ms_status msi_saved_check(const msi_saved *saved, int32_t which);
 /* Run the node's rule. */
 ms_status msi_rule_run(msi_node *node);
 

@@ -36,6 +36,22 @@ ms_status msi_kernel_missing(const char *op, int32_t dtype, const char *device);
  * copy, for devices that run it later. `to` is aligned for any type. */
 int64_t msi_args_bytes(int32_t kernel, const void *args);
 void msi_args_copy(int32_t kernel, void *to, const void *args);
+enum {
+    MSI_FIELD_MEMORY, /* of tensors, or scratch */
+    MSI_FIELD_FAULT,
+    MSI_FIELD_STATUS,
+    MSI_FIELD_CONTEXT
+};
+
+/** A pointer of a kernel's arguments. */
+typedef struct msi_args_field {
+    int16_t offset;
+    int16_t kind; /* MSI_FIELD_* */
+} msi_args_field;
+
+/** The pointers of a kernel's arguments, `*n` of them, but for the caller's name and a tree's
+ * sources. */
+const msi_args_field *msi_args_fields(int32_t kernel, int32_t *n);
 /** Run a kernel; the caller may reuse `args` and its list on return. `op` is the caller, for
  * errors. */
 ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args);

@@ -18,7 +18,7 @@
 
 #include <stdatomic.h>
 
-enum { MSI_DEVICE_VERSION = 9 }; /* of this file, kernel_args.h, kernel names */
+enum { MSI_DEVICE_VERSION = 10 }; /* of this file, kernel_args.h, kernel names */
 
 enum {
     MSI_STREAM_COMPUTE,
@@ -94,6 +94,9 @@ typedef struct msi_device_ops {
     /* system memory, 64-byte aligned, for the context's heap */
     int32_t (*take)(msi_device *d, int64_t nbytes, int32_t place, void **out);
     void (*give)(msi_device *d, void *p, int64_t nbytes, int32_t place);
+    /* A block of its memory was allocated, or released. NULL: not observed. With it no address is
+     * used again. */
+    void (*block)(msi_device *d, void *p, int64_t nbytes, bool released);
     /* Uninitialised memory that others can map by `*fd`, which the caller closes. It exists until
      * all maps, also of others, are detached. */
     int32_t (*share)(msi_device *d, int64_t nbytes, void **out, int32_t *fd);

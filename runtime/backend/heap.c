@@ -64,7 +64,8 @@ static void use_device(msi_heap *h, msi_device *d, int32_t place)
     h->place = place;
     if (d != NULL) {
         d->ops->info(d, &info);
-        h->spoils = info.spoils || SPOIL_ALWAYS;
+        h->observed = d->ops->block != NULL && place == MSI_PLACE_DEVICE;
+        h->spoils = (info.spoils || SPOIL_ALWAYS) && !h->observed;
         h->chunk_bytes = place == MSI_PLACE_PINNED ? info.chunk / 8 : info.chunk;
     }
 }
@@ -210,11 +211,11 @@ static ms_status take(msi_heap *h, int64_t nbytes, int32_t kind, msi_mem_block *
         msi_heap_end_step(h);
     }
     msi_class *c = &h->classes[msi_class_of(nbytes, &capacity)];
-    msi_mem_block *b = take_free(c);
+    msi_mem_block *b = MSI_LIKELY(!h->observed) ? take_free(c) : NULL;
 
     if (MSI_UNLIKELY(b == NULL)) {
         c->capacity = capacity;
-        b = take_other(h, c);
+        b = h->observed ? msi_class_grow(h, c) : take_other(h, c);
         if (b == NULL) {
             return out_of_memory(h, nbytes, kind);
         }
@@ -224,6 +225,9 @@ static ms_status take(msi_heap *h, int64_t nbytes, int32_t kind, msi_mem_block *
     h->stats.n_allocs++;
     h->n_live++;
     count(h, nbytes, kind);
+    if (MSI_UNLIKELY(h->observed)) {
+        h->device->ops->block(h->device, b->data, nbytes, false);
+    }
     *out = b;
     return MS_OK;
 }
@@ -278,9 +282,12 @@ void msi_release(msi_mem_block *b)
     uncount(h, b);
     if (MSI_UNLIKELY(h->closed)) {
         leave_closed(h, b);
-    } else {
-        msi_block_free(b);
+        return;
     }
+    if (MSI_UNLIKELY(h->observed)) {
+        h->device->ops->block(h->device, b->data, b->nbytes, true);
+    }
+    msi_block_free(b);
 }
 
 void msi_release_after(msi_mem_block *b, msi_mark mark)

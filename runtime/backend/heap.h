@@ -51,6 +51,7 @@ typedef struct msi_heap {
     int64_t chunk_bytes;   /* least request to a device's system */
     msi_range *ranges;     /* of a device's memory */
     bool spoils;           /* fill free blocks with NaN */
+    bool observed;         /* by its device: no block is used twice */
     int64_t n_waiting;
     msi_waiting waiting[MSI_STREAMS]; /* by the stream of their marks */
     msi_class classes[MSI_CLASSES];

@@ -174,7 +174,7 @@ static msi_mem_block *take_blocks(msi_heap *h, msi_class *c, int64_t n)
 
 msi_mem_block *msi_class_grow(msi_heap *h, msi_class *c)
 {
-    const int64_t n = batch_of(c);
+    const int64_t n = h->observed ? 1 : batch_of(c);
     msi_mem_block *first = n > 1 ? take_blocks(h, c, n) : NULL;
 
     return first != NULL ? first : take_blocks(h, c, 1);

@@ -86,6 +86,7 @@ const char *msi_foreign_name(const char *name);
 
 /** Layers with state in a context, closed in this order (users before what they use). */
 enum {
+    MSI_ROOM_GRAPH,
     MSI_ROOM_FSDP,
     MSI_ROOM_FSDP_UNITS,
     MSI_ROOM_COMM,
@@ -134,6 +135,12 @@ typedef struct ms_context {
 ms_context *msi_context(void);
 /** The thread's context if it has one, else NULL. */
 ms_context *msi_context_peek(void);
+/** A context that is no thread's; NULL if memory is out. Free it with msi_context_close(). */
+ms_context *msi_context_new(void);
+/** Make `ctx` the thread's, for as long as something runs in it. @return the previous one */
+ms_context *msi_context_swap(ms_context *ctx);
+/** Close all layers of a context, and free it. */
+void msi_context_close(ms_context *ctx);
 /** Install the hooks of higher layers in a new context. In runtime/context_init.c, which knows all
  * layers. */
 void msi_context_init(ms_context *ctx);

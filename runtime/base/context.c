@@ -12,17 +12,46 @@ ms_context *msi_context_peek(void)
     return current;
 }
 
+ms_context *msi_context_new(void)
+{
+    ms_context *ctx = calloc(1, sizeof(*ctx));
+
+    if (ctx == NULL) {
+        msi_fail(MS_OUT_OF_MEMORY, "no memory for a context (%zu bytes)", sizeof(*ctx));
+        return NULL;
+    }
+    msi_context_init(ctx);
+    return ctx;
+}
+
 ms_context *msi_context(void)
 {
     if (MSI_UNLIKELY(current == NULL)) {
-        current = calloc(1, sizeof(*current));
-        if (current == NULL) {
-            msi_fail(MS_OUT_OF_MEMORY, "no memory for a context (%zu bytes)", sizeof(*current));
-            return NULL;
-        }
-        msi_context_init(current);
+        current = msi_context_new();
     }
     return current;
+}
+
+ms_context *msi_context_swap(ms_context *ctx)
+{
+    ms_context *before = current;
+
+    current = ctx;
+    return before;
+}
+
+void msi_context_close(ms_context *ctx)
+{
+    ms_context *before = msi_context_swap(ctx);
+
+    for (int32_t i = 0; i < MSI_ROOM_COUNT; i++) {
+        if (ctx->room[i] != NULL && ctx->close[i] != NULL) {
+            ctx->close[i](ctx->room[i]);
+        }
+        ctx->room[i] = NULL;
+    }
+    (void)msi_context_swap(before != ctx ? before : NULL);
+    free(ctx);
 }
 
 bool ms_is_open(void)
@@ -45,14 +74,7 @@ ms_status ms_close(void)
     char why[MSI_MESSAGE_BYTES]; /* discard errors of closing */
 
     snprintf(why, sizeof(why), "%s", ms_error_message());
-    for (int32_t i = 0; i < MSI_ROOM_COUNT; i++) {
-        if (ctx->room[i] != NULL && ctx->close[i] != NULL) {
-            ctx->close[i](ctx->room[i]);
-        }
-        ctx->room[i] = NULL;
-    }
-    current = NULL;
-    free(ctx);
+    msi_context_close(ctx);
     return status == MS_OK ? MS_OK : MS_FAIL(status, "%s", why);
 }
 

@@ -1,50 +1,114 @@
-/* The life of a graph: recording, runs, freeing. */
-#include "moonshard/program.h"
+/* The life of a program: recording, segments, runs, freeing. */
+#include "graph.h"
 
-#include "base.h"
+#include "pool.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-struct ms_program {
-    const char *broken;
-};
+ms_status msi_graph_grow(void *array, int32_t n, int32_t *capacity, size_t size)
+{
+    void **p = array;
+
+    if (MSI_LIKELY(n < *capacity)) {
+        return MS_OK;
+    }
+    const int32_t larger = *capacity > 0 ? *capacity * 2 : 16;
+    void *grown = realloc(*p, size * (size_t)larger);
+
+    if (grown == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to record %d entries of a program",
+                       (int)larger);
+    }
+    *p = grown;
+    *capacity = larger;
+    return MS_OK;
+}
+
+void msi_program_break(ms_program *p, const char *format, ...)
+{
+    char text[MSI_MESSAGE_BYTES];
+    va_list args;
+
+    if (p->broken != NULL) {
+        return;
+    }
+    va_start(args, format);
+    msi_text_write(text, sizeof(text), format, args);
+    va_end(args);
+    p->broken = strdup(text);
+    if (p->broken == NULL) {
+        p->broken = p->no_memory;
+    }
+}
+
+/* -- recording --------------------------------------------------------------------------------- */
 
 ms_status ms_program_begin(ms_program **out)
 {
-    *out = calloc(1, sizeof(**out));
-    if (*out == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a graph");
+    ms_context *ctx = msi_context();
+    ms_program *p;
+
+    *out = NULL;
+    if (msi_tensor_state_of(ctx) == NULL) {
+        return MS_OUT_OF_MEMORY;
     }
-    (*out)->broken = "replay is not built yet";
+    if (msi_op_is_observed(ctx)) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "this thread's operators are watched already");
+    }
+    MS_TRY(msi_new_array(&p, 1, "program"));
+    p->refcount = 1;
+    p->ctx = ctx;
+    snprintf(p->no_memory, sizeof(p->no_memory), "no memory");
+    msi_record_start(p);
+    *out = p;
     return MS_OK;
 }
 
 ms_status ms_program_argument(ms_program *p, ms_tensor *t)
 {
-    (void)p;
-    (void)t;
+    MS_ASSERT(p->recording && p->n_ops == 0);
+    return msi_record_argument(p, t);
+}
+
+ms_status ms_program_value(ms_program *p, ms_tensor *t, int32_t *value)
+{
+    MS_ASSERT(p->recording);
+    *value = -1;
+    if (p->broken != NULL) {
+        return MS_OK;
+    }
+    MS_TRY(msi_record_value(p, t, value));
+    if (*value >= 0) {
+        p->values[*value].held = true;
+    }
     return MS_OK;
 }
 
 ms_status ms_program_cut(ms_program *p, int32_t *segment)
 {
-    (void)p;
-    *segment = -1;
-    return MS_OK;
-}
+    msi_graph_segment *s;
 
-ms_status ms_program_value(ms_program *p, ms_tensor *t, int32_t *value)
-{
-    (void)p;
-    (void)t;
-    *value = -1;
+    *segment = -1;
+    if (p->n_ops == p->cut || p->broken != NULL) {
+        return MS_OK;
+    }
+    MS_TRY(msi_graph_grow(&p->segments, p->n_segments, &p->cap_segments, sizeof(*p->segments)));
+    MS_TRY(msi_new_array(&s, 1, "segment"));
+    s->program = p;
+    s->number = p->n_segments;
+    s->first = p->cut;
+    s->n = p->n_ops - p->cut;
+    p->cut = p->n_ops;
+    *segment = p->n_segments;
+    p->segments[p->n_segments++] = s;
     return MS_OK;
 }
 
 void ms_program_break(ms_program *p, const char *why)
 {
-    (void)p;
-    (void)why;
+    msi_program_break(p, "%s", why);
 }
 
 const char *ms_program_broken(const ms_program *p)
@@ -52,51 +116,304 @@ const char *ms_program_broken(const ms_program *p)
     return p->broken;
 }
 
+/* -- segments ---------------------------------------------------------------------------------- */
+
+static bool is_made_by(const msi_value *v, const msi_graph_segment *s)
+{
+    return v->kind == MSI_VALUE_RESULT && v->segment == s->number;
+}
+
+/* `index[value]` becomes its place among the inputs. */
+static void add_inputs(msi_graph_segment *s, const msi_recorded *r, int32_t *index)
+{
+    for (int32_t k = 0; k < r->n_in + r->n_out; k++) {
+        const int32_t value = r->in[k];
+
+        if (value < 0 || is_made_by(&s->program->values[value], s)) {
+            continue;
+        }
+        if (index[value] < 0) {
+            index[value] = s->n_in;
+            s->in[s->n_in++] = value;
+            s->program->values[value].last = s->number;
+        }
+        s->writes[index[value]] |= k >= r->n_in;
+    }
+}
+
+static ms_status find_inputs(msi_graph_segment *s, int32_t *index)
+{
+    int32_t n = 0;
+
+    for (int32_t i = s->first; i < s->first + s->n; i++) {
+        n += s->program->ops[i].n_in + s->program->ops[i].n_out;
+    }
+    MS_TRY(msi_new_array(&s->in, n + 1, "inputs"));
+    MS_TRY(msi_new_array(&s->writes, n + 1, "inputs"));
+    for (int32_t v = 0; v < s->program->n_values; v++) {
+        index[v] = -1;
+    }
+    for (int32_t i = s->first; i < s->first + s->n; i++) {
+        add_inputs(s, &s->program->ops[i], index);
+    }
+    return MS_OK;
+}
+
+static ms_status find_outputs(msi_graph_segment *s)
+{
+    ms_program *p = s->program;
+
+    for (int32_t pass = 0; pass < 2; pass++) {
+        s->n_out = 0;
+        for (int32_t v = 0; v < p->n_values; v++) {
+            if (is_made_by(&p->values[v], s) && (p->values[v].last >= 0 || p->values[v].held)) {
+                if (pass == 1) {
+                    s->out[s->n_out] = v;
+                    p->values[v].out_of = s->n_out;
+                }
+                s->n_out++;
+            }
+        }
+        if (pass == 0) {
+            MS_TRY(msi_new_array(&s->out, s->n_out + 1, "outputs"));
+        }
+    }
+    return MS_OK;
+}
+
+static ms_status make_tables(msi_graph_segment *s)
+{
+    const int32_t n_in = s->n_in + 1, n_out = s->n_out + 1;
+
+    MS_TRY(msi_new_array(&s->storage_of, n_out, "outputs"));
+    MS_TRY(msi_new_array(&s->view_of, n_out, "outputs"));
+    MS_TRY(msi_new_array(&s->grad_of, n_out, "outputs"));
+    MS_TRY(msi_new_array(&s->storage_bytes, n_out, "outputs"));
+    MS_TRY(msi_new_array(&s->outputs, n_out, "outputs"));
+    MS_TRY(msi_new_array(&s->keeps, n_in + n_out, "inputs"));
+    MS_TRY(msi_new_array(&s->handles, n_in + n_out, "inputs"));
+    return msi_key_new(&s->key, s);
+}
+
+static ms_status prepare(ms_program *p)
+{
+    int32_t *index, ignored;
+
+    MS_TRY(ms_program_cut(p, &ignored));
+    MS_TRY(msi_new_array(&index, p->n_values + 1, "values"));
+    ms_status status = msi_new_array(&p->frame, p->n_values + 1, "values");
+
+    for (int32_t i = 0; i < p->n_segments && status == MS_OK; i++) {
+        status = find_inputs(p->segments[i], index);
+    }
+    for (int32_t i = 0; i < p->n_segments && status == MS_OK; i++) {
+        status = find_outputs(p->segments[i]);
+        if (status == MS_OK) {
+            status = make_tables(p->segments[i]);
+        }
+    }
+    free(index);
+    return status;
+}
+
+static void forget(msi_value *v)
+{
+    if (v->handle != NULL && v->handle->generation == v->generation) {
+        ms_tensor_free(v->handle);
+    }
+    v->handle = NULL;
+}
+
+/* An argument that was a parameter stays that parameter, whose other uses are recorded as uses of
+ * the argument; others are free. */
+static void forget_arguments(ms_program *p)
+{
+    for (int32_t i = 0; i < p->n_values; i++) {
+        if (p->values[i].kind == MSI_VALUE_ARGUMENT && p->values[i].handle->param == NULL) {
+            forget(&p->values[i]);
+        }
+    }
+}
+
 ms_status ms_program_end(ms_program *p)
 {
-    (void)p;
-    return MS_OK;
+    MS_ASSERT(p->recording);
+    msi_record_stop(p);
+    ms_status status = p->broken == NULL ? prepare(p) : MS_OK;
+
+    for (int32_t i = 0; i < p->n_segments && status == MS_OK && p->broken == NULL; i++) {
+        msi_graph_segment *s = p->segments[i];
+
+        status = msi_lower_forward(s);
+        if (status == MS_OK) {
+            status = msi_graph_segment_link(s, &s->forward);
+        } else if (status != MS_OUT_OF_MEMORY) {
+            msi_program_break(p, "%s", ms_error_message());
+            status = MS_OK;
+        }
+    }
+    forget_arguments(p);
+    return status;
+}
+
+void msi_program_release(ms_program *p)
+{
+    if (--p->refcount > 0) {
+        return;
+    }
+    for (int32_t i = 0; i < p->n_segments; i++) {
+        msi_graph_segment_free(p->segments[i]);
+    }
+    for (int32_t i = 0; i < p->n_values; i++) {
+        forget(&p->values[i]);
+    }
+    for (int32_t i = 0; i < p->n_ops; i++) {
+        free(p->ops[i].attrs);
+        free(p->ops[i].in);
+    }
+    if (p->broken != p->no_memory) {
+        free(p->broken);
+    }
+    free(p->segments);
+    free(p->values);
+    free(p->ops);
+    free(p->frame);
+    free(p);
 }
 
 void ms_program_free(ms_program *p)
 {
-    free(p);
+    if (p == NULL) {
+        return;
+    }
+    msi_record_stop(p);
+    ms_program_done(p);
+    msi_program_release(p);
 }
 
 void ms_program_info_get(const ms_program *p, ms_program_info *info)
 {
-    (void)p;
-    *info = (ms_program_info){0};
+    *info = (ms_program_info){.segments = p->n_segments, .ops = p->n_ops, .fsdp_nodes = p->n_fsdp};
+    for (int32_t i = 0; i < p->n_segments; i++) {
+        const msi_graph_segment *s = p->segments[i];
+
+        info->kernels += s->forward.n_entries;
+        info->kernels_backward += s->backward != NULL ? s->backward->plan.n_entries : 0;
+        info->saved_bytes += s->forward.saved_bytes;
+        if (s->forward.arena_bytes > info->arena_bytes) {
+            info->arena_bytes = s->forward.arena_bytes;
+        }
+    }
+}
+
+/* -- runs -------------------------------------------------------------------------------------- */
+
+static bool misfits(ms_program *p, int32_t value, const char *format, ...) MSI_PRINTF(3, 4);
+
+static bool misfits(ms_program *p, int32_t value, const char *format, ...)
+{
+    const int n = snprintf(p->misfit, sizeof(p->misfit), "argument %d ", (int)value + 1);
+    va_list args;
+
+    va_start(args, format);
+    msi_text_write(p->misfit + n, sizeof(p->misfit) - (size_t)n, format, args);
+    va_end(args);
+    return true;
+}
+
+/* True if two handles are one value, also for autograd. */
+static bool is_same(const ms_tensor *a, const ms_tensor *b)
+{
+    return a == b || (a->v.storage == b->v.storage && a->v.offset == b->v.offset &&
+                      a->grad_fn == b->grad_fn && a->out_index == b->out_index);
+}
+
+static bool misfit(ms_program *p, int32_t value, const ms_tensor *t)
+{
+    const msi_value *v = &p->values[value];
+    const size_t n = sizeof(int64_t) * (size_t)v->view.ndim;
+
+    if (t->v.dtype != v->view.dtype) {
+        return misfits(p, value, "is %s, recorded as %s", ms_dtype_name(t->v.dtype),
+                       ms_dtype_name(v->view.dtype));
+    }
+    if (t->v.ndim != v->view.ndim || memcmp(t->v.shape, v->view.shape, n) != 0) {
+        return misfits(p, value, "has shape %s, recorded with %s",
+                       msi_shape_text(t->v.ndim, t->v.shape),
+                       msi_shape_text(v->view.ndim, v->view.shape));
+    }
+    if (memcmp(t->v.stride, v->view.stride, n) != 0) {
+        return misfits(p, value, "has strides %s, recorded with %s",
+                       msi_shape_text(t->v.ndim, t->v.stride),
+                       msi_shape_text(v->view.ndim, v->view.stride));
+    }
+    if (t->requires_grad != v->requires_grad) {
+        return misfits(p, value, "%s grad", t->requires_grad ? "requires" : "no longer requires");
+    }
+    if (v->handle != NULL && v->handle != t) {
+        return misfits(p, value, "is another tensor than the parameter recorded");
+    }
+    for (int32_t i = 0; i < value; i++) {
+        const bool recorded = p->values[i].same_as_next == value;
+
+        if (p->frame[i] != NULL && is_same(p->frame[i], t) != recorded) {
+            return misfits(p, value, "%s argument %d, unlike when it was recorded",
+                           recorded ? "is not" : "is", (int)i + 1);
+        }
+    }
+    return p->ctx->recorder->recording(p->ctx) != p->grads &&
+           misfits(p, value, "is used with grad mode %s, recorded with %s", p->grads ? "off" : "on",
+                   p->grads ? "on" : "off");
 }
 
 ms_status ms_program_set(ms_program *p, int32_t value, ms_tensor *t, bool *fits)
 {
-    (void)p;
-    (void)value;
-    (void)t;
-    *fits = false;
+    MS_ASSERT(p->broken == NULL && value >= 0 && value < p->n_arguments);
+    *fits = !misfit(p, value, t);
+    if (*fits) {
+        ms_tensor_free(p->frame[value]);
+        p->frame[value] = ms_tensor_retain(t);
+    }
     return MS_OK;
 }
 
 const char *ms_program_misfit(const ms_program *p)
 {
-    return p->broken;
+    return p->misfit;
 }
 
 ms_status ms_program_run(ms_program *p, int32_t segment)
 {
-    (void)segment;
-    return MS_FAIL(MS_RUNTIME_ERROR, "%s", p->broken);
+    MS_ASSERT(p->broken == NULL && segment >= 0 && segment < p->n_segments);
+    const msi_graph_segment *s = p->segments[segment];
+
+    MS_TRY(msi_graph_segment_run(p->segments[segment], p->frame));
+    for (int32_t i = 0; i < s->n_in; i++) {
+        const msi_value *v = &p->values[s->in[i]];
+
+        if (v->last == segment && !v->held && p->frame[s->in[i]] != NULL) {
+            ms_tensor_free(p->frame[s->in[i]]);
+            p->frame[s->in[i]] = NULL;
+        }
+    }
+    return MS_OK;
 }
 
 ms_status ms_program_get(ms_tensor **out, ms_program *p, int32_t value)
 {
-    (void)value;
     *out = NULL;
-    return MS_FAIL(MS_RUNTIME_ERROR, "%s", p->broken);
+    MS_ASSERT(value >= 0 && value < p->n_values);
+    const msi_value *v = &p->values[value];
+    ms_tensor *t = v->kind == MSI_VALUE_OUTER ? v->handle : p->frame[value];
+
+    MS_ASSERT(t != NULL);
+    return ms_tensor_alias(out, t);
 }
 
 void ms_program_done(ms_program *p)
 {
-    (void)p;
+    for (int32_t i = 0; p->frame != NULL && i < p->n_values; i++) {
+        ms_tensor_free(p->frame[i]);
+        p->frame[i] = NULL;
+    }
 }

@@ -70,14 +70,18 @@ ms_status msi_result(msi_view *out, int32_t dtype, int32_t ndim, const int64_t *
 /* The result is a view of an operand. */
 void msi_result_view(msi_view *out, const msi_view *v);
 
-/* An observer. `begin` sees operands before, `end` results after. */
+/* An observer. `begin` sees operands before, `end` results after. `host` (or NULL) sees what is no
+ * operator: that the host reads values, makes a tensor from them, adds a hook. */
 typedef struct msi_op_observer {
     void (*begin)(void *user, const msi_op_call *call);
     void (*end)(void *user, const msi_op_call *call, ms_status status);
     void *user;
+    void (*host)(void *user, const char *what);
 } msi_op_observer;
 /* Install (NULL removes). One per context. */
 void msi_op_observe(ms_context *ctx, const msi_op_observer *observer);
+/* Report to it what the host does, e.g. "item() reads a tensor's values". */
+void msi_op_host(const ms_context *ctx, const char *what);
 /* True if there is one. For callers that make operands only for it. */
 bool msi_op_is_observed(const ms_context *ctx);
 

@@ -87,6 +87,7 @@ msi_storage *msi_pool_take_storage(msi_tensor_state *s)
     s->free_storages = storage->next_free;
     memset(storage, 0, sizeof(*storage));
     storage->refcount = 1;
+    storage->serial = ++s->n_storages;
     storage->ctx = s->ctx;
     return storage;
 }

@@ -35,6 +35,7 @@ typedef struct msi_tensor_state {
     ms_tensor *free_tensors;
     msi_storage *free_storages;
     msi_slab *tensor_slabs, *storage_slabs;
+    uint64_t n_storages;      /* made so far */
     int32_t depth;            /* of open scopes */
     uint64_t n_scopes_opened; /* so far */
     msi_scope scope[MSI_SCOPE_MAX];

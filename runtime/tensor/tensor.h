@@ -20,7 +20,8 @@ typedef struct msi_storage {
     uint8_t mem_kind; /* MS_MEM_* of owned bytes */
     bool meta;        /* kind none, without values: only a shape */
     int64_t nbytes;
-    void *data; /* NULL if absent */
+    uint64_t serial; /* identifies it among all storages of its context, also after it is freed */
+    void *data;      /* NULL if absent */
     void *host; /* host memory beside a device, where kernels do not access it and `data` is NULL;
                    else NULL. Own memory (`block`) is pinned */
     msi_mem_block *block; /* of owned bytes */

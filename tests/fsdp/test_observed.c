@@ -183,7 +183,7 @@ static ms_status run_observed(void *user, int32_t rank)
     ms_memory_stats before, after;
     tiny_model model;
     watch w = {.model = &model};
-    const msi_op_observer observer = {see_begin, see_end, &w};
+    const msi_op_observer observer = {see_begin, see_end, &w, NULL};
     ms_comm *comm;
 
     MS_TRY(ms_comm_world(&comm));

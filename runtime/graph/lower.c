@@ -1,0 +1,566 @@
+/* Lowering: a segment's operators, and backward over them, run in a context that executes nothing.
+ *
+ * The context's tape records as the program's did, so the kernels are those of eager execution, in
+ * its order. Inputs are leaves whose gradients go to destinations outside (as a unit's do): the
+ * first contribution stores or adds as the destination demands, later ones add. Lowering is
+ * deterministic: the buffers of a forward are the same in every lowering of it. */
+#include "graph.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One lowering of a segment. */
+typedef struct pass {
+    const msi_graph_segment *s;
+    const ms_program *p;
+    ms_context *ctx;
+    msi_plan *plan;
+    ms_tensor **handle;   /* (n_values), owned */
+    msi_grad_sink *sinks; /* (n_in) */
+    const msi_backward_key *key;
+    bool *reached;  /* (n_in) */
+    msi_view *dest; /* (n_in); storage owned */
+} pass;
+
+static int32_t buffer_of(const pass *l, const msi_view *v)
+{
+    return msi_plan_buffer_at(l->plan, v->storage->data);
+}
+
+/* -- destinations of gradients ----------------------------------------------------------------- */
+
+static ms_status expect(void *user, int32_t index)
+{
+    (void)user;
+    (void)index;
+    return MS_OK;
+}
+
+static ms_status destination(void *user, int32_t index, msi_view *dst, bool *add)
+{
+    pass *l = user;
+    const msi_view *in = &l->p->values[l->s->in[index]].view;
+    msi_view *d = &l->dest[index];
+
+    *add = l->reached[index] || l->key->add[index];
+    if (!l->reached[index]) {
+        d->offset = 0;
+        msi_view_set_contiguous(d, l->key->dtype[index], in->ndim, in->shape);
+        MS_TRY(msi_storage_new(&d->storage, l->ctx, msi_view_numel(d) * ms_dtype_size(d->dtype),
+                               MS_MEM_GRADIENT));
+        msi_buffer *b = &l->plan->buffers[buffer_of(l, d)];
+
+        b->kind = l->key->needed[index] ? MSI_BUFFER_DEST : MSI_BUFFER_BACKWARD;
+        b->index = index;
+        l->reached[index] = true;
+    }
+    *dst = *d;
+    return MS_OK;
+}
+
+static ms_status make_input(pass *l, int32_t i)
+{
+    const int32_t value = l->s->in[i];
+    const msi_value *v = &l->p->values[value];
+    msi_view view = v->view;
+    int64_t last = 0;
+
+    for (int32_t d = 0; d < view.ndim; d++) {
+        last += view.stride[d] * (view.shape[d] - 1);
+    }
+    view.offset = 0;
+    MS_TRY(
+        msi_storage_new(&view.storage, l->ctx,
+                        msi_view_numel(&v->view) > 0 ? (last + 1) * ms_dtype_size(view.dtype) : 0,
+                        MS_MEM_ACTIVATION));
+    ms_status status = msi_tensor_new_internal(&l->handle[value], l->ctx, &view);
+
+    msi_storage_release(view.storage);
+    MS_TRY(status);
+    msi_buffer *b = &l->plan->buffers[buffer_of(l, &view)];
+
+    b->kind = MSI_BUFFER_INPUT;
+    b->index = i;
+    l->handle[value]->requires_grad = v->requires_grad;
+    l->sinks[i] = (msi_grad_sink){
+        .expect = expect, .dest = destination, .done = expect, .user = l, .index = i};
+    l->handle[value]->sink = &l->sinks[i];
+    return MS_OK;
+}
+
+/* -- forward ----------------------------------------------------------------------------------- */
+
+static ms_status run_detached(pass *l, const msi_recorded *r)
+{
+    const msi_value *from = &l->p->values[r->in[0]], *to = &l->p->values[r->out[0]];
+    const ms_tensor *t = l->handle[r->in[0]];
+    msi_view v = to->view;
+
+    v.storage = t->v.storage;
+    v.offset = t->v.offset + to->view.offset - from->view.offset;
+    return msi_tensor_new_internal(&l->handle[r->out[0]], l->ctx, &v);
+}
+
+static ms_status run_op(pass *l, const msi_recorded *r)
+{
+    ms_tensor *in[MSI_OP_MAX_IN], *out[MSI_OP_MAX_OUT] = {NULL};
+    msi_tape *tape = msi_tape_of(l->ctx);
+
+    if (r->op == NULL) {
+        return run_detached(l, r);
+    }
+    MS_ASSERT(r->n_out <= MSI_OP_MAX_OUT);
+    for (int32_t i = 0; i < r->n_in; i++) {
+        in[i] = r->in[i] >= 0 ? l->handle[r->in[i]] : NULL;
+    }
+    if (tape == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    tape->recording = r->grads;
+    if (r->into) {
+        for (int32_t i = 0; i < r->n_out; i++) {
+            out[i] = l->handle[r->out[i]];
+        }
+        return msi_op_run_into(l->ctx, r->op, r->attrs, in, r->n_in, out, r->n_out);
+    }
+    MS_TRY(msi_op_run(r->op, r->attrs, in, r->n_in, out, r->n_out));
+    for (int32_t i = 0; i < r->n_out; i++) {
+        l->handle[r->out[i]] = out[i];
+    }
+    return MS_OK;
+}
+
+static void drop(pass *l, int32_t value)
+{
+    ms_tensor_free(l->handle[value]);
+    l->handle[value] = NULL;
+}
+
+/* Free the values that operator `i` uses last, as early as their memory can be reused. */
+static void drop_used(pass *l, const int32_t *last_use, int32_t i)
+{
+    const msi_recorded *r = &l->p->ops[i];
+
+    for (int32_t k = 0; k < r->n_in + r->n_out; k++) {
+        const int32_t value = r->in[k];
+
+        if (value >= 0 && last_use[value] == i && l->handle[value] != NULL) {
+            drop(l, value);
+        }
+    }
+}
+
+static bool is_made_here(const pass *l, int32_t value)
+{
+    return l->p->values[value].kind == MSI_VALUE_RESULT &&
+           l->p->values[value].segment == l->s->number;
+}
+
+static ms_status find_last_uses(const pass *l, int32_t **out)
+{
+    MS_TRY(msi_new_array(out, l->p->n_values, "values"));
+    for (int32_t v = 0; v < l->p->n_values; v++) {
+        (*out)[v] = -1;
+    }
+    for (int32_t i = l->s->first; i < l->s->first + l->s->n; i++) {
+        const msi_recorded *r = &l->p->ops[i];
+
+        for (int32_t k = 0; k < r->n_in + r->n_out; k++) {
+            const int32_t value = r->in[k];
+
+            if (value >= 0 && is_made_here(l, value) && l->p->values[value].out_of < 0) {
+                (*out)[value] = i;
+            }
+        }
+    }
+    return MS_OK;
+}
+
+static ms_status run_forward(pass *l)
+{
+    int32_t *last_use = NULL;
+    ms_status status = find_last_uses(l, &last_use);
+
+    for (int32_t i = 0; i < l->s->n_in && status == MS_OK; i++) {
+        status = make_input(l, i);
+    }
+    for (int32_t i = l->s->first; i < l->s->first + l->s->n && status == MS_OK; i++) {
+        status = msi_lowering_status(run_op(l, &l->p->ops[i]));
+        if (status != MS_OK && l->p->ops[i].op != NULL) {
+            status = msi_fail_prefix(status, "'%s': ", l->p->ops[i].op->name);
+        }
+        drop_used(l, last_use, i);
+    }
+    free(last_use);
+    return status;
+}
+
+static ms_status pass_init(pass *l, const msi_graph_segment *s, msi_plan *plan)
+{
+    *l = (pass){.s = s, .p = s->program, .plan = plan};
+    MS_TRY(msi_new_array(&l->handle, s->program->n_values, "values"));
+    MS_TRY(msi_new_array(&l->sinks, s->n_in + 1, "inputs"));
+    MS_TRY(msi_new_array(&l->reached, s->n_in + 1, "inputs"));
+    MS_TRY(msi_new_array(&l->dest, s->n_in + 1, "inputs"));
+    return msi_lowering_begin(s->program->ctx, &l->ctx, plan);
+}
+
+/* The plan keeps its buffers; handles and the tape's nodes go. */
+static void pass_dispose(pass *l)
+{
+    if (l->ctx != NULL) {
+        for (int32_t i = 0; i < l->p->n_values; i++) {
+            ms_tensor_free(l->handle[i]);
+        }
+        for (int32_t i = 0; i < l->s->n_in; i++) {
+            msi_storage_release(l->dest[i].storage);
+        }
+        msi_lowering_end();
+    }
+    free(l->handle);
+    free(l->sinks);
+    free(l->reached);
+    free(l->dest);
+}
+
+/* -- what leaves a segment --------------------------------------------------------------------- */
+
+/* Number of the storage in this buffer: an input's, an earlier output's, or a new one. */
+static int32_t storage_of(const pass *l, msi_graph_segment *s, int32_t buffer)
+{
+    msi_buffer *b = &l->plan->buffers[buffer];
+
+    if (b->kind == MSI_BUFFER_INPUT) {
+        return -1 - b->index;
+    }
+    if (b->kind != MSI_BUFFER_OUTPUT) {
+        b->kind = MSI_BUFFER_OUTPUT;
+        b->index = s->n_storages;
+        s->storage_bytes[s->n_storages++] = b->nbytes;
+    }
+    return b->index;
+}
+
+static ms_status describe_outputs(const pass *l, msi_graph_segment *s)
+{
+    for (int32_t i = 0; i < s->n_out; i++) {
+        const ms_tensor *t = l->handle[s->out[i]];
+        const int32_t buffer = buffer_of(l, &t->v);
+
+        MS_ASSERT(buffer >= 0);
+        s->storage_of[i] = storage_of(l, s, buffer);
+        s->view_of[i] = t->v;
+        s->view_of[i].storage = NULL;
+        s->grad_of[i] = t->requires_grad;
+        s->recorded |= t->requires_grad;
+        if (t->requires_grad && (t->grad_fn == NULL || t->grad_fn->op == NULL)) {
+            return MS_FAIL(MS_RUNTIME_ERROR, "a result is a leaf");
+        }
+    }
+    return MS_OK;
+}
+
+/* Blocks that are live behind the last operator belong to outputs, or were saved for backward. */
+static void classify(msi_plan *plan)
+{
+    for (int32_t i = 0; i < plan->n_buffers; i++) {
+        msi_buffer *b = &plan->buffers[i];
+
+        if (b->kind == MSI_BUFFER_TEMP && b->died == INT32_MAX) {
+            b->kind = MSI_BUFFER_SAVED;
+            b->born = 0;
+        }
+    }
+}
+
+/* Mark what the rules of a node read of inputs and outputs. */
+static void find_kept(const pass *l, msi_graph_segment *s, const msi_node *node)
+{
+    for (int32_t i = 0; i < node->n_saved; i++) {
+        const msi_view *v = &node->saved[i].view;
+        const int32_t buffer = v->storage != NULL ? buffer_of(l, v) : -1;
+        const msi_buffer *b = buffer >= 0 ? &l->plan->buffers[buffer] : NULL;
+
+        if (b != NULL && b->kind == MSI_BUFFER_INPUT) {
+            s->keeps[b->index] = true;
+        } else if (b != NULL && b->kind == MSI_BUFFER_OUTPUT) {
+            s->keeps[s->n_in + b->index] = true;
+        }
+    }
+}
+
+static ms_status visit(msi_list *to_visit, msi_tape *tape, msi_node *node)
+{
+    if (node == NULL || node->op == NULL || node->mark == tape->mark) {
+        return MS_OK;
+    }
+    node->mark = tape->mark;
+    return msi_list_push(to_visit, node);
+}
+
+static ms_status find_all_kept(const pass *l, msi_graph_segment *s)
+{
+    msi_tape *tape = msi_tape_of(l->ctx);
+    msi_list to_visit = {.item = NULL};
+    ms_status status = tape != NULL ? MS_OK : MS_OUT_OF_MEMORY;
+
+    for (int32_t i = 0; i < s->n_out && status == MS_OK; i++) {
+        tape->mark += i == 0;
+        status = visit(&to_visit, tape, l->handle[s->out[i]]->grad_fn);
+    }
+    while (to_visit.n > 0 && status == MS_OK) {
+        const msi_node *node = to_visit.item[--to_visit.n];
+
+        find_kept(l, s, node);
+        for (int32_t i = 0; i < node->n_in && status == MS_OK; i++) {
+            status = visit(&to_visit, tape, node->edge[i].node);
+        }
+    }
+    msi_list_free(&to_visit);
+    return status;
+}
+
+ms_status msi_lower_forward(msi_graph_segment *s)
+{
+    pass l;
+    ms_status status = pass_init(&l, s, &s->forward);
+
+    if (status == MS_OK) {
+        status = run_forward(&l);
+    }
+    if (status == MS_OK) {
+        status = describe_outputs(&l, s);
+    }
+    if (status == MS_OK) {
+        status = find_all_kept(&l, s);
+        classify(l.plan);
+    }
+    pass_dispose(&l);
+    if (status == MS_OK) {
+        status = msi_plan_place(&s->forward, MSI_BUFFER_SAVED, 0, &s->forward.saved_bytes);
+    }
+    return status == MS_OK
+               ? msi_plan_place(&s->forward, MSI_BUFFER_TEMP, 0, &s->forward.arena_bytes)
+               : status;
+}
+
+/* -- backward ---------------------------------------------------------------------------------- */
+
+/* A gradient that comes to output `i`. */
+static ms_status make_gradient(pass *l, int32_t i, msi_root *root)
+{
+    ms_tensor *t = l->handle[l->s->out[i]];
+    msi_view v = t->v;
+    int64_t last = 0;
+
+    memcpy(v.stride, l->key->stride[i], sizeof(v.stride));
+    for (int32_t d = 0; d < v.ndim; d++) {
+        last += v.stride[d] * (v.shape[d] - 1);
+    }
+    v.offset = 0;
+    MS_TRY(msi_storage_new(&v.storage, l->ctx, (last + 1) * ms_dtype_size(v.dtype),
+                           MS_MEM_ACTIVATION));
+    msi_buffer *b = &l->plan->buffers[buffer_of(l, &v)];
+
+    b->kind = MSI_BUFFER_GRAD;
+    b->index = i;
+    *root = (msi_root){.tensor = t, .node = t->grad_fn, .out = t->out_index, .by_reference = true};
+    ms_status status = msi_tensor_new_internal(&root->grad, l->ctx, &v);
+
+    /* Two owners: a rule must not write to it, as it belongs to the program. */
+    if (status != MS_OK) {
+        msi_storage_release(v.storage);
+    }
+    return status;
+}
+
+static ms_status run_backward(pass *l)
+{
+    msi_tape *tape = msi_tape_of(l->ctx);
+    msi_root *roots;
+    int32_t n = 0;
+
+    MS_TRY(msi_new_array(&roots, l->s->n_out + 1, "outputs"));
+    ms_status status = MS_OK;
+
+    for (int32_t i = 0; i < l->s->n_out && status == MS_OK; i++) {
+        if (l->key->present[i]) {
+            status = make_gradient(l, i, &roots[n]);
+            n += status == MS_OK;
+        }
+    }
+    if (status == MS_OK) {
+        tape->retains = l->key->retains;
+        status = msi_backward_run(tape, roots, n);
+        tape->retains = false;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        msi_storage *storage = roots[i].grad->v.storage;
+
+        ms_tensor_free(roots[i].grad);
+        msi_storage_release(storage);
+    }
+    free(roots);
+    return msi_lowering_status(status);
+}
+
+ms_status msi_key_new(msi_backward_key *key, const msi_graph_segment *s)
+{
+    MS_TRY(msi_new_array(&key->present, s->n_out + 1, "outputs"));
+    MS_TRY(msi_new_array(&key->needed, s->n_in + 1, "inputs"));
+    MS_TRY(msi_new_array(&key->add, s->n_in + 1, "inputs"));
+    MS_TRY(msi_new_array(&key->dtype, s->n_in + 1, "inputs"));
+    return msi_new_array(&key->stride, s->n_out + 1, "outputs");
+}
+
+void msi_key_free(msi_backward_key *key)
+{
+    free(key->present);
+    free(key->needed);
+    free(key->add);
+    free(key->dtype);
+    free(key->stride);
+}
+
+static ms_status copy_key(msi_backward_plan *b, const msi_graph_segment *s,
+                          const msi_backward_key *key)
+{
+    MS_TRY(msi_key_new(&b->key, s));
+    MS_TRY(msi_new_array(&b->reached, s->n_in + 1, "inputs"));
+    b->key.retains = key->retains;
+    memcpy(b->key.present, key->present, (size_t)s->n_out);
+    memcpy(b->key.needed, key->needed, (size_t)s->n_in);
+    memcpy(b->key.add, key->add, (size_t)s->n_in);
+    memcpy(b->key.dtype, key->dtype, (size_t)s->n_in);
+    memcpy(b->key.stride, key->stride, sizeof(*key->stride) * (size_t)s->n_out);
+    return MS_OK;
+}
+
+/* Buffers of the forward are where its plan put them; temporary ones of it are gone. */
+static ms_status take_forward(msi_plan *plan, const msi_plan *forward)
+{
+    MS_ASSERT(plan->n_buffers >= forward->n_buffers);
+    for (int32_t i = 0; i < forward->n_buffers; i++) {
+        msi_buffer *b = &plan->buffers[i];
+        const msi_buffer *f = &forward->buffers[i];
+
+        MS_ASSERT(b->nbytes == f->nbytes);
+        b->kind = f->kind;
+        b->index = f->index;
+        b->offset = f->offset;
+    }
+    return MS_OK;
+}
+
+/* Drop the kernels of the forward from the front. */
+static void cut_forward(msi_plan *plan, int32_t n)
+{
+    const int32_t n_relocs = n < plan->n_entries ? plan->entries[n].reloc : plan->n_relocs;
+
+    plan->n_entries -= n;
+    plan->n_relocs -= n_relocs;
+    memmove(plan->entries, plan->entries + n, sizeof(*plan->entries) * (size_t)plan->n_entries);
+    memmove(plan->relocs, plan->relocs + n_relocs, sizeof(*plan->relocs) * (size_t)plan->n_relocs);
+    for (int32_t i = 0; i < plan->n_entries; i++) {
+        plan->entries[i].reloc -= n_relocs;
+    }
+    for (int32_t i = 0; i < plan->n_buffers; i++) {
+        msi_buffer *b = &plan->buffers[i];
+
+        b->born = b->born > n ? b->born - n : 0;
+        b->died = b->died == INT32_MAX ? INT32_MAX : b->died > n ? b->died - n : 0;
+    }
+}
+
+static ms_status lower_backward(msi_graph_segment *s, msi_backward_plan *b)
+{
+    pass l;
+    ms_status status = pass_init(&l, s, &b->plan);
+    int32_t n_forward = 0, n_buffers = 0;
+
+    l.key = &b->key;
+    if (status == MS_OK) {
+        status = run_forward(&l);
+        n_forward = b->plan.n_entries;
+        n_buffers = b->plan.n_buffers;
+    }
+    if (status == MS_OK) {
+        status = run_backward(&l);
+    }
+    for (int32_t i = n_buffers; i < b->plan.n_buffers; i++) {
+        if (b->plan.buffers[i].kind == MSI_BUFFER_TEMP) {
+            b->plan.buffers[i].kind = MSI_BUFFER_BACKWARD;
+        }
+    }
+    if (l.reached != NULL) {
+        memcpy(b->reached, l.reached, (size_t)s->n_in);
+    }
+    pass_dispose(&l);
+    MS_TRY(status);
+    MS_TRY(take_forward(&b->plan, &s->forward));
+    cut_forward(&b->plan, n_forward);
+    b->plan.saved_bytes = s->forward.saved_bytes;
+    int64_t end;
+
+    MS_TRY(msi_plan_place(&b->plan, MSI_BUFFER_BACKWARD, b->plan.saved_bytes, &end));
+    b->plan.arena_bytes = end - b->plan.saved_bytes;
+    return MS_OK;
+}
+
+static void backward_free(msi_backward_plan *b)
+{
+    msi_key_free(&b->key);
+    free(b->reached);
+    msi_plan_free(&b->plan);
+    free(b);
+}
+
+ms_status msi_lower_backward(msi_graph_segment *s, const msi_backward_key *key,
+                             msi_backward_plan **out)
+{
+    msi_backward_plan *b;
+
+    MS_TRY(msi_new_array(&b, 1, "plan of a backward"));
+    ms_status status = copy_key(b, s, key);
+
+    if (status == MS_OK) {
+        status = lower_backward(s, b);
+    }
+    if (status != MS_OK) {
+        backward_free(b);
+        return status;
+    }
+    b->next = s->backward;
+    s->backward = b;
+    s->n_backward++;
+    *out = b;
+    return MS_OK;
+}
+
+void msi_graph_segment_free(msi_graph_segment *s)
+{
+    if (s == NULL) {
+        return;
+    }
+    while (s->backward != NULL) {
+        msi_backward_plan *b = s->backward;
+
+        s->backward = b->next;
+        backward_free(b);
+    }
+    msi_runs_free(s);
+    msi_key_free(&s->key);
+    msi_plan_free(&s->forward);
+    free(s->bases);
+    free(s->handles);
+    free(s->outputs);
+    free(s->keeps);
+    free(s->in);
+    free(s->writes);
+    free(s->out);
+    free(s->storage_of);
+    free(s->view_of);
+    free(s->grad_of);
+    free(s->storage_bytes);
+    free(s);
+}

@@ -1,0 +1,229 @@
+/* Recording: the operators of a running program, as the observer sees them.
+ *
+ * A value is known by its storage's serial number, its view, and the node that made it, so nothing
+ * is retained while the program runs, and its memory is freed as without recording. */
+#include "graph.h"
+
+#include "pool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bool same_view(const msi_view *a, const msi_view *b)
+{
+    const size_t n = sizeof(int64_t) * (size_t)a->ndim;
+
+    return a->offset == b->offset && a->dtype == b->dtype && a->ndim == b->ndim &&
+           memcmp(a->shape, b->shape, n) == 0 && memcmp(a->stride, b->stride, n) == 0;
+}
+
+/* True if a handle `t` is `v`, also for autograd. */
+static bool shows(const msi_value *v, const ms_tensor *t)
+{
+    if (v->serial != t->v.storage->serial || v->requires_grad != t->requires_grad ||
+        !same_view(&v->view, &t->v)) {
+        return false;
+    }
+    if (t->grad_fn != NULL) {
+        return v->node == t->grad_fn->sequence && v->node_out == t->out_index && v->node != 0;
+    }
+    return v->node == 0 && (!t->requires_grad || v->handle == t);
+}
+
+static ms_status add_value(ms_program *p, const ms_tensor *t, int32_t kind, int32_t *index)
+{
+    MS_TRY(msi_graph_grow(&p->values, p->n_values, &p->cap_values, sizeof(*p->values)));
+    msi_value *v = &p->values[p->n_values];
+
+    *v = (msi_value){.kind = kind,
+                     .segment = kind == MSI_VALUE_RESULT ? p->n_segments : -1,
+                     .last = -1,
+                     .out_of = -1,
+                     .serial = t->v.storage->serial,
+                     .node = t->grad_fn != NULL ? t->grad_fn->sequence : 0,
+                     .node_out = t->out_index,
+                     .requires_grad = t->requires_grad,
+                     .view = t->v};
+    v->view.storage = NULL;
+    *index = p->n_values++;
+    return MS_OK;
+}
+
+static ms_status add_op(ms_program *p, const msi_op *op, const void *attrs, int32_t n_in,
+                        int32_t n_out, msi_recorded **out)
+{
+    MS_TRY(msi_graph_grow(&p->ops, p->n_ops, &p->cap_ops, sizeof(*p->ops)));
+    msi_recorded *r = &p->ops[p->n_ops];
+
+    *r = (msi_recorded){.op = op, .n_in = n_in, .n_out = n_out};
+    r->in = calloc((size_t)(n_in + n_out + 1), sizeof(*r->in));
+    r->attrs = op != NULL && op->attrs_size > 0 ? malloc((size_t)op->attrs_size) : NULL;
+    if (r->in == NULL || (r->attrs == NULL && op != NULL && op->attrs_size > 0)) {
+        free(r->in);
+        free(r->attrs);
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to record an operator");
+    }
+    if (r->attrs != NULL) {
+        memcpy(r->attrs, attrs, (size_t)op->attrs_size);
+    }
+    r->out = r->in + n_in;
+    *out = r;
+    p->n_ops++;
+    return MS_OK;
+}
+
+/* The memory of value `of`, seen as `t` without its graph. */
+static ms_status add_detached(ms_program *p, const ms_tensor *t, int32_t of, int32_t *index)
+{
+    msi_recorded *r;
+
+    MS_TRY(add_op(p, NULL, NULL, 1, 1, &r));
+    r->in[0] = of;
+    MS_TRY(add_value(p, t, MSI_VALUE_RESULT, index));
+    r->out[0] = *index;
+    return MS_OK;
+}
+
+static ms_status add_outer(ms_program *p, ms_tensor *t, int32_t *index)
+{
+    if (t->grad_fn != NULL) {
+        msi_program_break(p,
+                          "it uses a tensor of shape %s that was computed before it, and is no "
+                          "argument",
+                          msi_shape_text(t->v.ndim, t->v.shape));
+        *index = -1;
+        return MS_OK;
+    }
+    MS_TRY(add_value(p, t, MSI_VALUE_OUTER, index));
+    p->values[*index].handle = ms_tensor_retain(t);
+    p->values[*index].generation = t->generation;
+    return MS_OK;
+}
+
+ms_status msi_record_value(ms_program *p, ms_tensor *t, int32_t *value)
+{
+    int32_t shares = -1;
+
+    for (int32_t i = p->n_values - 1; i >= 0; i--) {
+        if (shows(&p->values[i], t)) {
+            *value = i;
+            return MS_OK;
+        }
+        if (shares < 0 && p->values[i].serial == t->v.storage->serial &&
+            p->values[i].view.dtype == t->v.dtype) {
+            shares = i;
+        }
+    }
+    if (shares >= 0 && !t->requires_grad) {
+        return add_detached(p, t, shares, value);
+    }
+    if (shares < 0 && t->v.storage->serial <= p->since) {
+        return add_outer(p, t, value);
+    }
+    msi_program_break(p, "it uses a tensor of shape %s that no operator made",
+                      msi_shape_text(t->v.ndim, t->v.shape));
+    *value = -1;
+    return MS_OK;
+}
+
+ms_status msi_record_argument(ms_program *p, ms_tensor *t)
+{
+    int32_t index;
+
+    MS_TRY(add_value(p, t, MSI_VALUE_ARGUMENT, &index));
+    p->values[index].handle = ms_tensor_retain(t);
+    p->values[index].generation = t->generation;
+    for (int32_t i = 0; i < index; i++) {
+        if (shows(&p->values[i], t)) {
+            p->values[i].same_as_next = index;
+        }
+    }
+    p->n_arguments++;
+    return MS_OK;
+}
+
+/* -- the observer ------------------------------------------------------------------------------ */
+
+static bool is_of_unit(const msi_op *op)
+{
+    return strncmp(op->name, "fsdp.", 5) == 0;
+}
+
+static void observe_begin(void *user, const msi_op_call *call)
+{
+    ms_program *p = user;
+
+    p->n_fsdp += is_of_unit(call->op);
+    if (p->depth++ == 0) {
+        p->into = call->n_out > 0 && call->out[0] != NULL;
+    }
+}
+
+static ms_status record(ms_program *p, const msi_op_call *call)
+{
+    msi_recorded *r;
+    int32_t in[MSI_OP_MAX_IN];
+
+    for (int32_t i = 0; i < call->n_in; i++) {
+        in[i] = -1;
+        if (call->in[i] != NULL) {
+            MS_TRY(msi_record_value(p, call->in[i], &in[i]));
+        }
+    }
+    MS_TRY(add_op(p, call->op, call->attrs, call->n_in, call->n_out, &r));
+    r->into = p->into;
+    r->grads = call->ctx->recorder->recording(call->ctx);
+    memcpy(r->in, in, sizeof(*in) * (size_t)call->n_in);
+    const int32_t at = p->n_ops - 1;
+
+    for (int32_t i = 0; i < call->n_out; i++) {
+        int32_t value;
+
+        MS_TRY(p->into ? msi_record_value(p, call->out[i], &value)
+                       : add_value(p, call->out[i], MSI_VALUE_RESULT, &value));
+        p->ops[at].out[i] = value;
+    }
+    return MS_OK;
+}
+
+static void observe_end(void *user, const msi_op_call *call, ms_status status)
+{
+    ms_program *p = user;
+
+    p->depth--;
+    if (p->depth > 0 || status != MS_OK || p->broken != NULL || is_of_unit(call->op)) {
+        return;
+    }
+    if (call->meta) {
+        msi_program_break(p, "'%s' runs on meta tensors", call->op->name);
+    } else if (record(p, call) != MS_OK) {
+        msi_program_break(p, "%s", ms_error_message());
+    }
+}
+
+static void observe_host(void *user, const char *what)
+{
+    ms_program *p = user;
+
+    if (p->depth == 0) {
+        msi_program_break(p, "%s", what);
+    }
+}
+
+void msi_record_start(ms_program *p)
+{
+    p->observer = (msi_op_observer){
+        .begin = observe_begin, .end = observe_end, .host = observe_host, .user = p};
+    p->since = msi_tensor_state_of(p->ctx)->n_storages;
+    p->grads = p->ctx->recorder->recording(p->ctx);
+    p->recording = true;
+    msi_op_observe(p->ctx, &p->observer);
+}
+
+void msi_record_stop(ms_program *p)
+{
+    if (p->recording && p->ctx != NULL) {
+        msi_op_observe(p->ctx, NULL);
+    }
+    p->recording = false;
+}
