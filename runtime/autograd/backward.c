@@ -84,6 +84,7 @@ static ms_status check_flags(const char *what, int32_t flags, int32_t known)
 
 ms_status ms_backward_with(ms_tensor *root, ms_tensor *grad, int32_t flags)
 {
+    msi_op_host(root->ctx, "a backward runs");
     msi_tape *tape = msi_tape_of(root->ctx);
     msi_root from;
 
@@ -248,6 +249,7 @@ static ms_status request_run(const request *r, msi_tape *tape, int32_t flags)
 ms_status ms_grad(ms_tensor **grads, ms_tensor *const *outputs, ms_tensor *const *grad_outputs,
                   int32_t n_outputs, ms_tensor *const *inputs, int32_t n_inputs, int32_t flags)
 {
+    msi_op_host(msi_context(), "a backward runs");
     request r = {.roots = NULL};
 
     if (grads == NULL) {

@@ -158,6 +158,7 @@ ms_status ms_custom(ms_tensor **out, ms_tensor *const *results, int32_t n_out,
                     ms_tensor *const *inputs, int32_t n_in, ms_custom_backward backward, void *user,
                     void (*drop)(void *user))
 {
+    msi_op_host(msi_context(), "a custom function runs");
     const custom_attrs attrs = {.backward = backward, .user = user};
     ms_status status = check_counts("custom function", n_out, n_in);
     msi_node *node = NULL;
@@ -254,6 +255,7 @@ ms_status ms_checkpoint_graph(ms_tensor **out, ms_tensor *const *results, int32_
                               uint64_t since, ms_recompute recompute, void *user,
                               void (*drop)(void *user))
 {
+    msi_op_host(msi_context(), "a checkpoint is made");
     const custom_attrs attrs = {.recompute = recompute, .user = user};
     ms_status status = check_counts("checkpoint", n_out, 0);
     msi_list edges = {.item = NULL};

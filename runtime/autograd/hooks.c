@@ -166,6 +166,9 @@ static ms_status add(msi_hooks **list, msi_tape *tape, const msi_hooks *as, int6
 ms_status ms_tensor_hook(ms_tensor *t, ms_grad_hook fn, void *user, void (*drop)(void *),
                          int64_t *id)
 {
+    if (t->grad_fn != NULL) {
+        msi_op_host(t->ctx, "a hook is added to a result");
+    }
     if (!t->requires_grad) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "cannot hook the gradient of %s, which does not require grad",

@@ -16,6 +16,7 @@ static ms_status check_leaf(const ms_tensor *t, const char *what)
 
 ms_status ms_tensor_set_requires_grad(ms_tensor *t, bool requires_grad)
 {
+    msi_op_host(t->ctx, "requires_grad of a tensor is set");
     MS_TRY(check_leaf(t, "requires_grad"));
     if (requires_grad && !ms_dtype_is_floating(t->v.dtype)) {
         return MS_FAIL(MS_TYPE_ERROR, "only floating tensors can require grad, got %s",
@@ -48,6 +49,7 @@ bool ms_grad_enabled(void)
 
 ms_status ms_tensor_grad(ms_tensor **out, ms_tensor *t)
 {
+    msi_op_host(t->ctx, "a gradient is read");
     *out = NULL;
     MS_TRY(msi_param_await_gradient(t));
     if (msi_param_accumulates(t)) {
@@ -70,6 +72,7 @@ static msi_view gradient_like(const ms_tensor *t)
 
 ms_status ms_tensor_set_grad(ms_tensor *t, ms_tensor *grad)
 {
+    msi_op_host(t->ctx, "a gradient is replaced");
     MS_TRY(check_leaf(t, "grad"));
     MS_TRY(msi_param_check_gradient(t, "set_grad"));
     if (t->param != NULL && t->param->ops != NULL && t->param->ops->set_gradient != NULL) {

@@ -94,5 +94,6 @@ ms_status msi_collective_into(const msi_collective *attrs, ms_tensor *out, ms_te
     if (writes && (!out->v.storage->meta || !in->v.storage->meta)) {
         MS_TRY(msi_tensor_check_write(out, row->op.name));
     }
+    msi_op_host(out->ctx, "a collective runs");
     return msi_op_run_into(out->ctx, &row->op, attrs, &in, 1, &out, 1);
 }

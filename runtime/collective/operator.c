@@ -148,6 +148,7 @@ ms_status msi_collective_run(const msi_collective *attrs, ms_tensor *x, ms_tenso
     const bool extreme =
         row->reduces && (attrs->reduce == MS_REDUCE_MAX || attrs->reduce == MS_REDUCE_MIN);
 
+    msi_op_host(x->ctx, "a collective runs");
     MS_TRY(msi_op_run(extreme ? &row->extreme : &row->op, attrs, &x, 1, out, 1));
     if ((*out)->grad_fn == NULL) {
         return MS_OK;

@@ -27,6 +27,7 @@ typedef struct msi_value {
     int32_t segment;      /* that made it; -1: none */
     int32_t last;         /* last segment that uses it as an input; -1: none */
     int32_t out_of;       /* an output of its segment: index there; -1: used inside alone */
+    bool constant; /* of attributes alone */
     bool held;            /* a step of the host or the caller gets it */
     ms_tensor *handle;    /* OUTER: retained. ARGUMENT: retained while recording, or a parameter */
     uint64_t generation;  /* of the handle */

@@ -80,7 +80,9 @@ ms_status ms_program_value(ms_program *p, ms_tensor *t, int32_t *value)
         return MS_OK;
     }
     MS_TRY(msi_record_value(p, t, value));
-    if (*value >= 0) {
+    if (*value >= 0 && p->values[*value].constant) {
+        msi_program_break(p, "a constant is a result");
+    } else if (*value >= 0) {
         p->values[*value].held = true;
     }
     return MS_OK;

@@ -182,7 +182,20 @@ static ms_status record(ms_program *p, const msi_op_call *call)
         MS_TRY(p->into ? msi_record_value(p, call->out[i], &value)
                        : add_value(p, call->out[i], MSI_VALUE_RESULT, &value));
         p->ops[at].out[i] = value;
+        if (p->into && value >= 0 && p->values[value].constant) {
+            msi_program_break(p, "'%s' writes to a constant", call->op->name);
+        }
     }
+    return MS_OK;
+}
+
+/* Its result is the same in every run, and kept. */
+static ms_status record_constant(ms_program *p, const msi_op_call *call)
+{
+    int32_t value;
+
+    MS_TRY(add_outer(p, call->out[0], &value));
+    p->values[value].constant = true;
     return MS_OK;
 }
 
@@ -196,7 +209,9 @@ static void observe_end(void *user, const msi_op_call *call, ms_status status)
     }
     if (call->meta) {
         msi_program_break(p, "'%s' runs on meta tensors", call->op->name);
-    } else if (record(p, call) != MS_OK) {
+    } else if (call->attrs != NULL && call->op->attrs_size == 0) {
+        msi_program_break(p, "'%s' has attributes that cannot be kept", call->op->name);
+    } else if ((call->op->constant ? record_constant(p, call) : record(p, call)) != MS_OK) {
         msi_program_break(p, "%s", ms_error_message());
     }
 }

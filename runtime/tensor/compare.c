@@ -1,5 +1,5 @@
 /* Predicates of whole tensors. */
-#include "tensor.h"
+#include "op.h"
 
 #include <string.h>
 
@@ -28,6 +28,7 @@ done:
 
 ms_status ms_tensor_equal(const ms_tensor *a, const ms_tensor *b, bool *equal)
 {
+    msi_op_host(a->ctx, "the host compares tensors");
     *equal = false;
     if (a->v.dtype != b->v.dtype || !msi_view_same_shape(&a->v, &b->v)) {
         return MS_OK;
@@ -39,6 +40,7 @@ ms_status ms_tensor_equal(const ms_tensor *a, const ms_tensor *b, bool *equal)
 ms_status ms_tensor_allclose(const ms_tensor *a, const ms_tensor *b, double rtol, double atol,
                              bool *close)
 {
+    msi_op_host(a->ctx, "the host compares tensors");
     const double scalars[2] = {rtol, atol};
     int64_t shape[MS_MAX_DIMS];
     int32_t ndim;
@@ -100,6 +102,7 @@ static ms_status find(const ms_tensor *t, const char *what, bool wanted, bool *f
 
 ms_status ms_tensor_all(const ms_tensor *t, bool *all)
 {
+    msi_op_host(t->ctx, "the host reads values of a tensor");
     bool found = false;
 
     *all = false;
@@ -110,6 +113,7 @@ ms_status ms_tensor_all(const ms_tensor *t, bool *all)
 
 ms_status ms_tensor_any(const ms_tensor *t, bool *any)
 {
+    msi_op_host(t->ctx, "the host reads values of a tensor");
     *any = false;
     return find(t, "any", true, any);
 }

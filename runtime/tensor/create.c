@@ -1,6 +1,8 @@
 /* Making tensors, and reading and writing their elements. */
 #include "op.h"
 
+#include "pool.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -23,11 +25,57 @@ static ms_status check_shape(int32_t dtype, int32_t ndim, const int64_t *shape)
     return MS_OK;
 }
 
-ms_status ms_tensor_empty(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape)
+/* -- operators without operands ---------------------------------------------------------------- */
+
+typedef struct create_attrs {
+    double value; /* of `full` */
+    int32_t dtype, ndim;
+    int64_t shape[MS_MAX_DIMS];
+} create_attrs;
+
+static ms_status create_meta(const msi_meta *m)
 {
+    const create_attrs *a = m->attrs;
+
+    return msi_result(&m->out[0], a->dtype, a->ndim, a->shape);
+}
+
+static ms_status empty_forward(msi_op_call *call)
+{
+    (void)call;
+    return MS_OK;
+}
+
+static ms_status full_forward(msi_op_call *call)
+{
+    return msi_fill(&call->out[0]->v, ((const create_attrs *)call->attrs)->value);
+}
+
+static const msi_op op_empty = {.name = "empty",
+                                .meta = create_meta,
+                                .forward = empty_forward,
+                                .attrs_size = sizeof(create_attrs)};
+static const msi_op op_full = {.name = "full",
+                               .meta = create_meta,
+                               .forward = full_forward,
+                               .attrs_size = sizeof(create_attrs)};
+
+static ms_status create(ms_tensor **out, const msi_op *op, int32_t dtype, int32_t ndim,
+                        const int64_t *shape, double value)
+{
+    create_attrs attrs = {.value = value, .dtype = dtype, .ndim = ndim};
+
     *out = NULL;
     MS_TRY(check_shape(dtype, ndim, shape));
-    return msi_tensor_make(out, msi_context(), dtype, ndim, shape, MS_MEM_ACTIVATION);
+    for (int32_t i = 0; i < ndim; i++) {
+        attrs.shape[i] = shape[i];
+    }
+    return msi_op_run(op, &attrs, NULL, 0, out, 1);
+}
+
+ms_status ms_tensor_empty(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape)
+{
+    return create(out, &op_empty, dtype, ndim, shape, 0);
 }
 
 /* Return `status`; on failure free the unfinished `*out`. */
@@ -45,8 +93,7 @@ ms_status ms_tensor_full(ms_tensor **out, int32_t dtype, int32_t ndim, const int
 {
     *out = NULL;
     MS_TRY(ms_dtype_check("full", dtype, value));
-    MS_TRY(ms_tensor_empty(out, dtype, ndim, shape));
-    return finish(out, msi_fill(&(*out)->v, value));
+    return create(out, &op_full, dtype, ndim, shape, value);
 }
 
 /* Copy between a tensor and doubles through a borrowed f64 view. */
@@ -71,6 +118,7 @@ static ms_status with_doubles(const ms_tensor *t, double *values, int64_t n, boo
 ms_status ms_tensor_from_doubles(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape,
                                  const double *values, int64_t n)
 {
+    msi_op_host(msi_context(), "a tensor is made from values of the host");
     MS_TRY(ms_tensor_empty(out, dtype, ndim, shape));
     const int64_t misfit = ms_dtype_misfit(dtype, values, n);
 
@@ -85,6 +133,7 @@ ms_status ms_tensor_from_doubles(ms_tensor **out, int32_t dtype, int32_t ndim, c
 
 ms_status ms_tensor_to_doubles(const ms_tensor *t, double *values, int64_t n)
 {
+    msi_op_host(t->ctx, "the host reads values of a tensor");
     MS_TRY(with_doubles(t, values, n, false));
     for (int64_t i = 0; i < n; i++) {
         values[i] = msi_plain_nan(values[i]);
@@ -123,6 +172,7 @@ static ms_status wrap(ms_tensor **out, int32_t kind, int32_t dtype, int32_t ndim
 ms_status ms_tensor_borrow(ms_tensor **out, int32_t dtype, int32_t ndim, const int64_t *shape,
                            void *data)
 {
+    msi_op_host(msi_context(), "a tensor is made from memory of the host");
     return wrap(out, MS_STORAGE_BORROWED, dtype, ndim, shape, data);
 }
 
@@ -149,32 +199,41 @@ static ms_status check_count(int32_t dtype, double start, double step, int64_t n
                                  : ms_dtype_check("arange: the last number", dtype, (double)last);
 }
 
-ms_status ms_tensor_arange(ms_tensor **out, int32_t dtype, double start, double step, int64_t n)
+typedef struct arange_attrs {
+    double start, step;
+    int64_t n;
+    int32_t dtype;
+} arange_attrs;
+
+static ms_status arange_meta(const msi_meta *m)
+{
+    const arange_attrs *a = m->attrs;
+
+    return msi_result(&m->out[0], a->dtype, 1, &a->n);
+}
+
+static ms_status arange_forward(msi_op_call *call)
 {
     enum { CHUNK = 256 };
-    const bool whole = !ms_dtype_is_floating(dtype) && dtype != MS_DTYPE_BOOL;
+    const arange_attrs *a = call->attrs;
+    const bool whole = !ms_dtype_is_floating(a->dtype) && a->dtype != MS_DTYPE_BOOL;
     union {
         double real[CHUNK];
         int64_t whole[CHUNK];
     } values;
     msi_view chunk = {0};
-    ms_status status;
+    ms_status status =
+        msi_storage_of_host(&chunk.storage, call->ctx, &values, sizeof(values));
 
-    *out = NULL;
-    if (whole) { /* doubles have gaps beyond 2^53 */
-        MS_TRY(check_count(dtype, start, step, n));
-    }
-    MS_TRY(ms_tensor_empty(out, dtype, 1, &n));
-    MS_TRY_GOTO(msi_storage_of_host(&chunk.storage, (*out)->ctx, &values, sizeof(values)), done);
-    for (int64_t first = 0; first < n && status == MS_OK; first += CHUNK) {
-        int64_t count = n - first < CHUNK ? n - first : CHUNK;
-        msi_view part = (*out)->v;
+    for (int64_t first = 0; first < a->n && status == MS_OK; first += CHUNK) {
+        int64_t count = a->n - first < CHUNK ? a->n - first : CHUNK;
+        msi_view part = call->out[0]->v;
 
         for (int64_t i = 0; i < count; i++) {
             if (whole) {
-                values.whole[i] = (int64_t)start + (int64_t)step * (first + i);
+                values.whole[i] = (int64_t)a->start + (int64_t)a->step * (first + i);
             } else {
-                values.real[i] = start + step * (double)(first + i);
+                values.real[i] = a->start + a->step * (double)(first + i);
             }
         }
         part.offset += first;
@@ -183,8 +242,25 @@ ms_status ms_tensor_arange(ms_tensor **out, int32_t dtype, double start, double 
         status = msi_copy(&part, &chunk, false);
     }
     msi_storage_release(chunk.storage);
-done:
-    return finish(out, status);
+    return status;
+}
+
+static const msi_op op_arange = {.name = "arange",
+                                 .meta = arange_meta,
+                                 .forward = arange_forward,
+                                 .attrs_size = sizeof(arange_attrs),
+                                 .constant = true};
+
+ms_status ms_tensor_arange(ms_tensor **out, int32_t dtype, double start, double step, int64_t n)
+{
+    const arange_attrs attrs = {start, step, n, dtype};
+
+    *out = NULL;
+    MS_TRY(check_shape(dtype, 1, &n));
+    if (!ms_dtype_is_floating(dtype) && dtype != MS_DTYPE_BOOL) { /* doubles have gaps */
+        MS_TRY(check_count(dtype, start, step, n));
+    }
+    return msi_op_run(&op_arange, &attrs, NULL, 0, out, 1);
 }
 
 /* Writes are not recorded, so writing a value that requires grad would lose its gradient. */
@@ -215,31 +291,62 @@ ms_status ms_tensor_check_copy(const ms_tensor *t, const ms_tensor *src, const c
     return msi_view_present(&src->v);
 }
 
+static ms_status copy_forward(msi_op_call *call)
+{
+    return msi_copy_of("copy_", &call->out[0]->v, &call->in[0]->v, false);
+}
+
+static ms_status fill_forward(msi_op_call *call)
+{
+    return msi_fill(&call->out[0]->v, *(const double *)call->attrs);
+}
+
+static ms_status add_scaled_forward(msi_op_call *call)
+{
+    const double scalars[2] = {*(const double *)call->attrs, -0.0};
+    const msi_view *in = &call->in[0]->v;
+
+    return msi_ew("add_", MSI_K_affine, &call->out[0]->v, &in, 1, scalars, true);
+}
+
+static const msi_op op_copy = {.name = "copy_", .forward = copy_forward};
+static const msi_op op_fill = {
+    .name = "fill_", .forward = fill_forward, .attrs_size = sizeof(double)};
+static const msi_op op_add_scaled = {
+    .name = "add_", .forward = add_scaled_forward, .attrs_size = sizeof(double)};
+
+/* Run an operator that writes to `t`. */
+static ms_status write_to(ms_tensor *t, const msi_op *op, double number, const ms_tensor *src)
+{
+    ms_tensor *in = (ms_tensor *)(uintptr_t)src;
+
+    MS_ASSERT(msi_tensor_state_of(t->ctx) != NULL);
+    return written(t, msi_op_run_into(t->ctx, op, op->attrs_size > 0 ? &number : NULL,
+                                      &in, src != NULL, &t, 1));
+}
+
 ms_status ms_tensor_copy(ms_tensor *t, const ms_tensor *src)
 {
     MS_TRY(check_write_of(src, t, "copy_"));
-    return written(t, msi_copy_of("copy_", &t->v, &src->v, false));
+    return write_to(t, &op_copy, 0, src);
 }
 
 ms_status ms_tensor_fill(ms_tensor *t, double value)
 {
     MS_TRY(ms_dtype_check("fill_", t->v.dtype, value));
     MS_TRY(msi_tensor_check_write(t, "fill_"));
-    return written(t, msi_fill(&t->v, value));
+    return write_to(t, &op_fill, value, NULL);
 }
 
 ms_status ms_tensor_add_scaled(ms_tensor *t, const ms_tensor *src, double alpha)
 {
-    const double scalars[2] = {alpha, -0.0};
-    const msi_view *in = &src->v;
-
     if (src->v.dtype != t->v.dtype) {
         return MS_FAIL(MS_TYPE_ERROR, "add_: dtypes are %s and %s, expected one",
                        ms_dtype_name(t->v.dtype), ms_dtype_name(src->v.dtype));
     }
     MS_TRY(msi_check_number("add_", t->v.dtype, alpha));
     MS_TRY(check_write_of(src, t, "add_"));
-    return written(t, msi_ew("add_", MSI_K_affine, &t->v, &in, 1, scalars, true));
+    return write_to(t, &op_add_scaled, alpha, src);
 }
 
 ms_status msi_init_check(int32_t kind)
@@ -252,5 +359,6 @@ ms_status msi_init_check(int32_t kind)
 
 ms_status ms_tensor_hash(const ms_tensor *t, uint64_t *hash)
 {
+    msi_op_host(t->ctx, "the host reads values of a tensor");
     return msi_view_hash(&t->v, hash);
 }

@@ -1,8 +1,9 @@
 /* Tensors and parameters overwritten by a rule. */
-#include "tensor.h"
+#include "op.h"
 
 ms_status ms_tensor_init(ms_tensor *t, int32_t kind, double a, double b, uint64_t key)
 {
+    msi_op_host(t->ctx, "random values are drawn");
     MS_TRY(msi_init_check(kind));
     if (!msi_view_contiguous(&t->v)) {
         return MS_FAIL(MS_VALUE_ERROR, "init needs a contiguous tensor, got shape %s with gaps",

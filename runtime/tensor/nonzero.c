@@ -1,5 +1,5 @@
 /* Positions of elements that are not 0. Their number is the result's shape, so the host reads. */
-#include "tensor.h"
+#include "op.h"
 
 /* Positions of the true elements of a contiguous bool (shape), one row each. */
 static void write_positions(int64_t *rows, const uint8_t *truth, const msi_view *shape)
@@ -48,6 +48,7 @@ static ms_status positions_of(ms_tensor **out, ms_context *ctx, const uint8_t *t
 
 ms_status ms_tensor_nonzero(ms_tensor **out, const ms_tensor *t)
 {
+    msi_op_host(t->ctx, "a shape depends on values of a tensor");
     msi_host_view host = {0};
     msi_view truth;
     ms_status status;

@@ -36,6 +36,7 @@ struct msi_op {
     ms_status (*backward)(struct msi_bwd *b); /* NULL: not differentiable */
     int32_t attrs_size;                       /* bytes of `attrs`, copied into the node */
     int32_t n_saved;                          /* views the node can save */
+    bool constant; /* the result depends on attributes alone, and forward computes it on the host */
 };
 
 struct msi_op_call {

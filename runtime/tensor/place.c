@@ -3,6 +3,7 @@
 
 ms_status ms_tensor_to_host(ms_tensor **out, const ms_tensor *t)
 {
+    msi_op_host(t->ctx, "a tensor is copied to the host");
     msi_view v = t->v;
 
     *out = NULL;

@@ -224,7 +224,7 @@ static void test_fsdp_observed__units_are_operators_on_tensors(void **state)
 
 static ms_status train_watched(void *user, int32_t rank)
 {
-    static const msi_op_observer observer = {NULL, NULL, NULL};
+    static const msi_op_observer observer = {NULL, NULL, NULL, NULL};
     const tiny_result *unwatched = user;
     tiny_config config = tiny_defaults();
     tiny_result result;

@@ -422,6 +422,9 @@ ms_status ms_op_scaled_dot_product_attention(ms_tensor **out, ms_tensor *q, ms_t
     if (!isnan(scale)) {
         MS_TRY(check_scale(op, scale, q->v.dtype));
     }
+    if (dropout_p > 0) {
+        msi_op_host(ctx, "a random mask is drawn");
+    }
     return msi_op_run(&msi_op_scaled_dot_product_attention, &attrs, in, 4, out, 1);
 }
 

@@ -54,7 +54,8 @@ static ms_status tensors_forward(msi_op_call *c)
 
 #define TENSORS_OP(name_)                                                                          \
     {                                                                                              \
-        .name = name_, .meta = tensors_meta, .forward = tensors_forward                            \
+        .name = name_, .meta = tensors_meta, .forward = tensors_forward,                           \
+        .attrs_size = sizeof(compare_attrs)                                                        \
     }
 const msi_op msi_op_eq = TENSORS_OP("eq");
 const msi_op msi_op_ne = TENSORS_OP("ne");
@@ -138,7 +139,8 @@ static ms_status number_forward(msi_op_call *c)
 
 #define NUMBER_OP(name_)                                                                           \
     {                                                                                              \
-        .name = name_, .meta = number_meta, .forward = number_forward                              \
+        .name = name_, .meta = number_meta, .forward = number_forward,                             \
+        .attrs_size = sizeof(compare_attrs)                                                        \
     }
 const msi_op msi_op_eq_number = NUMBER_OP("eq");
 const msi_op msi_op_ne_number = NUMBER_OP("ne");
@@ -172,7 +174,10 @@ static ms_status class_forward(msi_op_call *c)
 }
 
 #define CLASS(name_, kernel_)                                                                      \
-    const msi_op msi_op_##name_ = {.name = #name_, .meta = number_meta, .forward = class_forward}; \
+    const msi_op msi_op_##name_ = {.name = #name_,                                                 \
+                                   .meta = number_meta,                                            \
+                                   .forward = class_forward,                                       \
+                                   .attrs_size = sizeof(int32_t)};                                 \
                                                                                                    \
     ms_status ms_op_##name_(ms_tensor **out, ms_tensor *x)                                         \
     {                                                                                              \

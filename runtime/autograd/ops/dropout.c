@@ -95,6 +95,8 @@ ms_status ms_op_dropout(ms_tensor **out, ms_tensor *x, double p, uint64_t site, 
                        (long long)call);
     }
     const ms_context *ctx = x->ctx;
+
+    msi_op_host(ctx, "a random mask is drawn");
     const int64_t samples = x->v.ndim > 0 ? x->v.shape[0] : 1;
     const dropout_attrs attrs = {
         .p = p,
