@@ -39,7 +39,6 @@ typedef struct msi_value {
     msi_view view; /* storage NULL */
 } msi_value;
 
-/* `op` NULL: out[0] shows memory of in[0], detached from the graph. */
 typedef struct msi_recorded {
     const msi_op *op;
     void *attrs;  /* copied */

@@ -90,25 +90,11 @@ static ms_status make_input(pass *l, int32_t i)
 
 /* -- forward ----------------------------------------------------------------------------------- */
 
-static ms_status run_detached(pass *l, const msi_recorded *r)
-{
-    const msi_value *from = &l->p->values[r->in[0]], *to = &l->p->values[r->out[0]];
-    const ms_tensor *t = l->handle[r->in[0]];
-    msi_view v = to->view;
-
-    v.storage = t->v.storage;
-    v.offset = t->v.offset + to->view.offset - from->view.offset;
-    return msi_tensor_new_internal(&l->handle[r->out[0]], l->ctx, &v);
-}
-
 static ms_status run_op(pass *l, const msi_recorded *r)
 {
     ms_tensor *in[MSI_OP_MAX_IN], *out[MSI_OP_MAX_OUT] = {NULL};
     msi_tape *tape = msi_tape_of(l->ctx);
 
-    if (r->op == NULL) {
-        return run_detached(l, r);
-    }
     MS_ASSERT(r->n_out <= MSI_OP_MAX_OUT);
     for (int32_t i = 0; i < r->n_in; i++) {
         in[i] = r->in[i] >= 0 ? l->handle[r->in[i]] : NULL;
@@ -186,7 +172,7 @@ static ms_status run_forward(pass *l)
     }
     for (int32_t i = l->s->first; i < l->s->first + l->s->n && status == MS_OK; i++) {
         status = msi_lowering_status(run_op(l, &l->p->ops[i]));
-        if (status != MS_OK && l->p->ops[i].op != NULL) {
+        if (status != MS_OK) {
             status = msi_fail_prefix(status, "'%s': ", l->p->ops[i].op->name);
         }
         drop_used(l, last_use, i);

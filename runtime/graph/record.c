@@ -57,8 +57,8 @@ static ms_status add_op(ms_program *p, const msi_op *op, const void *attrs, int3
 
     *r = (msi_recorded){.op = op, .n_in = n_in, .n_out = n_out};
     r->in = calloc((size_t)(n_in + n_out + 1), sizeof(*r->in));
-    r->attrs = op != NULL && op->attrs_size > 0 ? malloc((size_t)op->attrs_size) : NULL;
-    if (r->in == NULL || (r->attrs == NULL && op != NULL && op->attrs_size > 0)) {
+    r->attrs = op->attrs_size > 0 ? malloc((size_t)op->attrs_size) : NULL;
+    if (r->in == NULL || (r->attrs == NULL && op->attrs_size > 0)) {
         free(r->in);
         free(r->attrs);
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to record an operator");
@@ -69,18 +69,6 @@ static ms_status add_op(ms_program *p, const msi_op *op, const void *attrs, int3
     r->out = r->in + n_in;
     *out = r;
     p->n_ops++;
-    return MS_OK;
-}
-
-/* The memory of value `of`, seen as `t` without its graph. */
-static ms_status add_detached(ms_program *p, const ms_tensor *t, int32_t of, int32_t *index)
-{
-    msi_recorded *r;
-
-    MS_TRY(add_op(p, NULL, NULL, 1, 1, &r));
-    r->in[0] = of;
-    MS_TRY(add_value(p, t, MSI_VALUE_RESULT, index));
-    r->out[0] = *index;
     return MS_OK;
 }
 
@@ -102,22 +90,13 @@ static ms_status add_outer(ms_program *p, ms_tensor *t, int32_t *index)
 
 ms_status msi_record_value(ms_program *p, ms_tensor *t, int32_t *value)
 {
-    int32_t shares = -1;
-
     for (int32_t i = p->n_values - 1; i >= 0; i--) {
         if (shows(&p->values[i], t)) {
             *value = i;
             return MS_OK;
         }
-        if (shares < 0 && p->values[i].serial == t->v.storage->serial &&
-            p->values[i].view.dtype == t->v.dtype) {
-            shares = i;
-        }
     }
-    if (shares >= 0 && !t->requires_grad) {
-        return add_detached(p, t, shares, value);
-    }
-    if (shares < 0 && t->v.storage->serial <= p->since) {
+    if (t->v.storage->serial <= p->since) {
         return add_outer(p, t, value);
     }
     msi_program_break(p, "it uses a tensor of shape %s that no operator made",

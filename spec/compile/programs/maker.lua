@@ -208,8 +208,21 @@ function maker.draw(seed)
     end
     return unpack(out)
   end
-  return { seed = seed, args = args, leaves = leaves, fn = fn,
+  return { seed = seed, steps = steps, start = start, args = args, leaves = leaves, fn = fn,
     text = table.concat(text, '\n') .. '\nresults v' .. table.concat(results, ' v') }
+end
+
+--- The function that ends behind `n` steps, whose result is that of the last.
+---@param p ms.spec.Program
+function maker.prefix(p, n)
+  return function(...)
+    local values = p.start(...)
+    for i = 1, n do
+      local s = p.steps[i]
+      values[#values + 1] = s.fn(values[s.a], values[s.b])
+    end
+    return values[#values]
+  end
 end
 
 return maker
