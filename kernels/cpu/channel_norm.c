@@ -32,4 +32,4 @@ static plane_set planes_of(const msi_channel_norm_args *a, int64_t set)
 }
 
 #define BODY "channel_norm_body.h"
-#include "each_float.h"
+#include "each_register.h"

@@ -1,26 +1,8 @@
 /* Body of channel_norm.c for one dtype. */
 
-/* Sum over a plane of x - mean, or of its square. */
-LANES_INLINE REAL LOCAL(plane_sum)(const T *x, int64_t n, REAL mean, bool squares)
-{
-    V sum[4] = {SPLAT(0), SPLAT(0), SPLAT(0), SPLAT(0)};
+#include "row_lanes.h"
 
-    for (int64_t j = 0; j < n; j += 64) {
-#pragma GCC unroll 4
-        for (int u = 0; u < 4; u++) {
-            const int64_t left = n - j - 16 * u;
-
-            if (left > 0) {
-                V d = LOCAL(at)(x, j + 16 * u, n) - mean;
-
-                d = squares ? d * d : d;
-                sum[u] += left < 16 ? LOCAL(keep)(d, left, 0) : d;
-            }
-        }
-    }
-    return HSUM((sum[0] + sum[1]) + (sum[2] + sum[3]));
-}
-
+/* Mean of x over a set, or of its squared distances from `mean`. */
 static REAL LOCAL(set_mean)(const msi_channel_norm_args *a, plane_set s, REAL mean, bool squares)
 {
     double sum = 0;
@@ -28,8 +10,7 @@ static REAL LOCAL(set_mean)(const msi_channel_norm_args *a, plane_set s, REAL me
     for (int64_t p = 0; p < s.planes; p++) {
         const T *x = (const T *)a->x + (s.first + p * s.step) * a->plane;
 
-        sum += squares ? (double)LOCAL(plane_sum)(x, a->plane, mean, true)
-                       : (double)LOCAL(plane_sum)(x, a->plane, 0, false);
+        sum += (double)(squares ? LOCAL(squares64)(x, a->plane, mean) : LOCAL(sum64)(x, a->plane));
     }
     return (REAL)(sum / (double)(s.planes * a->plane));
 }
@@ -73,8 +54,10 @@ void MSI_NAME(LOCAL(channel_norm))(const void *args)
         const REAL rstd = LOCAL(deviation)(a, i / a->channels, c, &mean);
         const REAL w = LOCAL(factor)(a->w, c, 1), b = LOCAL(factor)(a->b, c, 0);
 
-        for (int64_t j = 0; j < a->plane; j += 16) {
-            LOCAL(put)(y, j, a->plane, (LOCAL(at)(x, j, a->plane) - mean) * rstd * w + b);
+        for (int64_t j = 0; j < a->plane; j += WIDTH) {
+            const int64_t left = a->plane - j;
+
+            STORE_N(y + j, (LOAD_N(x + j, left) - mean) * rstd * w + b, left);
         }
     }
 }
@@ -86,21 +69,24 @@ static void LOCAL(plane_gradients)(const msi_channel_norm_args *a)
         const T *x = (const T *)a->x + i * a->plane, *dy = (const T *)a->dy + i * a->plane;
         REAL mean;
         const REAL rstd = LOCAL(deviation)(a, i / a->channels, i % a->channels, &mean);
-        V sum[2] = {SPLAT(0), SPLAT(0)}, dot[2] = {SPLAT(0), SPLAT(0)};
+        V sum[2 * LOCAL(PARTS)] = {SPLAT(0)}, dot[2 * LOCAL(PARTS)] = {SPLAT(0)};
 
-        for (int64_t j = 0; j < a->plane; j += 32) {
-#pragma GCC unroll 2
-            for (int u = 0; u < 2; u++) {
-                if (j + 16 * u < a->plane) { /* lanes beyond the plane have dy = 0 */
-                    V g = LOCAL(at)(dy, j + 16 * u, a->plane);
+        for (int64_t j = 0; j < a->plane; j += 2 * LANES) {
+#pragma GCC unroll 16
+            for (int u = 0; u < 2 * LOCAL(PARTS); u++) {
+                const int64_t at = j + WIDTH * u, left = a->plane - at;
+
+                if (left > 0) {
+                    const V g = LOAD_N(dy + at, left);
+                    const V xhat = (LOAD_N(x + at, left) - mean) * rstd;
 
                     sum[u] += g;
-                    dot[u] += g * ((LOCAL(at)(x, j + 16 * u, a->plane) - mean) * rstd);
+                    dot[u] += LOCAL(keep)(g * xhat, left, 0);
                 }
             }
         }
-        a->work[2 * i] = (double)HSUM(sum[0] + sum[1]);
-        a->work[2 * i + 1] = (double)HSUM(dot[0] + dot[1]);
+        a->work[2 * i] = (double)LOCAL(fold2)(sum);
+        a->work[2 * i + 1] = (double)LOCAL(fold2)(dot);
     }
 }
 
@@ -125,11 +111,12 @@ static void LOCAL(plane_dx)(const msi_channel_norm_args *a, int64_t i, REAL mean
     const REAL rstd = LOCAL(deviation)(a, i / a->channels, i % a->channels, &mean);
     const REAL w = LOCAL(factor)(a->w, i % a->channels, 1);
 
-    for (int64_t j = 0; j < a->plane; j += 16) {
-        V xhat = (LOCAL(at)(x, j, a->plane) - mean) * rstd;
-        V v = (LOCAL(at)(dy, j, a->plane) * w - mean_g - xhat * mean_gx) * rstd;
+    for (int64_t j = 0; j < a->plane; j += WIDTH) {
+        const int64_t left = a->plane - j;
+        const V xhat = (LOAD_N(x + j, left) - mean) * rstd;
+        const V v = (LOAD_N(dy + j, left) * w - mean_g - xhat * mean_gx) * rstd;
 
-        LOCAL(put)(dx, j, a->plane, a->dx_accumulate ? v + LOCAL(at)(dx, j, a->plane) : v);
+        STORE_N(dx + j, a->dx_accumulate ? v + LOAD_N(dx + j, left) : v, left);
     }
 }
 

@@ -145,4 +145,4 @@ static void *work_part(const msi_conv_args *a, int32_t part)
 }
 
 #define BODY "conv_body.h"
-#include "each_float.h"
+#include "each_register.h"

@@ -1,6 +1,8 @@
 /* Body of conv.c for one dtype. Operands of products are T, or REAL if the library has no products
  * of T. Results and sums are REAL. */
 
+#include "row_lanes.h"
+
 #ifdef NARROW
 #define WIDENS(a) ((a)->tile_dtype != DTYPE)
 #else
@@ -19,8 +21,8 @@ static void LOCAL(to_operand)(const msi_conv_args *a, void *to, const T *from, i
         memcpy(to, from, (size_t)n * sizeof(T));
         return;
     }
-    for (int64_t j = 0; j < n; j += 16) {
-        OF_REAL(put)(to, j, n, LOCAL(at)(from, j, n));
+    for (int64_t j = 0; j < n; j += WIDTH) {
+        OF(store_n)((REAL *)to + j, LOAD_N(from + j, n - j), n - j);
     }
 }
 
@@ -78,8 +80,10 @@ static void LOCAL(add_run)(REAL *to, const REAL *from, int64_t n, int64_t step)
         }
         return;
     }
-    for (int64_t j = 0; j < n; j += 16) {
-        OF_REAL(put)(to, j, n, OF_REAL(at)(to, j, n) + OF_REAL(at)(from, j, n));
+    for (int64_t j = 0; j < n; j += WIDTH) {
+        const V sum = OF(load_n)(to + j, n - j) + OF(load_n)(from + j, n - j);
+
+        OF(store_n)(to + j, sum, n - j);
     }
 }
 
@@ -118,7 +122,7 @@ static void LOCAL(add_region)(const msi_conv_args *a, const conv_box *b, REAL *d
 }
 
 /* dx += dcols of one group. */
-static void LOCAL(fold)(const msi_conv_args *a, const conv_box *b, int64_t group)
+static void LOCAL(fold_columns)(const msi_conv_args *a, const conv_box *b, int64_t group)
 {
     const int64_t taps = volume(a->kernel), plane = volume(a->in);
     REAL *slab = work_part(a, MSI_CONV_SLAB);
@@ -158,9 +162,10 @@ static void LOCAL(write_block)(const msi_conv_args *a, const conv_box *b, int64_
                 for (int64_t h = 0; h < b->size[1]; h++, block += b->width) {
                     T *to = y + ((b->at[0] + d) * a->out[1] + b->at[1] + h) * a->out[2];
 
-                    for (int64_t j = 0; j < b->size[2]; j += 16) {
-                        LOCAL(put)
-                        (to, j, b->size[2], OF_REAL(at)(block, j, b->size[2]) + bias);
+                    for (int64_t j = 0; j < b->size[2]; j += WIDTH) {
+                        const int64_t left = b->size[2] - j;
+
+                        STORE_N(to + j, OF(load_n)(block + j, left) + bias, left);
                     }
                 }
             }
@@ -200,34 +205,41 @@ static void LOCAL(read_block)(const msi_conv_args *a, const conv_box *b, int64_t
 
 static void LOCAL(one_forward)(REAL *y, const REAL *w, const REAL *cols, int64_t n, int64_t taps)
 {
-    for (int64_t j = 0; j < n; j += 16) {
+    for (int64_t j = 0; j < n; j += WIDTH) {
         V sum = SPLAT(0);
 
         for (int64_t k = 0; k < taps; k++) {
-            sum += OF_REAL(at)(cols + k * n, j, n) * w[k];
+            sum += OF(load_n)(cols + k * n + j, n - j) * w[k];
         }
-        OF_REAL(put)(y, j, n, sum);
+        OF(store_n)(y + j, sum, n - j);
     }
 }
 
 static void LOCAL(one_dw)(REAL *dw, const REAL *dy, const REAL *cols, int64_t n, int64_t taps,
                           bool accumulate)
 {
-    for (int64_t k = 0; k < taps; k++) {
-        V sum = SPLAT(0);
+    for (int64_t k = 0; k < taps; k++, cols += n) {
+        V sum[LOCAL(PARTS)] = {SPLAT(0)};
 
-        for (int64_t j = 0; j < n; j += 16) {
-            sum += OF_REAL(at)(cols + k * n, j, n) * OF_REAL(at)(dy, j, n);
+        for (int64_t j = 0; j < n; j += LANES) {
+#pragma GCC unroll 8
+            for (int u = 0; u < LOCAL(PARTS); u++) {
+                const int64_t at = j + WIDTH * u;
+
+                if (at < n) {
+                    sum[u] += OF(load_n)(cols + at, n - at) * OF(load_n)(dy + at, n - at);
+                }
+            }
         }
-        dw[k] = HSUM(sum) + (accumulate ? dw[k] : 0);
+        dw[k] = LOCAL(fold)(sum) + (accumulate ? dw[k] : 0);
     }
 }
 
 static void LOCAL(one_dcols)(REAL *dcols, const REAL *w, const REAL *dy, int64_t n, int64_t taps)
 {
-    for (int64_t k = 0; k < taps; k++) {
-        for (int64_t j = 0; j < n; j += 16) {
-            OF_REAL(put)(dcols + k * n, j, n, OF_REAL(at)(dy, j, n) * w[k]);
+    for (int64_t k = 0; k < taps; k++, dcols += n) {
+        for (int64_t j = 0; j < n; j += WIDTH) {
+            OF(store_n)(dcols + j, OF(load_n)(dy + j, n - j) * w[k], n - j);
         }
     }
 }
@@ -349,7 +361,7 @@ static void LOCAL(input_gradient)(const msi_conv_args *a, const conv_box *b, int
 
     if (a->out_channels == 1 && !a->in_place) {
         LOCAL(one_dcols)(dcols, w, block, b->cols, k);
-        LOCAL(fold)(a, b, group);
+        LOCAL(fold_columns)(a, b, group);
         return;
     }
     if (a->in_place) {
@@ -369,7 +381,7 @@ static void LOCAL(input_gradient)(const msi_conv_args *a, const conv_box *b, int
                         .c_row = a->in_place ? plane : b->cols,
                         .accumulate = a->in_place && a->dx_accumulate});
     if (!a->in_place) {
-        LOCAL(fold)(a, b, group);
+        LOCAL(fold_columns)(a, b, group);
     }
 }
 

@@ -10,8 +10,7 @@
  *   OF(x), SPLAT       a function of lanes.h for V; a scalar in every lane
  *   SQRT1              of one REAL
  *
- * (each_float.h has 16 lanes in one vector. Where a register is narrower, the compiler keeps them
- * in memory.) */
+ * (Vectors wider than a register are kept in memory by the compiler.) */
 
 #ifndef LOCAL
 #define EACH_CAT2(a, b) a##_##b

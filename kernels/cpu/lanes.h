@@ -100,15 +100,21 @@ LANES_INLINE u32_part widen_u16(u16_part x)
 {
 #if MSI_ISA == 4
     return (u32_part)_mm512_cvtepu16_epi32((__m256i)x);
+#elif MSI_ISA == 3
+    return (u32_part)_mm256_cvtepu16_epi32((__m128i)x);
 #else
     return __builtin_convertvector(x, u32_part);
 #endif
 }
 
+/* Of values below 65,536. */
 LANES_INLINE u16_part narrow_u32(u32_part x)
 {
 #if MSI_ISA == 4
     return (u16_part)_mm512_cvtepi32_epi16((__m512i)x);
+#elif MSI_ISA == 3
+    return (u16_part)_mm_packus_epi32(_mm256_castsi256_si128((__m256i)x),
+                                      _mm256_extracti128_si256((__m256i)x, 1));
 #else
     return __builtin_convertvector(x, u16_part);
 #endif
@@ -294,6 +300,9 @@ LANES_INLINE u16_part narrow_bf16w(f32_part v)
 
     rounded = (u32_part)_mm512_mask_or_epi32((__m512i)rounded, nan, (__m512i)bits,
                                              _mm512_set1_epi32(0x400000));
+#elif MSI_ISA == 3
+    rounded = (u32_part)_mm256_blendv_ps((__m256)rounded, (__m256)(bits | 0x400000),
+                                         (__m256)ne_f32w(v, v));
 #else
     u32_part nan = (u32_part)ne_f32w(v, v);
 

@@ -1,74 +1,18 @@
-/* Body of layer_norm.c for one dtype; the macros are documented in each_register.h.
- *
- * A row is summed in 64 lanes: element j in lane j % 64, whatever a register holds. Additions do
- * not wait for each other, and the lane of an element depends only on the row's length. */
+/* Body of layer_norm.c for one dtype; the macros are documented in each_register.h. */
 
 #include "row_lanes.h"
 
-enum {
-    LOCAL(BLOCK) = 32, /* rows whose dw and db are summed in registers first */
-    LOCAL(SUMS) = 64 / WIDTH
-};
-
-LANES_INLINE REAL LOCAL(fold_sums)(const V *sum)
-{
-    V v[LOCAL(PARTS)];
-
-#pragma GCC unroll 8
-    for (int u = 0; u < LOCAL(PARTS); u++) {
-        const V *s = sum + u;
-
-        v[u] = (s[0] + s[LOCAL(PARTS)]) + (s[2 * LOCAL(PARTS)] + s[3 * LOCAL(PARTS)]);
-    }
-    return LOCAL(fold)(v);
-}
+enum { LOCAL(BLOCK) = 32 }; /* rows whose dw and db are summed in registers first */
 
 static REAL LOCAL(mean_of)(const T *x, int64_t cols)
 {
-    V sum[LOCAL(SUMS)] = {SPLAT(0)};
-    int64_t j = 0;
-
-    for (; j + 64 <= cols; j += 64) {
-#pragma GCC unroll 32
-        for (int u = 0; u < LOCAL(SUMS); u++) {
-            sum[u] += LOAD(x + j + WIDTH * u);
-        }
-    }
-#pragma GCC unroll 32
-    for (int u = 0; u < LOCAL(SUMS); u++) {
-        if (j + WIDTH * u < cols) {
-            sum[u] += LOAD_N(x + j + WIDTH * u, cols - j - WIDTH * u);
-        }
-    }
-    return LOCAL(fold_sums)(sum) / (REAL)cols;
+    return LOCAL(sum64)(x, cols) / (REAL)cols;
 }
 
 /* Mean of the squared distances from `mean`. */
 static REAL LOCAL(variance_of)(const T *x, int64_t cols, REAL mean)
 {
-    V sum[LOCAL(SUMS)] = {SPLAT(0)};
-    const V middle = SPLAT(mean);
-    int64_t j = 0;
-
-    for (; j + 64 <= cols; j += 64) {
-#pragma GCC unroll 32
-        for (int u = 0; u < LOCAL(SUMS); u++) {
-            const V d = LOAD(x + j + WIDTH * u) - middle;
-
-            sum[u] += d * d;
-        }
-    }
-#pragma GCC unroll 32
-    for (int u = 0; u < LOCAL(SUMS); u++) {
-        const int64_t left = cols - j - WIDTH * u;
-
-        if (left > 0) {
-            const V d = LOAD_N(x + j + WIDTH * u, left) - middle;
-
-            sum[u] += LOCAL(keep)(d * d, left, 0);
-        }
-    }
-    return LOCAL(fold_sums)(sum) / (REAL)cols;
+    return LOCAL(squares64)(x, cols, mean) / (REAL)cols;
 }
 
 /* The mean limited to the range of its row, which rounding may have exceeded. */

@@ -4,4 +4,4 @@
 #include "table.h"
 
 #define BODY "nll_loss_body.h"
-#include "each_float.h"
+#include "each_register.h"

@@ -1,5 +1,7 @@
 /* Body of nll_loss.c for one dtype. */
 
+#include "row_lanes.h"
+
 void MSI_NAME(LOCAL(nll_loss))(const void *args)
 {
     const msi_nll_args *a = args;

@@ -31,17 +31,24 @@ static pool_span span(const msi_pool_args *a, int32_t d, int64_t o)
     return (pool_span){s.begin < 0 ? 0 : s.begin, least(s.end, a->in[d])};
 }
 
-/* The divisor of a window's sum. */
-static double divisor(const msi_pool_args *a, const int64_t *o)
+/* Elements along dimension d that the average of window `o` counts. */
+static int64_t counted(const msi_pool_args *a, int32_t d, int64_t o)
 {
-    double n = 1;
+    const pool_span s = a->count_pad ? padded_span(a, d, o) : span(a, d, o);
 
-    for (int32_t d = 0; d < 3 && a->divisor == 0; d++) {
-        const pool_span s = a->count_pad ? padded_span(a, d, o[d]) : span(a, d, o[d]);
+    return s.end - s.begin;
+}
 
-        n *= (double)(s.end - s.begin);
-    }
-    return a->divisor != 0 ? a->divisor : n;
+/* The number of rows in a window of row (d, h) of the output. */
+static int64_t counted_rows(const msi_pool_args *a, const int64_t *row)
+{
+    return counted(a, 0, row[0]) * counted(a, 1, row[1]);
+}
+
+/* The divisor of the sum of window `o` of a row. */
+static double divisor(const msi_pool_args *a, int64_t rows, int64_t o)
+{
+    return a->divisor != 0 ? a->divisor : (double)(rows * counted(a, 2, o));
 }
 
 /* Outputs [*begin, *end) along dimension d whose windows have `tap` inside the input. */
@@ -61,4 +68,4 @@ static int64_t volume(const int64_t *size)
 enum { CHUNK = 256 }; /* results that are computed together */
 
 #define BODY "pool_body.h"
-#include "each_float.h"
+#include "each_register.h"

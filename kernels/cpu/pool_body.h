@@ -1,25 +1,46 @@
 /* Body of pool.c for one dtype. */
 
-/* One element, in the form that the compiler vectorises. */
-LANES_INLINE REAL LOCAL(read)(const T *x)
+#include "row_lanes.h"
+
+typedef __typeof__(OF(lt)((V){0}, (V){0})) LOCAL(index); /* integers as wide as REAL */
+
+/* The first n lanes of x[0], x[step], ...; the others are 0. */
+LANES_INLINE V LOCAL(load_steps)(const T *x, int64_t step, int64_t n)
 {
-#ifdef NARROW
-    return LOCAL(get)(x);
-#else
-    return *x;
-#endif
+    T lane[WIDTH] = {0};
+
+    if (step == 1) {
+        return LOAD_N(x, n);
+    }
+    if (step == 2 && n > WIDTH) { /* x[2 * WIDTH] is an element of the row */
+        LOCAL(index) even = {0};
+
+#pragma GCC unroll 16
+        for (int u = 0; u < WIDTH; u++) {
+            even[u] = 2 * u;
+        }
+        return __builtin_shuffle(LOAD(x), LOAD(x + WIDTH), even);
+    }
+#pragma GCC unroll 16
+    for (int64_t u = 0; u < WIDTH; u++) {
+        if (u < n) {
+            lane[u] = x[u * step];
+        }
+    }
+    return LOAD(lane);
 }
 
 /* Results [first, first + n) of row (d, h) of one plane. */
 static void LOCAL(max_chunk)(const msi_pool_args *a, const T *x, int64_t d, int64_t h,
                              int64_t first, int64_t n, T *y, int32_t *taps)
 {
-    REAL most[CHUNK];
-    int32_t tap = 0;
+    const int64_t step = a->stride[2];
+    REAL most[CHUNK], taken[CHUNK]; /* taken: bits of LOCAL(index), the tap of `most` or -1 */
+    LOCAL(index) tap = {0};
 
-    for (int64_t j = 0; j < n; j++) {
-        most[j] = -(REAL)INFINITY;
-        taps[j] = -1;
+    for (int64_t j = 0; j < n; j += WIDTH) {
+        OF(store)(most + j, SPLAT(-INFINITY));
+        OF(store)(taken + j, (V)(tap - 1));
     }
     for (int64_t kd = 0; kd < a->kernel[0]; kd++) {
         const int64_t z = d * a->stride[0] - a->pad[0] + kd * a->dilation[0];
@@ -28,7 +49,7 @@ static void LOCAL(max_chunk)(const msi_pool_args *a, const T *x, int64_t d, int6
             const int64_t v = h * a->stride[1] - a->pad[1] + kh * a->dilation[1];
             const bool inside = z >= 0 && z < a->in[0] && v >= 0 && v < a->in[1];
 
-            for (int64_t kw = 0; kw < a->kernel[2]; kw++, tap++) {
+            for (int64_t kw = 0; kw < a->kernel[2]; kw++, tap += 1) {
                 int64_t begin, end;
 
                 reached(a, 2, kw, &begin, &end);
@@ -37,24 +58,35 @@ static void LOCAL(max_chunk)(const msi_pool_args *a, const T *x, int64_t d, int6
                 if (!inside) {
                     continue;
                 }
-                const T *row = x + (z * a->in[1] + v) * a->in[2] + first * a->stride[2] -
-                               a->pad[2] + kw * a->dilation[2];
+                const T *row = x + (z * a->in[1] + v) * a->in[2] + first * step - a->pad[2] +
+                               kw * a->dilation[2];
 
-                const int64_t step = a->stride[2];
+                for (int64_t j = begin; j < end; j += WIDTH) {
+                    const int64_t left = end - j;
+                    const V value = LOCAL(load_steps)(row + j * step, step, left);
+                    const V old = OF(load_n)(most + j, left), old_tap = OF(load_n)(taken + j, left);
+                    const LOCAL(index) takes =
+                        ((LOCAL(index))old_tap < 0) | OF(lt)(old, value) | OF(ne)(value, value);
 
-                for (int64_t j = begin; j < end; j++) {
-                    const REAL value = LOCAL(read)(row + j * step);
-                    const bool takes = (taps[j] < 0) | (value > most[j]) | (value != value);
-
-                    most[j] = takes ? value : most[j];
-                    taps[j] = takes ? tap : taps[j];
+                    OF(store_n)(most + j, OF(select)(takes, value, old), left);
+                    OF(store_n)(taken + j, OF(select)(takes, (V)tap, old_tap), left);
                 }
             }
         }
     }
-    for (int64_t j = 0; j < n; j += 16) {
-        LOCAL(put)(y, j, n, OF_REAL(at)(most, j, n));
+    for (int64_t j = 0; j < n; j += WIDTH) {
+        STORE_N(y + j, OF(load)(most + j), n - j);
     }
+#if IS_F64
+    for (int64_t j = 0; j < n; j++) {
+        int64_t tap_of;
+
+        memcpy(&tap_of, taken + j, sizeof(tap_of));
+        taps[j] = (int32_t)tap_of;
+    }
+#else
+    memcpy(taps, taken, (size_t)n * sizeof(*taps));
+#endif
 }
 
 void MSI_NAME(LOCAL(max_pool))(const void *args)
@@ -125,12 +157,19 @@ static REAL LOCAL(row_sum)(const T *x, int64_t n)
         }
         return sum;
     }
-    V sum = SPLAT(0);
+    V sum[LOCAL(PARTS)] = {SPLAT(0)};
 
-    for (int64_t j = 0; j < n; j += 16) {
-        sum += LOCAL(at)(x, j, n);
+    for (int64_t j = 0; j < n; j += LANES) {
+#pragma GCC unroll 8
+        for (int u = 0; u < LOCAL(PARTS); u++) {
+            const int64_t at = j + WIDTH * u;
+
+            if (at < n) {
+                sum[u] += LOAD_N(x + at, n - at);
+            }
+        }
     }
-    return HSUM(sum);
+    return LOCAL(fold)(sum);
 }
 
 /* Averages [first, first + n) of row (d, h) of one plane, tap by tap. */
@@ -138,8 +177,10 @@ static void LOCAL(avg_chunk)(const msi_pool_args *a, const T *x, const int64_t *
                              int64_t n, T *y)
 {
     const pool_span d = span(a, 0, row[0]), h = span(a, 1, row[1]);
-    const int64_t step = a->stride[2];
-    REAL sum[CHUNK] = {0};
+    const int64_t step = a->stride[2], rows = counted_rows(a, row);
+    REAL sum[CHUNK];
+
+    memset(sum, 0, (size_t)n * sizeof(REAL));
 
     for (int64_t z = d.begin; z < d.end; z++) {
         for (int64_t v = h.begin; v < h.end; v++) {
@@ -150,19 +191,20 @@ static void LOCAL(avg_chunk)(const msi_pool_args *a, const T *x, const int64_t *
                 reached(a, 2, kw, &begin, &end);
                 begin = begin < first ? 0 : begin - first;
                 end = least(end - first, n);
-                for (int64_t j = begin; j < end; j++) {
-                    sum[j] += LOCAL(read)(from + j * step);
+                for (int64_t j = begin; j < end; j += WIDTH) {
+                    const int64_t left = end - j;
+                    const V x_j = LOCAL(load_steps)(from + j * step, step, left);
+
+                    OF(store_n)(sum + j, OF(load_n)(sum + j, left) + x_j, left);
                 }
             }
         }
     }
     for (int64_t j = 0; j < n; j++) {
-        const int64_t o[3] = {row[0], row[1], first + j};
-
-        sum[j] = (REAL)((double)sum[j] / divisor(a, o));
+        sum[j] = (REAL)((double)sum[j] / divisor(a, rows, first + j));
     }
-    for (int64_t j = 0; j < n; j += 16) {
-        LOCAL(put)(y, j, n, OF_REAL(at)(sum, j, n));
+    for (int64_t j = 0; j < n; j += WIDTH) {
+        STORE_N(y + j, OF(load_n)(sum + j, n - j), n - j);
     }
 }
 
@@ -170,9 +212,9 @@ static void LOCAL(avg_chunk)(const msi_pool_args *a, const T *x, const int64_t *
 static void LOCAL(adaptive_row)(const msi_pool_args *a, const T *x, const int64_t *row, T *y)
 {
     const pool_span d = span(a, 0, row[0]), h = span(a, 1, row[1]);
+    const int64_t rows = counted_rows(a, row);
 
     for (int64_t j = 0; j < a->out[2]; j++) {
-        const int64_t o[3] = {row[0], row[1], j};
         const pool_span w = span(a, 2, j);
         REAL sum = 0;
 
@@ -181,7 +223,7 @@ static void LOCAL(adaptive_row)(const msi_pool_args *a, const T *x, const int64_
                 sum += LOCAL(row_sum)(x + (z * a->in[1] + v) * a->in[2] + w.begin, w.end - w.begin);
             }
         }
-        STORE_N(y + j, SPLAT((double)sum / divisor(a, o)), 1);
+        STORE_N(y + j, SPLAT((double)sum / divisor(a, rows, j)), 1);
     }
 }
 
@@ -212,13 +254,11 @@ static void LOCAL(avg_chunk_grad)(const msi_pool_args *a, const T *dy, const int
                                   int64_t first, int64_t n, REAL *dx)
 {
     const pool_span d = span(a, 0, row[0]), h = span(a, 1, row[1]);
-    const int64_t step = a->stride[2];
+    const int64_t step = a->stride[2], rows = counted_rows(a, row);
     REAL g[CHUNK];
 
     for (int64_t j = 0; j < n; j++) {
-        const int64_t o[3] = {row[0], row[1], first + j};
-
-        g[j] = (REAL)((double)LOCAL(get)(dy + j) / divisor(a, o));
+        g[j] = (REAL)((double)LOCAL(get)(dy + j) / divisor(a, rows, first + j));
     }
     for (int64_t z = d.begin; z < d.end; z++) {
         for (int64_t v = h.begin; v < h.end; v++) {

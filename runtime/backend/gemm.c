@@ -34,7 +34,7 @@ typedef struct gemm_state {
     const msi_plugin *plugin; /* NULL: none */
     void *state;              /* the plug-in's */
     work_room widened;        /* f32 operands */
-    work_room packed;         /* b, transposed */
+    work_room packed;         /* operands in another order */
     work_room library;        /* for the plug-in, while `widened` is in use */
     /* per narrow dtype: library has products; warned that not */
     bool multiplies[MS_DTYPE_COUNT], warned[MS_DTYPE_COUNT];
@@ -200,15 +200,22 @@ static void cast_matrix(void *out, int32_t out_dtype, int64_t out_row, int64_t o
     msi_kernels()->fn[MSI_K_copy][out_dtype](&e);
 }
 
-/* [Note: packing] The library reads a b that is dense along n (k x n) in place, a page per row. On
- * many processors that takes twice the time of an n x k matrix, which it packs. So b is transposed
- * first if the product is large enough to pay for it. */
-static bool packs(int64_t m, int64_t n, int64_t k)
+/* The operands of a product that are copied first. */
+typedef struct packing {
+    bool a, b;
+} packing;
+
+/* [Note: packing] The library reads some operands in place: an a that is dense along m (transposed)
+ * one element a row, a b that is dense along n a page per row. On many processors that takes longer
+ * than the product of a row-major a and a column-major b, so large products copy an operand to that
+ * order first. Rows a multiple of 4 or 2 KiB apart are worst: they share sets of the caches. */
+
+/* Of a product on x86-64-v4. */
+static bool packs_b(int64_t m, int64_t n, int64_t k)
 {
     static const struct {
         int64_t rows, numel, stride; /* least m and k n; n is a multiple of */
     } table[] = {
-        /* rows a multiple of 4 or 2 KiB apart share sets of the caches */
         {128, 1 << 21, 1024},
         {512, 1 << 18, 512},
         {512, 1 << 19, 1},
@@ -222,9 +229,26 @@ static bool packs(int64_t m, int64_t n, int64_t k)
     return false;
 }
 
-static int64_t packed_bytes(int64_t m, int64_t n, int64_t k)
+/* With AVX2 the library copies both operands itself, except where 1/m + 1/n >= 0.0038. With SSE
+ * products are bound by arithmetic, and packing gains nothing. */
+static packing packing_of(int64_t m, int64_t n, int64_t k, bool a_by_column, bool b_by_row)
 {
-    return packs(m, n, k) ? k * n * (int64_t)sizeof(float) : 0;
+    const char *isa = msi_kernels()->isa;
+    const bool in_place = 10000 * (m + n) >= 38 * m * n;
+
+    if (strcmp(isa, "x86-64-v4") == 0) {
+        return (packing){.b = b_by_row && packs_b(m, n, k)};
+    }
+    if (strcmp(isa, "x86-64-v3") == 0 && in_place && m >= 128 && n >= 128 && m * k * n >= 1 << 23) {
+        return (packing){.a = a_by_column && (m < 512 || m % 512 == 0),
+                         .b = b_by_row && n % 512 == 0};
+    }
+    return (packing){0};
+}
+
+static int64_t packed_bytes(packing p, int64_t m, int64_t n, int64_t k)
+{
+    return ((p.a ? m * k : 0) + (p.b ? k * n : 0)) * (int64_t)sizeof(float);
 }
 
 static ms_status run(gemm_state *s, const msi_gemm_args *g);
@@ -250,12 +274,13 @@ static ms_status run_widened(gemm_state *s, const msi_gemm_args *g)
     f.dtype = f.c_dtype = wide;
     f.a = a;
     f.b = b;
-    f.a_row = g->a_col == 1 ? g->k : 1;
-    f.a_col = g->a_col == 1 ? 1 : g->m;
-    const bool by_row = g->b_col == 1 && !packs(g->m, g->n, g->k);
+    const packing packs = packing_of(g->m, g->n, g->k, g->a_col != 1, g->b_col == 1);
+    const bool a_by_row = g->a_col == 1 || packs.a, b_by_row = g->b_col == 1 && !packs.b;
 
-    f.b_row = by_row ? g->n : 1;
-    f.b_col = by_row ? 1 : g->k;
+    f.a_row = a_by_row ? g->k : 1;
+    f.a_col = a_by_row ? 1 : g->m;
+    f.b_row = b_by_row ? g->n : 1;
+    f.b_col = b_by_row ? 1 : g->k;
     cast_matrix(a, wide, f.a_row, f.a_col, g->a, narrow, g->a_row, g->a_col, g->m, g->k);
     cast_matrix(b, wide, f.b_row, f.b_col, g->b, narrow, g->b_row, g->b_col, g->k, g->n);
     if (g->bias != NULL) {
@@ -311,16 +336,27 @@ static ms_status run_widened_batch(gemm_state *s, const msi_gemm_args *g)
     return MS_OK;
 }
 
-/* The same product with b transposed in work space. [Note: packing] */
-static ms_status pack(gemm_state *s, msi_gemm_args *g)
+/* The same product with operands copied to work space. [Note: packing] */
+static ms_status pack(gemm_state *s, packing p, msi_gemm_args *g)
 {
-    void *b;
+    const int32_t f32 = MS_DTYPE_F32;
+    void *room;
 
-    MS_TRY(use_room(s->ctx, &s->packed, g->k * g->n * (int64_t)sizeof(float), &b));
-    cast_matrix(b, MS_DTYPE_F32, 1, g->k, g->b, MS_DTYPE_F32, g->b_row, g->b_col, g->k, g->n);
-    g->b = b;
-    g->b_row = 1;
-    g->b_col = g->k;
+    MS_TRY(use_room(s->ctx, &s->packed, packed_bytes(p, g->m, g->n, g->k), &room));
+    float *a = room, *b = a + (p.a ? g->m * g->k : 0);
+
+    if (p.a) {
+        cast_matrix(a, f32, g->k, 1, g->a, f32, g->a_row, g->a_col, g->m, g->k);
+        g->a = a;
+        g->a_row = g->k;
+        g->a_col = 1;
+    }
+    if (p.b) {
+        cast_matrix(b, f32, 1, g->k, g->b, f32, g->b_row, g->b_col, g->k, g->n);
+        g->b = b;
+        g->b_row = 1;
+        g->b_col = g->k;
+    }
     return MS_OK;
 }
 
@@ -334,10 +370,15 @@ static ms_status run(gemm_state *s, const msi_gemm_args *given)
         run_own(g);
         return MS_OK;
     }
-    if (g->dtype == MS_DTYPE_F32 && g->batch == 1 && g->b_col == 1 && packs(g->m, g->n, g->k)) {
-        packed = *given;
-        MS_TRY(pack(s, &packed));
-        g = &packed;
+    if (g->dtype == MS_DTYPE_F32 && g->batch == 1) {
+        const packing p =
+            packing_of(g->m, g->n, g->k, g->a_row == 1 && g->a_col != 1, g->b_col == 1);
+
+        if (p.a || p.b) {
+            packed = *given;
+            MS_TRY(pack(s, p, &packed));
+            g = &packed;
+        }
     }
     int32_t outcome = s->plugin->gemm(s->state, g, error);
 
@@ -450,7 +491,8 @@ int64_t msi_gemm_scratch(ms_context *ctx, int32_t dtype, int64_t m, int64_t n, i
         return s->multiplies[dtype] ? 0 : widening_bytes(m, n, k, false);
     }
     /* gradients of the input, (m, n) x (n, k), and of the weight, (n, m) x (m, k) */
-    const int64_t input = packed_bytes(m, k, n), weight = packed_bytes(n, k, m);
+    const int64_t input = packed_bytes(packing_of(m, k, n, false, true), m, k, n);
+    const int64_t weight = packed_bytes(packing_of(n, k, m, true, true), n, k, m);
 
     return input > weight ? input : weight;
 }

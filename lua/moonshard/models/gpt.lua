@@ -275,7 +275,8 @@ function GPT:activation_bytes(rows, length, dtype)
     return machine.matmul_scratch(dtype, rows * length, n, k)
   end
   return rows * length * (self.layers * layer + rest)
-    + math.max(scratch(4 * self.width, self.width), scratch(self.vocab, self.width))
+    + math.max(scratch(4 * self.width, self.width), scratch(self.width, 4 * self.width),
+      scratch(self.vocab, self.width))
 end
 
 function GPT:extra_repr()

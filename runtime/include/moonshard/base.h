@@ -169,7 +169,7 @@ MS_API const char *ms_matmul_name(int32_t dtype);
 
 /** Maximum work space of the product (m, k) x (k, n) of a Linear with n outputs and of its
  * gradients, in bytes: f32 copies of operands and result if the narrow dtype has no products of its
- * own; in f32 a transposed copy of an operand of large gradients. */
+ * own; in f32 copies of operands of large gradients in another order. */
 MS_API int64_t ms_matmul_scratch(int32_t dtype, int64_t m, int64_t n, int64_t k);
 
 /** One line with all that decides the bits of results besides the inputs: instruction set, matrix
