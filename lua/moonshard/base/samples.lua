@@ -4,6 +4,7 @@
 --- A batch keeps both: a module called with the batch continues with its samples and counters,
 --- whatever was loaded, called or seeded since.
 
+local capture = require 'moonshard.base.capture'
 local parameter = require 'moonshard_ffi.parameter'
 local util = require 'moonshard.base.util'
 
@@ -42,6 +43,7 @@ end
 ---@param first integer
 ---@param group? ms.dist.Group|false  whose ranks have the other samples of the batch
 function samples.assign(values, first, group)
+  capture.breaks 'a batch is loaded'
   present = begin(first)
   present.group = group
   for _, value in ipairs(values) do
@@ -49,11 +51,9 @@ function samples.assign(values, first, group)
   end
 end
 
---- Make the samples of the batch that contains `x` current; no effect if no batch contains it.
----@param x any
-function samples.resume(x)
+local function resume(x)
   local batch = batches[x]
-  if not batch or batch == present then
+  if batch == present then
     return
   end
   if batch.seeding ~= seeding then
@@ -66,6 +66,21 @@ function samples.resume(x)
   end
   parameter.begin_samples(batch.first)
   present = batch
+end
+
+--- Make the samples of the batch that contains `x` current; no effect if no batch contains it.
+---@param x any
+function samples.resume(x)
+  if batches[x] then
+    capture.step('resume', resume, x)
+  end
+end
+
+--- Is `x` a value of a batch?
+---@param x any
+---@return boolean
+function samples.has(x)
+  return batches[x] ~= nil
 end
 
 --- The group whose ranks share the batch that contains `x`; nil or false if there is none.
@@ -81,6 +96,7 @@ end
 ---@param first? integer
 ---@param earlier? table<string, integer>
 function samples.restart(first, earlier)
+  capture.breaks 'a seed is set'
   seeding = {}
   seeded = begin(first, earlier)
   present = seeded

@@ -2,6 +2,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
+local capture = require 'moonshard.base.capture'
 local errors = require 'moonshard.base.errors'
 local writable = require 'moonshard.base.writable'
 
@@ -33,6 +34,7 @@ end
 ---@param group? ms.dist.Group
 ---@return ms.dist.Group
 function validate.group(what, group)
+  capture.breaks(what .. ' is called')
   return group == nil and B.world() or arguments.group(what, 'group', group)
 end
 

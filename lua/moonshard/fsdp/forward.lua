@@ -1,6 +1,7 @@
 --- Forwards of sharded modules.
 
 local B = require 'moonshard_ffi'
+local capture = require 'moonshard.base.capture'
 local buffers = require 'moonshard.fsdp.buffers'
 local check = require 'moonshard.fsdp.check'
 local errors = require 'moonshard.base.errors'
@@ -21,7 +22,7 @@ local function cast_outputs(self, ...)
 end
 
 local function after_forward(unit, ...)
-  runtime.unit_post_forward(unit, forward_values.tensors(...))
+  capture.step('fsdp.leave_unit', runtime.unit_post_forward, unit, forward_values.tensors(...))
   return ...
 end
 
@@ -41,21 +42,27 @@ local function run(self, dtype, call, module, ...)
   return cast_outputs(self, call(module, ...))
 end
 
+local function enter_unit(self)
+  local unit = self._unit
+  if unit and self.full_precision_in_eval then
+    B.calls.fsdp_unit_set_full_precision(unit, not self.outer_module.training)
+  end
+  watch.check(self._watched)
+  if unit then
+    B.calls.fsdp_unit_pre_forward(unit)
+  end
+end
+
 local function unit_forward(self, call, module, ...)
   local unit, dtype = self._unit, self.mixed_precision.param_dtype
-  if self.full_precision_in_eval then
-    local training = self.outer_module.training
-    dtype = training and dtype or nil
-    if unit then
-      B.calls.fsdp_unit_set_full_precision(unit, not training)
-    end
+  if self.full_precision_in_eval and not self.outer_module.training then
+    dtype = nil
   end
   dtype = dtype and casts_inputs(self, unit) and dtype or nil
-  watch.check(self._watched)
+  capture.step('fsdp.enter_unit', enter_unit, self)
   if not unit then
     return run(self, dtype, call, module, ...)
   end
-  B.calls.fsdp_unit_pre_forward(unit)
   return after_forward(unit, run(self, dtype, call, module, ...))
 end
 
@@ -69,18 +76,14 @@ local function release(self)
   B.calls.fsdp_unit_set_reshard_after_forward(self._unit, true)
 end
 
-local function begin_group(self)
+local function enter_group(self, module)
   if not self._remaining and self._unit and self:_reshards(self._is_root) then
     self._remaining = {}
-    for _, module in ipairs(self.modules) do
-      self._remaining[module] = true
+    for _, each in ipairs(self.modules) do
+      self._remaining[each] = true
     end
     B.calls.fsdp_unit_set_reshard_after_forward(self._unit, false)
   end
-end
-
-local function group_forward(self, call, module, ...)
-  begin_group(self)
   local remaining = self._remaining
   if remaining then
     remaining[module] = nil
@@ -88,6 +91,10 @@ local function group_forward(self, call, module, ...)
       release(self)
     end
   end
+end
+
+local function group_forward(self, call, module, ...)
+  capture.step('fsdp.enter_group', enter_group, self, module)
   return unit_forward(self, call, module, ...)
 end
 
@@ -126,23 +133,34 @@ local function explain_dtypes(tree, err)
   end
 end
 
-local function end_forward(tree, ok, err)
-  if not tree.running then
-    return
-  elseif not ok then
-    explain_dtypes(tree, err)
-    close_groups(tree, false)
-    runtime.reset(tree.handle, err)
-  end
+local function show_shards(tree)
   B.C.ms_fsdp_tree_hide_shards(tree.handle, false)
   tree.running = false
 end
 
-local function close_root(self, tree, ...)
+local function end_forward(tree, ok, err)
+  if not tree.running then
+    return
+  elseif ok then
+    capture.step('fsdp.show_shards', show_shards, tree)
+    return
+  end
+  capture.breaks 'a forward failed'
+  explain_dtypes(tree, err)
+  close_groups(tree, false)
+  runtime.reset(tree.handle, err)
+  show_shards(tree)
+end
+
+local function leave_tree(self, tree)
   close_groups(tree, true)
   if self._is_root then
     B.calls.fsdp_tree_post_forward(tree.handle)
   end
+end
+
+local function close_root(self, tree, ...)
+  capture.step('fsdp.leave_tree', leave_tree, self, tree)
   return ...
 end
 
@@ -159,9 +177,10 @@ local function check_fields(tree)
   end
 end
 
-local function outermost_forward(self, tree, call, module, ...)
+-- x: the first argument.
+local function enter_tree(self, tree, x)
   if not tree.outer then
-    check.batch(self.process_group, samples.group_of((...)))
+    check.batch(self.process_group, samples.group_of(x))
   end
   tree.running = true -- an error from here on is one of this forward
   for _, instance in ipairs(tree.instances) do
@@ -171,6 +190,11 @@ local function outermost_forward(self, tree, call, module, ...)
   graph.before_backward(tree, check_fields)
   B.calls.fsdp_tree_pre_forward(tree.handle)
   B.C.ms_fsdp_tree_hide_shards(tree.handle, true)
+end
+
+local function outermost_forward(self, tree, call, module, ...)
+  capture.on_failure(end_forward, tree)
+  capture.step('fsdp.enter_tree', enter_tree, self, tree, (...))
   return close_root(self, tree, unit_forward(self, call, module, ...))
 end
 

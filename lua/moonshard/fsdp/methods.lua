@@ -2,6 +2,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
+local capture = require 'moonshard.base.capture'
 local clip = require 'moonshard.optim.clip'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.base.errors'
@@ -106,6 +107,7 @@ end
 --- FULL_SHARD, a forward reshards them, or until a step or a load writes them: then they show this
 --- rank's shard. Collective. Does nothing if they are gathered and unchanged.
 function methods:unshard()
+  capture.breaks 'a unit is gathered by the script'
   self:_lazy_init()
   if self._unit then
     B.calls.fsdp_unit_unshard(self._unit)
@@ -114,6 +116,7 @@ end
 
 --- Free this instance's full parameters. RuntimeError during its forward or backward.
 function methods:reshard()
+  capture.breaks 'a unit is resharded by the script'
   self:_lazy_init()
   if self._unit then
     B.calls.fsdp_unit_reshard(self._unit)

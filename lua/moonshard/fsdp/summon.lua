@@ -2,6 +2,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
+local capture = require 'moonshard.base.capture'
 local errors = require 'moonshard.base.errors'
 local finally = require 'moonshard.base.finally'
 local plan = require 'moonshard.fsdp.plan'
@@ -116,6 +117,7 @@ end
 ---@param fn fun(...): ...
 ---@return ...
 local function summon_full_params(module, opts, fn, ...)
+  capture.breaks 'parameters are summoned'
   if not tree.is_module(module) then
     arguments.refuse('summon_full_params', 'module', module, 'a module')
   end

@@ -5,6 +5,7 @@
 local BackwardPass = require 'moonshard.nn.backward_hooks'
 local Hook = require 'moonshard.base.hook'
 local arguments = require 'moonshard_ffi.arguments'
+local capture = require 'moonshard.base.capture'
 local errors = require 'moonshard.base.errors'
 
 local hooks = {
@@ -45,6 +46,7 @@ end
 ---@param module ms.nn.Module
 ---@return ...
 function hooks.forward(module, ...)
+  capture.breaks 'a module has hooks'
   local args = pack(...)
   for _, hook in ipairs(registered(module, '_pre_hooks')) do
     local given = hook.fn(module, args)

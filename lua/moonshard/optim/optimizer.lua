@@ -3,6 +3,7 @@
 --- `opt.param_groups[i].lr` reads and writes a group's option; see moonshard.optim.group.
 
 local arguments = require 'moonshard_ffi.arguments'
+local capture = require 'moonshard.base.capture'
 local class = require 'moonshard.base.class'
 local zero_grad = require 'moonshard.autograd.zero_grad'
 local errors = require 'moonshard.base.errors'
@@ -130,6 +131,7 @@ end
 --- Update this rank's elements of every parameter that has a gradient. If a device fails after some
 --- have been updated, every later step raises until state is loaded into the optimizer.
 function Optimizer:step()
+  capture.breaks 'an optimizer steps'
   param_group.check(self)
   runtime.step(self._handle)
   self._stepped = true
