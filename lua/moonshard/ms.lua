@@ -4,6 +4,7 @@ local MODULE = ...
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
+local capture = require 'moonshard.base.capture'
 local create = require 'moonshard.base.create'
 local device = require 'moonshard.base.device'
 local dtype = require 'moonshard.base.dtype'
@@ -158,6 +159,13 @@ for _, name in ipairs {
   'parallel',
 } do
   lazy[name] = 'moonshard.' .. name
+end
+for _, name in ipairs { 'compile', 'compile_report', 'custom_op' } do
+  lazy[name] = 'moonshard.compile'
+end
+
+function capture.compile_module(module, opts)
+  return require('moonshard.compile').compile_module(module, opts)
 end
 
 return namespace.space('ms', ms, lazy)

@@ -10,7 +10,8 @@ local tree = require 'moonshard.nn.tree'
 -- Fields that depend on a module's position in its tree or on its runs; they are not copied.
 local OWN = {
   _params = true, _buffers = true, _children = true, _owner = true, _home = true, _fields = true,
-  _ready = true, _scope = true, _site = true, _stream = true, _sealed = true, _manager = true,
+  _compiled = true, _ready = true, _scope = true, _site = true, _stream = true, _sealed = true,
+  _manager = true,
 }
 
 ---@class ms.nn.Copy  a copy in progress

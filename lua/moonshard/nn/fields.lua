@@ -5,6 +5,7 @@
 --- between ranks. Every other value is stored in the field.
 
 local arguments = require 'moonshard_ffi.arguments'
+local capture = require 'moonshard.base.capture'
 local declared = require 'moonshard.nn.declared'
 local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
@@ -79,6 +80,7 @@ end
 --- The `__newindex` of modules. Assignments to fields that exist do not reach it.
 ---@param self ms.nn.Module
 function fields.assign(self, field, value)
+  capture.fields_added = capture.fields_added + 1
   if tree.is_module(value) then
     assign_module(self, field, value)
   elseif type(field) == 'string' and parameter.is_parameter(value) then

@@ -10,6 +10,7 @@
 --- the model's first run. A module that was called on its own first keeps its values.
 
 local arguments = require 'moonshard_ffi.arguments'
+local capture = require 'moonshard.base.capture'
 local casts = require 'moonshard.nn.casts'
 local class = require 'moonshard.base.class'
 local declaring = require 'moonshard.nn.declaring'
@@ -158,9 +159,8 @@ local function run_forward(module, ...)
   return module:forward(...)
 end
 
---- Call the module: open a scope, run the pre hooks, `forward` and the post hooks, and close the
---- scope. Only results and values of buffers outlive it.
-function Module:__call(...)
+-- A call that is not compiled.
+local function eager_call(self, ...)
   if not rawget(self, '_ready') then
     self:materialize()
   end
@@ -181,6 +181,25 @@ function Module:__call(...)
     return scope.run(self._scope, hooks.forward, self, ...)
   end
   return scope.run(self._scope, self.forward, self, ...)
+end
+
+Module._eager_call = eager_call
+
+--- Call the module: open a scope, run the pre hooks, `forward` and the post hooks, and close the
+--- scope. Only results and values of buffers outlive it.
+function Module:__call(...)
+  local compiled = rawget(self, '_compiled')
+  if compiled then
+    return compiled:call(...)
+  end
+  return eager_call(self, ...)
+end
+
+--- Compile the module in place: its later calls do what calls of ms.compile(module) do.
+---@param opts? ms.compile.Options
+---@return self
+function Module:compile(opts)
+  return capture.compile_module(self, opts)
 end
 
 function Module:forward()

@@ -1,0 +1,94 @@
+--- Recorded programs (moonshard/program.h). Values and segments count from 0, as in C.
+
+local B = require 'moonshard_ffi'
+
+local C, calls = B.C, B.calls
+
+local program = {}
+
+local made = B.new 'ms_program *[1]'
+local number, fits = B.new 'int32_t[1]', B.new 'bool[1]'
+
+local function text(chars)
+  return chars ~= nil and B.string(chars) or nil
+end
+
+--- Record this thread's operators from now on. RuntimeError if they are observed already.
+---@return ffi.cdata* program  freed when it is collected
+function program.begin()
+  B.check(C.ms_program_begin(made))
+  return B.gc(made[0], C.ms_program_free)
+end
+
+--- Free it before it is collected. Also ends the recording.
+function program.free(p)
+  C.ms_program_free(B.gc(p, nil))
+end
+
+program.argument, program.finish, program.run = calls.program_argument, calls.program_end,
+  calls.program_run
+program.get = calls.program_get
+
+--- End the current segment.
+---@return integer segment  -1 if it has no operator
+function program.cut(p)
+  B.check(C.ms_program_cut(p, number))
+  return number[0]
+end
+
+--- The number of the value that `t` shows; -1 if it is not a value of the program.
+---@param t ms.Tensor
+---@return integer
+function program.value(p, t)
+  calls.program_value(p, t, number)
+  return number[0]
+end
+
+--- Stop recording, or go on.
+---@param pause boolean
+function program.pause(p, pause)
+  C.ms_program_pause(p, pause)
+end
+
+---@param reason string
+function program.breaks(p, reason)
+  C.ms_program_break(p, reason)
+end
+
+--- Why it cannot be replayed, or nil.
+---@return string?
+function program.broken(p)
+  return text(C.ms_program_broken(p))
+end
+
+--- Set an argument of the next run; false if it differs from the recorded one.
+---@param value integer
+---@param t ms.Tensor
+---@return boolean
+function program.set(p, value, t)
+  calls.program_set(p, value, t, fits)
+  return fits[0]
+end
+
+--- How the tensor that did not fit differs.
+---@return string
+function program.misfit(p)
+  return text(C.ms_program_misfit(p))
+end
+
+function program.done(p)
+  C.ms_program_done(p)
+end
+
+---@return { segments: integer, ops: integer, kernels: integer, saved_bytes: integer,
+---  arena_bytes: integer }
+function program.info(p)
+  local info = B.new 'ms_program_info'
+  C.ms_program_info_get(p, info)
+  return {
+    segments = info.segments, ops = info.ops, kernels = info.kernels,
+    saved_bytes = tonumber(info.saved_bytes), arena_bytes = tonumber(info.arena_bytes),
+  }
+end
+
+return program

@@ -1,0 +1,135 @@
+--- The steps of a call that is being captured: segments of operators, which the runtime records,
+--- and functions of the host between them.
+
+local B = require 'moonshard_ffi'
+local capture = require 'moonshard.base.capture'
+local class = require 'moonshard.base.class'
+local finally = require 'moonshard.base.finally'
+local program = require 'moonshard_ffi.program'
+local trace = require 'moonshard.base.trace'
+
+---@class ms.compile.Step
+---@field segment? integer  operators
+---@field name? string  a function of the host
+---@field fn? fun(a: any, b: any, c: any)
+---@field a? ms.compile.Value
+---@field b? ms.compile.Value
+---@field c? ms.compile.Value
+
+---@class ms.compile.Value  what a step or the caller gets in a replay: one of
+---@field argument? integer  the leaf of the arguments, from 1
+---@field value? integer  of the program
+---@field entries? table<any, ms.compile.Value>  a new table
+---@field constant? any
+
+---@class ms.compile.Recording
+---@field program ffi.cdata*
+---@field leaves ms.Tensor[]  tensors among the arguments
+---@field steps ms.compile.Step[]
+---@field failures { at: integer, restore: function, state: any }[]  called by failed replays, the
+---  last first
+local Recording = class 'compile.Recording'
+
+---@param leaves ms.Tensor[]
+function Recording:init(leaves)
+  self.program, self.leaves, self.steps, self.failures = program.begin(), leaves, {}, {}
+  for _, t in ipairs(leaves) do
+    program.argument(self.program, t)
+  end
+end
+
+local function value_of(self, value, nested)
+  if B.is_ref(value) then
+    for i, t in ipairs(self.leaves) do
+      if rawequal(t, value) then
+        return { argument = i }
+      end
+    end
+    return { value = program.value(self.program, value) }
+  elseif type(value) ~= 'table' or getmetatable(value) ~= nil then
+    return { constant = value }
+  end
+  local entries, has_tensor = {}, false
+  for key, entry in next, value do -- in any order: a number for each
+    entries[key] = not nested and value_of(self, entry, true) or { constant = entry }
+    has_tensor = has_tensor or entries[key].constant == nil
+  end
+  return nested and { constant = value } or { entries = entries, has_tensor = has_tensor }
+end
+
+--- The value of an argument of a step: tables without tensors stay the same table.
+---@param value any
+---@return ms.compile.Value
+function Recording:operand(value)
+  local found = value_of(self, value)
+  return found.entries and not found.has_tensor and { constant = value } or found
+end
+
+local function holds_tensor(value, seen)
+  if type(value) ~= 'table' or seen[value] then
+    return B.is_ref(value)
+  end
+  seen[value] = true
+  for _, entry in next, value do
+    if holds_tensor(entry, seen) then
+      return true
+    end
+  end
+  return false
+end
+
+--- The value of a result. Tables are new in each replay.
+---@param value any
+---@return ms.compile.Value
+function Recording:result(value)
+  local found = value_of(self, value)
+  for _, entry in next, found.entries or { found } do
+    if type(entry.constant) == 'table' and holds_tensor(entry.constant, {}) then
+      self:breaks('a result is a table of tensors inside an object or another table')
+    end
+  end
+  return found
+end
+
+--- End the segment that was recorded so far.
+function Recording:cut()
+  local segment = program.cut(self.program)
+  if segment >= 0 then
+    self.steps[#self.steps + 1] = { segment = segment }
+  end
+end
+
+local function resume(self)
+  capture.set_active(self)
+  program.pause(self.program, false)
+end
+
+--- See moonshard.base.capture.
+function Recording:step(name, fn, a, b, c)
+  if not program.broken(self.program) then
+    self:cut()
+    self.steps[#self.steps + 1] = {
+      name = name, fn = fn, a = self:operand(a), b = self:operand(b), c = self:operand(c),
+    }
+  end
+  program.pause(self.program, true) -- replays call fn, so its operators are not recorded
+  capture.set_active(nil)
+  finally.run(resume, self, fn, a, b, c)
+end
+
+--- See moonshard.base.capture.
+function Recording:on_failure(restore, state)
+  local failures = self.failures
+  failures[#failures + 1] = { at = #self.steps, restore = restore, state = state }
+end
+
+--- See moonshard.base.capture.
+function Recording:breaks(reason)
+  local module = trace.module()
+  if module then
+    reason = ("%s (in forward of '%s')"):format(reason, module._scope)
+  end
+  program.breaks(self.program, reason)
+end
+
+return Recording
