@@ -108,6 +108,11 @@ ms_status ms_program_cut(ms_program *p, int32_t *segment)
     return MS_OK;
 }
 
+void ms_program_pause(ms_program *p, bool pause)
+{
+    msi_op_observe(p->ctx, pause ? NULL : &p->observer);
+}
+
 void ms_program_break(ms_program *p, const char *why)
 {
     msi_program_break(p, "%s", why);

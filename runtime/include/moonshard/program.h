@@ -26,6 +26,8 @@ MS_API ms_status ms_program_cut(ms_program *p, int32_t *segment);
 /** The number of the value that `t` shows, for the steps and the results of later runs; `t` stays
  * available to them. -1 if `t` is not a value of the program, which is then broken. */
 MS_API ms_status ms_program_value(ms_program *p, ms_tensor *t, int32_t *value);
+/** Stop recording while a step of the host runs, and go on after it. */
+MS_API void ms_program_pause(ms_program *p, bool pause);
 /** Record why a run cannot be replayed; the first reason is kept. */
 MS_API void ms_program_break(ms_program *p, const char *why);
 /** Why the program is broken; NULL if it is not. */
