@@ -4,10 +4,10 @@
  * into staging memory. Only when all ranks have done so are tensors written, by copies that need no
  * memory. So this rank's part exists twice for a moment; staging memory is freed tensor by tensor.
  */
+#include "op.h"
 #include "outcome.h"
 #include "reader.h"
 #include "store.h"
-#include "tensor.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -266,6 +266,7 @@ ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)
 {
     msi_outcome all[ms_comm_size(l->comm)];
 
+    msi_op_host(msi_context(), "tensors are read from a checkpoint");
     for (staged *s = l->list; s != NULL && l->own.status == MS_OK; s = s->next) {
         msi_outcome_keep(&l->own, msi_tensor_check_write(s->local, "checkpoint"));
     }

@@ -4,8 +4,8 @@
  * A checkpoint may be replaced or removed while it is read. So manifest and files are opened at
  * once, in the folder opened first, and stay open. */
 #include "reader.h"
+#include "op.h"
 #include "safetensors.h"
-#include "tensor.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -355,6 +355,7 @@ ms_status ms_checkpoint_read(ms_checkpoint *c, const char *key, const ms_param_e
 {
     msi_host_view host;
 
+    msi_op_host(local->ctx, "a tensor is read from a checkpoint");
     MS_TRY(msi_checkpoint_check(c, key, extent, local));
     MS_TRY(msi_view_present(&local->v));
     MS_TRY(msi_checkpoint_fetch(c, key, extent, NULL)); /* damage leaves `local` unchanged */

@@ -1,5 +1,6 @@
 /* Reading safetensors files of any origin: every header field is checked against the file. */
 #include "io.h"
+#include "op.h"
 #include "safetensors.h"
 
 #include <endian.h>
@@ -363,6 +364,7 @@ ms_status msi_st_read(int fd, const char *path, int32_t dtype, void *to, int64_t
 ms_status ms_safetensors_get(ms_tensor **out, const ms_safetensors *f, int32_t i)
 {
     *out = NULL;
+    msi_op_host(msi_context(), "a tensor is read from a file");
     if (i < 0 || i >= f->n) {
         return MS_FAIL(MS_INDEX_ERROR, "tensor %d of %s, which has %d", i, f->path, f->n);
     }

@@ -1,6 +1,7 @@
 /* Writing safetensors: headers, elements, and whole files, atomically. */
 #include "atomic_file.h"
 #include "io.h"
+#include "op.h"
 #include "outcome.h"
 #include "safetensors.h"
 
@@ -164,6 +165,7 @@ ms_status ms_safetensors_save(const char *path, ms_tensor *const *tensors, int32
     named *list;
     ms_status status;
 
+    msi_op_host(msi_context(), "tensors are written to a file");
     list = malloc(((size_t)n_tensors + 1) * sizeof(*list));
     if (list == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a list of %d tensors", n_tensors);

@@ -9,6 +9,7 @@
  * Rank 0 locks the temporary folder ([Note: locks] in paths.h), so that pruning processes do not
  * take it for a dead writer's. Only rank 0 makes and removes it: another rank that fails cannot
  * know whether its files are being published. */
+#include "op.h"
 #include "outcome.h"
 #include "publish.h"
 #include "safetensors.h"
@@ -261,6 +262,7 @@ ms_status ms_checkpoint_add(ms_checkpoint_writer *w, const char *key, const ms_p
 {
     ms_param_extent held;
 
+    msi_op_host(msi_context(), "tensors are written to a checkpoint");
     MS_TRY(check_add(w, key, extent, local));
     if (json_object_set_new(w->keys, key, json_true()) != 0) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a key of a checkpoint");

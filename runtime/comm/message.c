@@ -1,5 +1,6 @@
 /* Calls that send and receive messages (channel.c). */
 #include "channel.h"
+#include "op.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,6 +39,7 @@ static ms_status begin(ms_message **out, ms_comm *c, ms_tensor *t, int32_t peer,
 {
     ms_message *m = calloc(1, sizeof(*m));
 
+    msi_op_host(t->ctx, sends ? "a message is sent" : "a message is received");
     if (m == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a message");
     }

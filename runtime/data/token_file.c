@@ -9,6 +9,7 @@
  * that loses more than zeros clears it or raises the signal. */
 #include "token_file.h"
 #include "moonshard/data.h"
+#include "op.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -287,6 +288,7 @@ ms_status ms_data_map(ms_tensor **out, const char *path, int32_t dtype)
     if (ctx == NULL) {
         return MS_OUT_OF_MEMORY;
     }
+    msi_op_host(ctx, "a tensor is made from memory of the host");
     if (dtype != MS_DTYPE_U8 && dtype != MS_DTYPE_I64) {
         return MS_FAIL(MS_TYPE_ERROR, "tokens are u8 or i64, got %s", ms_dtype_name(dtype));
     }

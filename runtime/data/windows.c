@@ -1,5 +1,6 @@
 /* Windows of token streams, in a shuffled order that is computed and not stored. */
 #include "moonshard/data.h"
+#include "op.h"
 #include "random_stream.h"
 #include "token_file.h"
 
@@ -148,6 +149,7 @@ ms_status ms_data_read(ms_tensor *out, const ms_tensor *tokens, int64_t first)
 {
     msi_host_view to = {0};
 
+    msi_op_host(out->ctx, "the host writes tokens into a tensor");
     MS_TRY(check_tokens(tokens));
     if (out->v.dtype != MS_DTYPE_I64 || out->v.ndim != 1 || !msi_view_contiguous(&out->v)) {
         return MS_FAIL(MS_VALUE_ERROR,
@@ -180,6 +182,7 @@ ms_status ms_data_digest(const ms_tensor *tokens, uint64_t *digest)
     uint64_t head, tail;
 
     *digest = 0;
+    msi_op_host(tokens->ctx, "the host reads values of a tensor");
     MS_TRY(check_tokens(tokens));
     const int64_t n = tokens->v.shape[0], size = token_size(tokens);
     const int64_t end = n < END / size ? n : END / size;
@@ -219,6 +222,7 @@ ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *tokens, i
 {
     int64_t n, first = sample;
 
+    msi_op_host(x->ctx, "the host writes tokens into a tensor");
     MS_TRY(check_windows("x", x, x));
     MS_TRY(check_windows("y", y, x));
     const int64_t rows = x->v.shape[0];

@@ -140,7 +140,7 @@ static void observe_begin(void *user, const msi_op_call *call)
 
 static ms_status record(ms_program *p, const msi_op_call *call)
 {
-    msi_recorded *r;
+    msi_recorded *r = NULL;
     int32_t in[MSI_OP_MAX_IN];
 
     for (int32_t i = 0; i < call->n_in; i++) {

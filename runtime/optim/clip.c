@@ -1,5 +1,6 @@
 /* Clipping of plain parameters' gradients by their total norm. */
 #include "norm.h"
+#include "op.h"
 #include "optim.h"
 
 /* Number of blocks of all gradients, and the dtype of their norm. */
@@ -57,6 +58,7 @@ ms_status ms_clip_grad_norm(ms_tensor **total, ms_tensor *const *params, int32_t
     msi_norm norm = {.storage = NULL};
 
     *total = NULL;
+    msi_op_host(msi_context(), "gradients are clipped");
     MS_TRY(msi_clip_check(max_norm, norm_type));
     MS_TRY(measure(params, n_params, &n_blocks, &dtype));
     ms_status status = msi_norm_open(&norm, msi_context(), n_blocks, norm_type, dtype);

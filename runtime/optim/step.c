@@ -3,6 +3,7 @@
  *
  * First allocates everything (state buffers, cast gradients), then updates, so running out of
  * memory changes no parameter. A device may still fail midway; such a step cannot be repeated. */
+#include "op.h"
 #include "optim.h"
 
 #include <math.h>
@@ -192,6 +193,7 @@ ms_status ms_optim_step(ms_optim *optim)
     b.rule = optim->rule;
     b.n = b.dtype = 0;
     MS_TRY(msi_optim_alive(optim));
+    msi_op_host(optim->ctx, "an optimizer updates parameters");
     MS_TRY(check_whole(optim));
     for (int32_t i = 0; i < optim->n_params; i++) {
         MS_TRY(prepare(optim, &optim->params[i], &u));

@@ -1,8 +1,6 @@
 /* Making tensors, and reading and writing their elements. */
 #include "op.h"
 
-#include "pool.h"
-
 #include <stdio.h>
 #include <string.h>
 
@@ -222,8 +220,7 @@ static ms_status arange_forward(msi_op_call *call)
         int64_t whole[CHUNK];
     } values;
     msi_view chunk = {0};
-    ms_status status =
-        msi_storage_of_host(&chunk.storage, call->ctx, &values, sizeof(values));
+    ms_status status = msi_storage_of_host(&chunk.storage, call->ctx, &values, sizeof(values));
 
     for (int64_t first = 0; first < a->n && status == MS_OK; first += CHUNK) {
         int64_t count = a->n - first < CHUNK ? a->n - first : CHUNK;
@@ -320,9 +317,8 @@ static ms_status write_to(ms_tensor *t, const msi_op *op, double number, const m
 {
     ms_tensor *in = (ms_tensor *)(uintptr_t)src;
 
-    MS_ASSERT(msi_tensor_state_of(t->ctx) != NULL);
-    return written(t, msi_op_run_into(t->ctx, op, op->attrs_size > 0 ? &number : NULL,
-                                      &in, src != NULL, &t, 1));
+    return written(t, msi_op_run_into(t->ctx, op, op->attrs_size > 0 ? &number : NULL, &in,
+                                      src != NULL, &t, 1));
 }
 
 ms_status ms_tensor_copy(ms_tensor *t, const ms_tensor *src)

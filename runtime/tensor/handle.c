@@ -167,6 +167,7 @@ ms_status ms_tensor_describe(const ms_tensor *t, ms_tensor_info *info)
 
 ms_status ms_tensor_wait(const ms_tensor *t)
 {
+    msi_op_host(t->ctx, "the host waits for a tensor");
     return msi_settle(t->ctx);
 }
 

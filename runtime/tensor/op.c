@@ -216,7 +216,7 @@ bool msi_op_is_observed(const ms_context *ctx)
 
 void msi_op_host(const ms_context *ctx, const char *what)
 {
-    const msi_tensor_state *state = ctx->room[MSI_ROOM_TENSOR];
+    const msi_tensor_state *state = ctx != NULL ? ctx->room[MSI_ROOM_TENSOR] : NULL;
     const msi_op_observer *observer = state != NULL ? state->observer : NULL;
 
     if (MSI_UNLIKELY(observer != NULL) && observer->host != NULL) {

@@ -81,7 +81,9 @@ typedef struct msi_op_observer {
 } msi_op_observer;
 /* Install (NULL removes). One per context. */
 void msi_op_observe(ms_context *ctx, const msi_op_observer *observer);
-/* Report to it what the host does, e.g. "item() reads a tensor's values". */
+/* Report to it what the host does, e.g. "the host reads values of a tensor". Every public function
+ * calls it that reads or writes values without an operator, or whose effect a repetition of the
+ * operators alone would lose. `ctx` may be NULL, as msi_context() if memory is out. */
 void msi_op_host(const ms_context *ctx, const char *what);
 /* True if there is one. For callers that make operands only for it. */
 bool msi_op_is_observed(const ms_context *ctx);

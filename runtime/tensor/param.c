@@ -1,6 +1,6 @@
 /* Parameters: declared without memory, materialized whole or, by a unit, shard by shard. */
 #include "array.h"
-#include "tensor.h"
+#include "op.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -62,6 +62,7 @@ ms_status ms_tensor_make_parameter(ms_tensor *t)
     if (t->param != NULL) {
         return MS_OK;
     }
+    msi_op_host(t->ctx, "a tensor becomes a parameter");
     if (t->grad_fn != NULL || !ms_dtype_is_floating(t->v.dtype)) {
         return MS_FAIL(MS_TYPE_ERROR, "a parameter is a floating leaf, got a %s of dtype %s",
                        t->grad_fn != NULL ? "recorded result" : "tensor",
@@ -172,6 +173,7 @@ ms_status ms_tensor_materialize(ms_tensor *t)
     if (p->materialized) {
         return MS_OK;
     }
+    msi_op_host(t->ctx, "a parameter gets its initial values");
     if (p->unit != NULL) {
         return p->ops->materialize(p->unit);
     }
@@ -205,6 +207,7 @@ ms_status ms_params_hash(ms_tensor *const *params, int32_t n_params, uint64_t *h
 {
     uint64_t h = 0, values;
 
+    msi_op_host(msi_context(), "the host reads values of a tensor");
     for (int32_t i = 0; i < n_params; i++) {
         const ms_tensor *t = params[i];
 
@@ -278,6 +281,7 @@ ms_status ms_params_cast(ms_tensor *const *params, int32_t n_params, int32_t dty
         return MS_FAIL(MS_TYPE_ERROR, "a parameter has a floating dtype, got %s",
                        ms_dtype_name(dtype));
     }
+    msi_op_host(msi_context(), "the dtype of parameters is changed");
     for (int32_t i = 0; i < n_params; i++) {
         MS_TRY(check_cast(params[i]));
     }

@@ -57,10 +57,73 @@ static void test_backend_kernels__the_switch_forces_a_table_or_warns(void **stat
     assert_int_equal(10 + best, chosen_with("avx2"));
 }
 
+/* Words of `args` that hold `pointer` are the kernel's fields, in order. */
+static void expect_fields(int32_t kernel, const void *args, const void *pointer)
+{
+    int32_t n, at = 0;
+    const msi_args_field *field = msi_args_fields(kernel, &n);
+
+    for (int64_t offset = 0; offset < msi_args_bytes(kernel, args); offset += 8) {
+        if (memcmp((const char *)args + offset, &pointer, sizeof(pointer)) == 0) {
+            assert_true(at < n);
+            assert_int_equal(offset, field[at].offset);
+            at++;
+        }
+    }
+    assert_int_equal(at, n);
+}
+
+static void test_backend_kernels__pointers_of_arguments_are_listed(void **state)
+{
+    (void)state;
+    static const _Alignas(64) char zeros[2048];
+    static ms_status word;
+    void *p = &word;
+
+    for (int32_t kernel = 0; kernel < MSI_K_COUNT; kernel++) {
+        int32_t n, last = -8;
+        const msi_args_field *field = msi_args_fields(kernel, &n);
+        const int64_t nbytes = msi_args_bytes(kernel, zeros);
+
+        assert_true(nbytes <= (int64_t)sizeof(zeros));
+        assert_true(n > 0);
+        for (int32_t i = 0; i < n; i++) {
+            assert_true(field[i].offset >= last + 8 && field[i].offset % 8 == 0);
+            assert_true(field[i].offset + 8 <= nbytes);
+            assert_in_range(field[i].kind, MSI_FIELD_MEMORY, MSI_FIELD_CONTEXT);
+            last = field[i].offset;
+        }
+    }
+    const msi_ew_args add = {.out = p, .in = {p, p, p}};
+    const msi_attention_args attention = {.q = p,
+                                          .k = p,
+                                          .v = p,
+                                          .mask = p,
+                                          .out = p,
+                                          .max = p,
+                                          .rsum = p,
+                                          .o = p,
+                                          .dout = p,
+                                          .dq = p,
+                                          .dk = p,
+                                          .dv = p,
+                                          .dmask = p,
+                                          .work = p,
+                                          .ctx = p,
+                                          .status = p};
+    const msi_embedding_args embedding = {
+        .ids = p, .table = p, .out = p, .dy = p, .dtable = p, .work = p, .fault = p};
+
+    expect_fields(MSI_K_add, &add, p);
+    expect_fields(MSI_K_attention, &attention, p);
+    expect_fields(MSI_K_embedding, &embedding, p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         /* before anything chooses */
+        cmocka_unit_test(test_backend_kernels__pointers_of_arguments_are_listed),
         cmocka_unit_test(test_backend_kernels__the_switch_forces_a_table_or_warns),
         cmocka_unit_test(test_backend_kernels__a_missing_kernel_is_named),
     };

@@ -109,6 +109,21 @@ static void *close_with_parts(void *user)
     return NULL;
 }
 
+static void test_tensor_storage__serial_numbers_are_not_used_again(void **state)
+{
+    msi_storage *s = owned(64), *part = part_of(s, 0, 8);
+    const msi_storage *record = s;
+    const uint64_t serial = s->serial;
+
+    assert_true(part->serial > serial);
+    msi_storage_release(part);
+    msi_storage_release(s);
+    s = owned(64);
+    assert_ptr_equal(s, record); /* recycled */
+    assert_int_equal(s->serial, serial + 2);
+    msi_storage_release(s);
+}
+
 static void test_tensor_storage__closing_a_context_takes_parts_and_wholes_once_each(void **state)
 {
     pthread_t thread;
@@ -124,6 +139,7 @@ int main(void)
         BOOKED_TEST(test_tensor_storage__bound_to_another_it_lets_go_of_the_one_before),
         BOOKED_TEST(test_tensor_storage__unbound_it_shows_nothing_and_holds_nothing),
         BOOKED_TEST(test_tensor_storage__only_owned_memory_of_one_holder_may_be_written_over),
+        BOOKED_TEST(test_tensor_storage__serial_numbers_are_not_used_again),
         BOOKED_TEST(test_tensor_storage__closing_a_context_takes_parts_and_wholes_once_each),
     };
     return cmocka_run_group_tests_name("tensor/storage", tests, NULL, NULL);
