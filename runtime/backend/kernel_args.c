@@ -36,86 +36,65 @@ void msi_args_copy(int32_t kernel, void *to, const void *args)
     }
 }
 
-/* clang-format off: one line a struct */
-/* -- pointers: a struct without a list does not compile ---------------------------------------- */
+/* -- pointers ---------------------------------------------------------------------------------- */
 
-#define FIELDS_msi_ew_args(X, s)                                                                   \
-    X(s, out, MEMORY) X(s, in[0], MEMORY) X(s, in[1], MEMORY) X(s, in[2], MEMORY)
-#define FIELDS_msi_sum_args(X, s) X(s, in, MEMORY) X(s, out, MEMORY)
-#define FIELDS_msi_reduction_args(X, s)                                                            \
-    X(s, in, MEMORY) X(s, out, MEMORY) X(s, index, MEMORY) X(s, y, MEMORY) X(s, g, MEMORY)
-#define FIELDS_msi_layer_norm_args(X, s)                                                           \
-    X(s, x, MEMORY)                                                                                \
-    X(s, w, MEMORY) X(s, b, MEMORY) X(s, y, MEMORY) X(s, mean, MEMORY) X(s, rstd, MEMORY)
-#define FIELDS_msi_layer_norm_grad_args(X, s)                                                      \
-    X(s, dy, MEMORY)                                                                               \
-    X(s, x, MEMORY) X(s, w, MEMORY) X(s, mean, MEMORY) X(s, rstd, MEMORY) X(s, dx, MEMORY)         \
-        X(s, dw, MEMORY) X(s, db, MEMORY)
-#define FIELDS_msi_channel_norm_args(X, s)                                                         \
-    X(s, x, MEMORY)                                                                                \
-    X(s, w, MEMORY) X(s, b, MEMORY) X(s, stats, MEMORY) X(s, y, MEMORY) X(s, dy, MEMORY)           \
-        X(s, dx, MEMORY) X(s, dw, MEMORY) X(s, db, MEMORY) X(s, work, MEMORY)
-#define FIELDS_msi_softmax_args(X, s)                                                              \
-    X(s, x, MEMORY) X(s, y, MEMORY) X(s, dy, MEMORY) X(s, out, MEMORY)
-#define FIELDS_msi_cross_entropy_args(X, s)                                                        \
-    X(s, logits, MEMORY)                                                                           \
-    X(s, targets, MEMORY) X(s, loss, MEMORY) X(s, n_counted, MEMORY) X(s, max, MEMORY)             \
-        X(s, sum, MEMORY) X(s, dloss, MEMORY) X(s, dlogits, MEMORY) X(s, fault, FAULT)
-#define FIELDS_msi_nll_args(X, s)                                                                  \
-    X(s, x, MEMORY) X(s, dy, MEMORY) X(s, targets, MEMORY) X(s, out, MEMORY) X(s, fault, FAULT)
-#define FIELDS_msi_embedding_args(X, s)                                                            \
-    X(s, ids, MEMORY)                                                                              \
-    X(s, table, MEMORY) X(s, out, MEMORY) X(s, dy, MEMORY) X(s, dtable, MEMORY) X(s, work, MEMORY) \
-        X(s, fault, FAULT)
-#define FIELDS_msi_gather_args(X, s)                                                               \
-    X(s, index, MEMORY) X(s, in, MEMORY) X(s, out, MEMORY) X(s, fault, FAULT)
-#define FIELDS_msi_argsort_args(X, s) X(s, in, MEMORY) X(s, out, MEMORY) X(s, work, MEMORY)
-#define FIELDS_msi_attention_args(X, s)                                                            \
-    X(s, q, MEMORY)                                                                                \
-    X(s, k, MEMORY) X(s, v, MEMORY) X(s, mask, MEMORY) X(s, out, MEMORY) X(s, max, MEMORY)         \
-        X(s, rsum, MEMORY) X(s, o, MEMORY) X(s, dout, MEMORY) X(s, dq, MEMORY) X(s, dk, MEMORY)    \
-            X(s, dv, MEMORY) X(s, dmask, MEMORY) X(s, work, MEMORY) X(s, ctx, CONTEXT)             \
-                X(s, status, STATUS)
-#define FIELDS_msi_conv_args(X, s)                                                                 \
-    X(s, x, MEMORY)                                                                                \
-    X(s, w, MEMORY) X(s, bias, MEMORY) X(s, dy, MEMORY) X(s, y, MEMORY) X(s, dx, MEMORY)           \
-        X(s, dw, MEMORY) X(s, work, MEMORY) X(s, ctx, CONTEXT) X(s, status, STATUS)
-#define FIELDS_msi_pool_args(X, s)                                                                 \
-    X(s, x, MEMORY) X(s, dy, MEMORY) X(s, y, MEMORY) X(s, taps, MEMORY) X(s, dx, MEMORY)
-#define FIELDS_msi_dropout_args(X, s) X(s, x, MEMORY) X(s, out, MEMORY)
-#define FIELDS_msi_init_args(X, s) X(s, out, MEMORY)
-#define FIELDS_msi_sgd_args(X, s) X(s, p, MEMORY) X(s, g, MEMORY) X(s, buf, MEMORY)
-#define FIELDS_msi_adam_args(X, s)                                                                 \
-    X(s, p, MEMORY) X(s, g, MEMORY) X(s, m, MEMORY) X(s, v, MEMORY) X(s, most, MEMORY)
-#define FIELDS_msi_rmsprop_args(X, s)                                                              \
-    X(s, p, MEMORY) X(s, g, MEMORY) X(s, v, MEMORY) X(s, mean, MEMORY) X(s, buf, MEMORY)
-#define FIELDS_msi_adagrad_args(X, s) X(s, p, MEMORY) X(s, g, MEMORY) X(s, sum, MEMORY)
-#define FIELDS_msi_lion_args(X, s) X(s, p, MEMORY) X(s, g, MEMORY) X(s, m, MEMORY)
-#define FIELDS_msi_norm_args(X, s) X(s, x, MEMORY) X(s, out, MEMORY)
-#define FIELDS_msi_norm_fold_args(X, s)                                                            \
-    X(s, blocks, MEMORY) X(s, norm, MEMORY) X(s, coefficient, MEMORY)
-#define FIELDS_msi_tree_args(X, s) X(s, out, MEMORY)
-#define FIELDS_msi_gemm_args(X, s)                                                                 \
-    X(s, a, MEMORY) X(s, b, MEMORY) X(s, c, MEMORY) X(s, bias, MEMORY) X(s, work, MEMORY)
-/* clang-format on */
+/* The pointers of a struct: a function of the struct's name returns them. A kernel whose struct has
+ * no list does not compile. */
+#define FIELDS(args, ...)                                                                          \
+    static const msi_args_field *of_##args(int32_t *n)                                             \
+    {                                                                                              \
+        typedef args structure;                                                                    \
+        static const msi_args_field fields[] = {__VA_ARGS__};                                      \
+                                                                                                   \
+        *n = MSI_COUNT(fields);                                                                    \
+        return fields;                                                                             \
+    }
+#define FIELD(name, kind)                                                                          \
+    {                                                                                              \
+        offsetof(structure, name), kind                                                            \
+    }
+#define M(name) FIELD(name, MSI_FIELD_MEMORY)
+#define FAULT(name) FIELD(name, MSI_FIELD_FAULT)
+#define STATUS(name) FIELD(name, MSI_FIELD_STATUS)
+#define CONTEXT(name) FIELD(name, MSI_FIELD_CONTEXT)
+
+FIELDS(msi_ew_args, M(out), M(in[0]), M(in[1]), M(in[2]))
+FIELDS(msi_sum_args, M(in), M(out))
+FIELDS(msi_reduction_args, M(in), M(out), M(index), M(y), M(g))
+FIELDS(msi_layer_norm_args, M(x), M(w), M(b), M(y), M(mean), M(rstd))
+FIELDS(msi_layer_norm_grad_args, M(dy), M(x), M(w), M(mean), M(rstd), M(dx), M(dw), M(db))
+FIELDS(msi_channel_norm_args, M(x), M(w), M(b), M(stats), M(y), M(dy), M(dx), M(dw), M(db), M(work))
+FIELDS(msi_softmax_args, M(x), M(y), M(dy), M(out))
+FIELDS(msi_cross_entropy_args, M(logits), M(targets), M(loss), M(n_counted), M(max), M(sum),
+       M(dloss), M(dlogits), FAULT(fault))
+FIELDS(msi_nll_args, M(x), M(dy), M(targets), M(out), FAULT(fault))
+FIELDS(msi_embedding_args, M(ids), M(table), M(out), M(dy), M(dtable), M(work), FAULT(fault))
+FIELDS(msi_gather_args, M(index), M(in), M(out), FAULT(fault))
+FIELDS(msi_argsort_args, M(in), M(out), M(work))
+FIELDS(msi_attention_args, M(q), M(k), M(v), M(mask), M(out), M(max), M(rsum), M(o), M(dout), M(dq),
+       M(dk), M(dv), M(dmask), M(work), CONTEXT(ctx), STATUS(status))
+FIELDS(msi_conv_args, M(x), M(w), M(bias), M(dy), M(y), M(dx), M(dw), M(work), CONTEXT(ctx),
+       STATUS(status))
+FIELDS(msi_pool_args, M(x), M(dy), M(y), M(taps), M(dx))
+FIELDS(msi_dropout_args, M(x), M(out))
+FIELDS(msi_init_args, M(out))
+FIELDS(msi_sgd_args, M(p), M(g), M(buf))
+FIELDS(msi_adam_args, M(p), M(g), M(m), M(v), M(most))
+FIELDS(msi_rmsprop_args, M(p), M(g), M(v), M(mean), M(buf))
+FIELDS(msi_adagrad_args, M(p), M(g), M(sum))
+FIELDS(msi_lion_args, M(p), M(g), M(m))
+FIELDS(msi_norm_args, M(x), M(out))
+FIELDS(msi_norm_fold_args, M(blocks), M(norm), M(coefficient))
+FIELDS(msi_tree_args, M(out))
+FIELDS(msi_gemm_args, M(a), M(b), M(c), M(bias), M(work))
 
 const msi_args_field *msi_args_fields(int32_t kernel, int32_t *n)
 {
-#define FIELD(s, name, kind) {offsetof(s, name), MSI_FIELD_##kind},
-#define ROW(name, args)                                                                            \
-    static const msi_args_field of_##name[] = {FIELDS_##args(FIELD, args){-1, 0}};
-    MSI_KERNELS(ROW)
-#undef ROW
-    static const struct {
-        const msi_args_field *fields;
-        int32_t n;
-    } rows[] = {
-#define ROW(name, args) {of_##name, MSI_COUNT(of_##name) - 1},
+    static const msi_args_field *(*const of[])(int32_t *) = {
+#define ROW(name, args) of_##args,
         MSI_KERNELS(ROW)
 #undef ROW
-#undef FIELD
     };
 
-    *n = rows[kernel].n;
-    return rows[kernel].fields;
+    return of[kernel](n);
 }

@@ -23,17 +23,17 @@
 enum { MSI_VALUE_ARGUMENT, MSI_VALUE_OUTER, MSI_VALUE_RESULT };
 
 typedef struct msi_value {
-    int32_t kind;         /* MSI_VALUE_* */
-    int32_t segment;      /* that made it; -1: none */
-    int32_t last;         /* last segment that uses it as an input; -1: none */
-    int32_t out_of;       /* an output of its segment: index there; -1: used inside alone */
-    bool constant; /* of attributes alone */
-    bool held;            /* a step of the host or the caller gets it */
-    ms_tensor *handle;    /* OUTER: retained. ARGUMENT: retained while recording, or a parameter */
-    uint64_t generation;  /* of the handle */
-    int32_t same_as_next; /* ARGUMENT: a later one that was the same value; 0: none */
-    uint64_t serial;      /* of its storage while recording */
-    uint64_t node;        /* sequence of the node that made it; 0: none */
+    int32_t kind;      /* MSI_VALUE_* */
+    int32_t segment;   /* that made it; -1: none */
+    int32_t last;      /* last segment that uses it as an input; -1: none */
+    int32_t out_of;    /* an output of its segment: index there; -1: used inside alone */
+    bool constant;     /* of attributes alone */
+    bool written;      /* in place */
+    bool held;         /* a step of the host or the caller gets it */
+    ms_tensor *handle; /* OUTER: retained. ARGUMENT: retained while recording, or a parameter */
+    int32_t first;     /* ARGUMENT: the first one that was the same value, or itself */
+    uint64_t serial;   /* of its storage while recording */
+    uint64_t node;     /* sequence of the node that made it; 0: none */
     int32_t node_out;
     bool requires_grad;
     msi_view view; /* storage NULL */
@@ -132,7 +132,7 @@ typedef struct msi_graph_segment {
     int32_t number;
     int32_t first, n; /* operators */
     int32_t *in;      /* (n_in) values it uses that it did not make */
-    bool *writes;     /* (n_in) written in place */
+    bool *writes;     /* (n_in) memory of these is written */
     int32_t n_in;
     int32_t *out;        /* (n_out) values it made that are used behind it */
     int32_t *storage_of; /* (n_out) output's storage: index among n_storages, or -1 - input */
@@ -145,7 +145,6 @@ typedef struct msi_graph_segment {
     bool *keeps;   /* (n_in + n_storages) saved for backward */
     msi_plan forward;
     msi_backward_plan *backward; /* most recent first */
-    int32_t n_backward;
     struct msi_run *free_runs;
     /* scratch of a run */
     char **bases;          /* by region */
@@ -155,9 +154,10 @@ typedef struct msi_graph_segment {
 } msi_graph_segment;
 
 struct ms_program {
-    int32_t refcount; /* the owner's handle, and nodes of its segments */
-    ms_context *ctx;  /* NULL: closed */
-    char *broken;     /* or NULL */
+    int32_t refcount;                /* the owner's handle, and nodes of its segments */
+    ms_context *ctx;                 /* NULL: closed */
+    struct ms_program *next, **link; /* in the list of the context's programs */
+    char *broken;                    /* or NULL */
     bool recording;
     bool grads;     /* grad mode at the start */
     int32_t depth;  /* of running operators */
@@ -180,6 +180,8 @@ struct ms_program {
 
 void msi_program_break(ms_program *p, const char *format, ...) MSI_PRINTF(2, 3);
 void msi_program_release(ms_program *p);
+/* Release its tensors: the context closes. Only freeing it may follow. */
+void msi_program_close(ms_program *p);
 /* Room for one more element of `size` bytes in `*array`. */
 ms_status msi_graph_grow(void *array, int32_t n, int32_t *capacity, size_t size);
 
@@ -190,9 +192,16 @@ void msi_record_stop(ms_program *p);
 /* The value that `t` shows; -1, with the program broken, if there is none. */
 ms_status msi_record_value(ms_program *p, ms_tensor *t, int32_t *value);
 ms_status msi_record_argument(ms_program *p, ms_tensor *t);
+/* True if `t` shows memory of a constant, which must not be written or returned. */
+bool msi_record_is_constant(const ms_program *p, const ms_tensor *t);
+/* Of the same memory, or of different ones. */
+bool msi_same_view(const msi_view *a, const msi_view *b);
 
 /* -- record_device.c --------------------------------------------------------------------------- */
 
+/* Add to the programs that are closed before their context. */
+ms_status msi_graph_enlist(ms_program *p);
+void msi_graph_delist(ms_program *p);
 /* The calling thread's context for lowering, made on demand; `under`: the context whose device
  * answers what kernels exist and what scratch they take. */
 ms_status msi_lowering_begin(ms_context *under, ms_context **out, msi_plan *plan);
@@ -226,8 +235,10 @@ ms_status msi_plan_place(msi_plan *plan, int32_t kind, int64_t saved, int64_t *e
 
 /* -- replay.c ---------------------------------------------------------------------------------- */
 
-/* Replace a plan's buffers by regions. */
-ms_status msi_graph_segment_link(msi_graph_segment *s, msi_plan *plan);
+/* The most regions a segment can have. */
+int32_t msi_graph_segment_regions(const msi_graph_segment *s);
+/* Let a plan's pointers be offsets in regions; its buffers stay, for backwards to compare. */
+void msi_graph_segment_link(const msi_graph_segment *s, msi_plan *plan);
 /* Run it over the values of `frame`. */
 ms_status msi_graph_segment_run(msi_graph_segment *s, ms_tensor **frame);
 void msi_runs_free(msi_graph_segment *s);

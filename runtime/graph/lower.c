@@ -27,6 +27,36 @@ static int32_t buffer_of(const pass *l, const msi_view *v)
     return msi_plan_buffer_at(l->plan, v->storage->data);
 }
 
+/* Bytes from the first to the last element. */
+static int64_t extent_of(const msi_view *v)
+{
+    int64_t last = 0;
+
+    for (int32_t d = 0; d < v->ndim; d++) {
+        last += v->stride[d] * (v->shape[d] - 1);
+    }
+    return msi_view_numel(v) > 0 ? (last + 1) * ms_dtype_size(v->dtype) : 0;
+}
+
+/* Memory for `v` that comes from outside: a buffer of this kind. The caller owns `v->storage`. */
+static ms_status new_buffer(const pass *l, msi_view *v, int32_t kind, int32_t index)
+{
+    v->offset = 0;
+    MS_TRY(msi_storage_new(&v->storage, l->ctx, extent_of(v), MS_MEM_ACTIVATION));
+    const ms_status status = msi_lowering_status(MS_OK);
+
+    if (status != MS_OK) { /* the plan has no such buffer */
+        msi_storage_release(v->storage);
+        v->storage = NULL;
+        return status;
+    }
+    msi_buffer *b = &l->plan->buffers[buffer_of(l, v)];
+
+    b->kind = kind;
+    b->index = index;
+    return MS_OK;
+}
+
 /* -- destinations of gradients ----------------------------------------------------------------- */
 
 static ms_status expect(void *user, int32_t index)
@@ -44,14 +74,9 @@ static ms_status destination(void *user, int32_t index, msi_view *dst, bool *add
 
     *add = l->reached[index] || l->key->add[index];
     if (!l->reached[index]) {
-        d->offset = 0;
         msi_view_set_contiguous(d, l->key->dtype[index], in->ndim, in->shape);
-        MS_TRY(msi_storage_new(&d->storage, l->ctx, msi_view_numel(d) * ms_dtype_size(d->dtype),
-                               MS_MEM_GRADIENT));
-        msi_buffer *b = &l->plan->buffers[buffer_of(l, d)];
-
-        b->kind = l->key->needed[index] ? MSI_BUFFER_DEST : MSI_BUFFER_BACKWARD;
-        b->index = index;
+        MS_TRY(
+            new_buffer(l, d, l->key->needed[index] ? MSI_BUFFER_DEST : MSI_BUFFER_BACKWARD, index));
         l->reached[index] = true;
     }
     *dst = *d;
@@ -63,24 +88,12 @@ static ms_status make_input(pass *l, int32_t i)
     const int32_t value = l->s->in[i];
     const msi_value *v = &l->p->values[value];
     msi_view view = v->view;
-    int64_t last = 0;
 
-    for (int32_t d = 0; d < view.ndim; d++) {
-        last += view.stride[d] * (view.shape[d] - 1);
-    }
-    view.offset = 0;
-    MS_TRY(
-        msi_storage_new(&view.storage, l->ctx,
-                        msi_view_numel(&v->view) > 0 ? (last + 1) * ms_dtype_size(view.dtype) : 0,
-                        MS_MEM_ACTIVATION));
+    MS_TRY(new_buffer(l, &view, MSI_BUFFER_INPUT, i));
     ms_status status = msi_tensor_new_internal(&l->handle[value], l->ctx, &view);
 
     msi_storage_release(view.storage);
     MS_TRY(status);
-    msi_buffer *b = &l->plan->buffers[buffer_of(l, &view)];
-
-    b->kind = MSI_BUFFER_INPUT;
-    b->index = i;
     l->handle[value]->requires_grad = v->requires_grad;
     l->sinks[i] = (msi_grad_sink){
         .expect = expect, .dest = destination, .done = expect, .user = l, .index = i};
@@ -107,7 +120,11 @@ static ms_status run_op(pass *l, const msi_recorded *r)
         for (int32_t i = 0; i < r->n_out; i++) {
             out[i] = l->handle[r->out[i]];
         }
-        return msi_op_run_into(l->ctx, r->op, r->attrs, in, r->n_in, out, r->n_out);
+        MS_TRY(msi_op_run_into(l->ctx, r->op, r->attrs, in, r->n_in, out, r->n_out));
+        for (int32_t i = 0; i < r->n_out; i++) { /* a rule that saved it before is an error */
+            out[i]->v.storage->version++;
+        }
+        return MS_OK;
     }
     MS_TRY(msi_op_run(r->op, r->attrs, in, r->n_in, out, r->n_out));
     for (int32_t i = 0; i < r->n_out; i++) {
@@ -337,27 +354,16 @@ static ms_status make_gradient(pass *l, int32_t i, msi_root *root)
 {
     ms_tensor *t = l->handle[l->s->out[i]];
     msi_view v = t->v;
-    int64_t last = 0;
 
     memcpy(v.stride, l->key->stride[i], sizeof(v.stride));
-    for (int32_t d = 0; d < v.ndim; d++) {
-        last += v.stride[d] * (v.shape[d] - 1);
-    }
-    v.offset = 0;
-    MS_TRY(msi_storage_new(&v.storage, l->ctx, (last + 1) * ms_dtype_size(v.dtype),
-                           MS_MEM_ACTIVATION));
-    msi_buffer *b = &l->plan->buffers[buffer_of(l, &v)];
-
-    b->kind = MSI_BUFFER_GRAD;
-    b->index = i;
+    MS_TRY(new_buffer(l, &v, MSI_BUFFER_GRAD, i));
     *root = (msi_root){.tensor = t, .node = t->grad_fn, .out = t->out_index, .by_reference = true};
     ms_status status = msi_tensor_new_internal(&root->grad, l->ctx, &v);
 
-    /* Two owners: a rule must not write to it, as it belongs to the program. */
     if (status != MS_OK) {
         msi_storage_release(v.storage);
     }
-    return status;
+    return status; /* the storage has two owners, so no rule writes to it */
 }
 
 static ms_status run_backward(pass *l)
@@ -518,7 +524,6 @@ ms_status msi_lower_backward(msi_graph_segment *s, const msi_backward_key *key,
     }
     b->next = s->backward;
     s->backward = b;
-    s->n_backward++;
     *out = b;
     return MS_OK;
 }

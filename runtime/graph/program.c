@@ -61,6 +61,12 @@ ms_status ms_program_begin(ms_program **out)
     p->refcount = 1;
     p->ctx = ctx;
     snprintf(p->no_memory, sizeof(p->no_memory), "no memory");
+    ms_status status = msi_graph_enlist(p);
+
+    if (status != MS_OK) {
+        free(p);
+        return status;
+    }
     msi_record_start(p);
     *out = p;
     return MS_OK;
@@ -80,7 +86,7 @@ ms_status ms_program_value(ms_program *p, ms_tensor *t, int32_t *value)
         return MS_OK;
     }
     MS_TRY(msi_record_value(p, t, value));
-    if (*value >= 0 && p->values[*value].constant) {
+    if (*value >= 0 && msi_record_is_constant(p, t)) {
         msi_program_break(p, "a constant is a result");
     } else if (*value >= 0) {
         p->values[*value].held = true;
@@ -144,7 +150,6 @@ static void add_inputs(msi_graph_segment *s, const msi_recorded *r, int32_t *ind
             s->in[s->n_in++] = value;
             s->program->values[value].last = s->number;
         }
-        s->writes[index[value]] |= k >= r->n_in;
     }
 }
 
@@ -156,7 +161,6 @@ static ms_status find_inputs(msi_graph_segment *s, int32_t *index)
         n += s->program->ops[i].n_in + s->program->ops[i].n_out;
     }
     MS_TRY(msi_new_array(&s->in, n + 1, "inputs"));
-    MS_TRY(msi_new_array(&s->writes, n + 1, "inputs"));
     for (int32_t v = 0; v < s->program->n_values; v++) {
         index[v] = -1;
     }
@@ -164,6 +168,29 @@ static ms_status find_inputs(msi_graph_segment *s, int32_t *index)
         add_inputs(s, &s->program->ops[i], index);
     }
     return MS_OK;
+}
+
+/* Mark the inputs whose memory an operator writes. A plan has separate buffers for inputs that
+ * share memory, so it does not notice that a write to one changes what was saved of another. */
+static void find_writes(msi_graph_segment *s, const msi_recorded *r)
+{
+    const msi_value *values = s->program->values;
+
+    for (int32_t k = 0; r->into && k < r->n_out; k++) {
+        int32_t n = 0;
+
+        for (int32_t i = 0; i < s->n_in; i++) {
+            if (values[s->in[i]].serial == values[r->out[k]].serial) {
+                s->writes[i] = true;
+                n++;
+            }
+        }
+        if (n > 1) {
+            msi_program_break(s->program,
+                              "'%s' writes to memory that %d tensors from outside share",
+                              r->op->name, (int)n);
+        }
+    }
 }
 
 static ms_status find_outputs(msi_graph_segment *s)
@@ -199,6 +226,11 @@ static ms_status make_tables(msi_graph_segment *s)
     MS_TRY(msi_new_array(&s->outputs, n_out, "outputs"));
     MS_TRY(msi_new_array(&s->keeps, n_in + n_out, "inputs"));
     MS_TRY(msi_new_array(&s->handles, n_in + n_out, "inputs"));
+    MS_TRY(msi_new_array(&s->bases, msi_graph_segment_regions(s), "regions"));
+    MS_TRY(msi_new_array(&s->writes, n_in, "inputs"));
+    for (int32_t i = s->first; i < s->first + s->n; i++) {
+        find_writes(s, &s->program->ops[i]);
+    }
     return msi_key_new(&s->key, s);
 }
 
@@ -225,9 +257,7 @@ static ms_status prepare(ms_program *p)
 
 static void forget(msi_value *v)
 {
-    if (v->handle != NULL && v->handle->generation == v->generation) {
-        ms_tensor_free(v->handle);
-    }
+    ms_tensor_free(v->handle);
     v->handle = NULL;
 }
 
@@ -253,14 +283,31 @@ ms_status ms_program_end(ms_program *p)
 
         status = msi_lower_forward(s);
         if (status == MS_OK) {
-            status = msi_graph_segment_link(s, &s->forward);
+            msi_graph_segment_link(s, &s->forward);
         } else if (status != MS_OUT_OF_MEMORY) {
             msi_program_break(p, "%s", ms_error_message());
             status = MS_OK;
         }
     }
     forget_arguments(p);
+    if (status != MS_OK) {
+        msi_program_break(p, "%s", ms_error_message());
+    }
     return status;
+}
+
+void msi_program_close(ms_program *p)
+{
+    if (p->ctx == NULL) {
+        return;
+    }
+    msi_record_stop(p);
+    ms_program_done(p);
+    for (int32_t i = 0; i < p->n_values; i++) {
+        forget(&p->values[i]);
+    }
+    msi_graph_delist(p);
+    p->ctx = NULL;
 }
 
 void msi_program_release(ms_program *p)
@@ -268,11 +315,9 @@ void msi_program_release(ms_program *p)
     if (--p->refcount > 0) {
         return;
     }
+    msi_program_close(p);
     for (int32_t i = 0; i < p->n_segments; i++) {
         msi_graph_segment_free(p->segments[i]);
-    }
-    for (int32_t i = 0; i < p->n_values; i++) {
-        forget(&p->values[i]);
     }
     for (int32_t i = 0; i < p->n_ops; i++) {
         free(p->ops[i].attrs);
@@ -331,8 +376,11 @@ static bool misfits(ms_program *p, int32_t value, const char *format, ...)
 /* True if two handles are one value, also for autograd. */
 static bool is_same(const ms_tensor *a, const ms_tensor *b)
 {
-    return a == b || (a->v.storage == b->v.storage && a->v.offset == b->v.offset &&
-                      a->grad_fn == b->grad_fn && a->out_index == b->out_index);
+    if (a == b || a->v.storage != b->v.storage || !msi_same_view(&a->v, &b->v) ||
+        a->grad_fn != b->grad_fn || a->requires_grad != b->requires_grad) {
+        return a == b;
+    }
+    return a->grad_fn != NULL ? a->out_index == b->out_index : !a->requires_grad;
 }
 
 static bool misfit(ms_program *p, int32_t value, const ms_tensor *t)
@@ -361,11 +409,20 @@ static bool misfit(ms_program *p, int32_t value, const ms_tensor *t)
         return misfits(p, value, "is another tensor than the parameter recorded");
     }
     for (int32_t i = 0; i < value; i++) {
-        const bool recorded = p->values[i].same_as_next == value;
+        const msi_value *other = &p->values[i];
+        const bool recorded = other->first == v->first;
 
-        if (p->frame[i] != NULL && is_same(p->frame[i], t) != recorded) {
+        if (p->frame[i] == NULL) {
+            continue;
+        }
+        if (is_same(p->frame[i], t) != recorded) {
             return misfits(p, value, "%s argument %d, unlike when it was recorded",
                            recorded ? "is not" : "is", (int)i + 1);
+        }
+        if ((other->written || v->written) && other->serial != v->serial &&
+            p->frame[i]->v.storage == t->v.storage) {
+            return misfits(p, value, "shares memory with argument %d, and one of them is written",
+                           (int)i + 1);
         }
     }
     return p->ctx->recorder->recording(p->ctx) != p->grads &&

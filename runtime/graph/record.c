@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool same_view(const msi_view *a, const msi_view *b)
+bool msi_same_view(const msi_view *a, const msi_view *b)
 {
     const size_t n = sizeof(int64_t) * (size_t)a->ndim;
 
@@ -21,7 +21,7 @@ static bool same_view(const msi_view *a, const msi_view *b)
 static bool shows(const msi_value *v, const ms_tensor *t)
 {
     if (v->serial != t->v.storage->serial || v->requires_grad != t->requires_grad ||
-        !same_view(&v->view, &t->v)) {
+        !msi_same_view(&v->view, &t->v)) {
         return false;
     }
     if (t->grad_fn != NULL) {
@@ -84,7 +84,6 @@ static ms_status add_outer(ms_program *p, ms_tensor *t, int32_t *index)
     }
     MS_TRY(add_value(p, t, MSI_VALUE_OUTER, index));
     p->values[*index].handle = ms_tensor_retain(t);
-    p->values[*index].generation = t->generation;
     return MS_OK;
 }
 
@@ -111,14 +110,22 @@ ms_status msi_record_argument(ms_program *p, ms_tensor *t)
 
     MS_TRY(add_value(p, t, MSI_VALUE_ARGUMENT, &index));
     p->values[index].handle = ms_tensor_retain(t);
-    p->values[index].generation = t->generation;
-    for (int32_t i = 0; i < index; i++) {
-        if (shows(&p->values[i], t)) {
-            p->values[i].same_as_next = index;
-        }
+    p->values[index].first = 0;
+    while (!shows(&p->values[p->values[index].first], t)) {
+        p->values[index].first++;
     }
     p->n_arguments++;
     return MS_OK;
+}
+
+bool msi_record_is_constant(const ms_program *p, const ms_tensor *t)
+{
+    for (int32_t i = 0; i < p->n_values; i++) {
+        if (p->values[i].constant && p->values[i].serial == t->v.storage->serial) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* -- the observer ------------------------------------------------------------------------------ */
@@ -135,6 +142,18 @@ static void observe_begin(void *user, const msi_op_call *call)
     p->n_fsdp += is_of_unit(call->op);
     if (p->depth++ == 0) {
         p->into = call->n_out > 0 && call->out[0] != NULL;
+    }
+}
+
+/* Every value of the memory that `t` shows is written, which none may be that is kept from run to
+ * run. */
+static void record_write(ms_program *p, const msi_op *op, const ms_tensor *t)
+{
+    if (msi_record_is_constant(p, t)) {
+        msi_program_break(p, "'%s' writes to a constant", op->name);
+    }
+    for (int32_t i = 0; i < p->n_values; i++) {
+        p->values[i].written |= p->values[i].serial == t->v.storage->serial;
     }
 }
 
@@ -161,8 +180,8 @@ static ms_status record(ms_program *p, const msi_op_call *call)
         MS_TRY(p->into ? msi_record_value(p, call->out[i], &value)
                        : add_value(p, call->out[i], MSI_VALUE_RESULT, &value));
         p->ops[at].out[i] = value;
-        if (p->into && value >= 0 && p->values[value].constant) {
-            msi_program_break(p, "'%s' writes to a constant", call->op->name);
+        if (p->into) {
+            record_write(p, call->op, call->out[i]);
         }
     }
     return MS_OK;
@@ -216,7 +235,7 @@ void msi_record_start(ms_program *p)
 
 void msi_record_stop(ms_program *p)
 {
-    if (p->recording && p->ctx != NULL) {
+    if (p->recording) {
         msi_op_observe(p->ctx, NULL);
     }
     p->recording = false;

@@ -3,6 +3,7 @@
  * opened once. */
 #include "graph.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,15 +14,17 @@ typedef struct record_device {
     msi_plan *plan;    /* NULL: between lowerings */
     uint64_t next;     /* address */
     bool waited;
-    ms_status failed; /* out of memory for the plan */
+    ms_status failed; /* first failure to note something in the plan, and its message */
+    char why[MSI_MESSAGE_BYTES];
 } record_device;
 
 /* Not canonical on x86-64: an access to it faults. */
 enum { FIRST_SHIFT = 56 };
 #define FIRST_ADDRESS ((uint64_t)1 << FIRST_SHIFT)
 
-/* The lowering context of a context. */
+/* State of graph/ in a context: its programs, and the context in which they are lowered. */
 typedef struct lowering {
+    ms_program *programs;
     ms_context *ctx;
     ms_context *before; /* while lowering: the thread's current one */
     record_device device;
@@ -31,6 +34,15 @@ typedef struct lowering {
 static record_device *of(msi_device *d)
 {
     return (record_device *)d;
+}
+
+static int32_t outcome_of(record_device *r, ms_status status)
+{
+    if (status != MS_OK && r->failed == MS_OK) {
+        r->failed = status;
+        snprintf(r->why, sizeof(r->why), "%s", ms_error_message());
+    }
+    return status == MS_OK ? MSI_DEV_OK : MSI_DEV_FAILED;
 }
 
 /* -- memory ------------------------------------------------------------------------------------ */
@@ -104,9 +116,8 @@ static void record_block(msi_device *d, void *data, int64_t nbytes, bool release
         }
         return;
     }
-    if (msi_graph_grow(&plan->buffers, plan->n_buffers, &plan->cap_buffers,
-                       sizeof(*plan->buffers)) != MS_OK) {
-        r->failed = MS_OUT_OF_MEMORY;
+    if (outcome_of(r, msi_graph_grow(&plan->buffers, plan->n_buffers, &plan->cap_buffers,
+                                     sizeof(*plan->buffers))) != MSI_DEV_OK) {
         return;
     }
     plan->buffers[plan->n_buffers++] = (msi_buffer){.address = (uint64_t)(uintptr_t)data,
@@ -224,14 +235,6 @@ static ms_status add_kernel(msi_plan *plan, int32_t kind, int32_t kernel, int32_
     }
     end_entry(plan, e);
     return MS_OK;
-}
-
-static int32_t outcome_of(record_device *r, ms_status status)
-{
-    if (status != MS_OK && r->failed == MS_OK) {
-        r->failed = status;
-    }
-    return status == MS_OK ? MSI_DEV_OK : MSI_DEV_FAILED;
 }
 
 static int32_t record_run(msi_device *d, int32_t stream, int32_t kernel, int32_t dtype,
@@ -360,6 +363,9 @@ static void close_lowering(void *state)
 {
     lowering *l = state;
 
+    while (l->programs != NULL) {
+        msi_program_close(l->programs);
+    }
     msi_context_close(l->ctx);
     free(l);
 }
@@ -386,6 +392,28 @@ static ms_status lowering_of(ms_context *ctx, lowering **out)
     ctx->close[MSI_ROOM_GRAPH] = close_lowering;
     *out = l;
     return MS_OK;
+}
+
+ms_status msi_graph_enlist(ms_program *p)
+{
+    lowering *l;
+
+    MS_TRY(lowering_of(p->ctx, &l));
+    p->next = l->programs;
+    p->link = &l->programs;
+    if (p->next != NULL) {
+        p->next->link = &p->next;
+    }
+    l->programs = p;
+    return MS_OK;
+}
+
+void msi_graph_delist(ms_program *p)
+{
+    *p->link = p->next;
+    if (p->next != NULL) {
+        p->next->link = p->link;
+    }
 }
 
 ms_status msi_lowering_begin(ms_context *under, ms_context **out, msi_plan *plan)
@@ -415,7 +443,7 @@ ms_status msi_lowering_status(ms_status status)
     if (l->device.waited) {
         return MS_FAIL(MS_RUNTIME_ERROR, "the host waits for its result");
     }
-    return l->device.failed != MS_OK && status == MS_OK ? l->device.failed : status;
+    return l->device.failed != MS_OK ? MS_FAIL(l->device.failed, "%s", l->device.why) : status;
 }
 
 void msi_lowering_end(void)

@@ -20,9 +20,9 @@ typedef struct bases {
     ms_status failed;
 } bases;
 
-static int32_t n_regions(const msi_graph_segment *s)
+int32_t msi_graph_segment_regions(const msi_graph_segment *s)
 {
-    return MSI_REGIONS + 2 * s->n_in + s->n_storages + s->n_out;
+    return MSI_REGIONS + 2 * s->n_in + 2 * s->n_out; /* as many storages as outputs, or fewer */
 }
 
 static char **input_base(const msi_graph_segment *s, int32_t i)
@@ -72,8 +72,7 @@ static int32_t region_of(const msi_graph_segment *s, const msi_plan *plan, const
     }
 }
 
-/* Replace buffers by regions, and drop the buffers but for the forward's, which backwards check. */
-ms_status msi_graph_segment_link(msi_graph_segment *s, msi_plan *plan)
+void msi_graph_segment_link(const msi_graph_segment *s, msi_plan *plan)
 {
     for (int32_t i = 0; i < plan->n_relocs; i++) {
         msi_reloc *r = &plan->relocs[i];
@@ -82,10 +81,6 @@ ms_status msi_graph_segment_link(msi_graph_segment *s, msi_plan *plan)
             r->buffer = region_of(s, plan, &plan->buffers[r->buffer], &r->offset);
         }
     }
-    if (s->bases == NULL) {
-        return msi_new_array(&s->bases, n_regions(s), "regions of a plan");
-    }
-    return MS_OK;
 }
 
 /* -- kernels ----------------------------------------------------------------------------------- */
@@ -351,10 +346,10 @@ static ms_status run_forward(msi_graph_segment *s, const forward *f, ms_tensor *
 {
     bases b = {.at = s->bases, .ctx = s->program->ctx, .failed = MS_OK};
 
-    MS_TRY(run_plan(&s->forward, &b));
     for (int32_t i = 0; i < s->n_in; i++) {
-        in[i]->v.storage->version += s->writes[i];
+        in[i]->v.storage->version += s->writes[i]; /* kernels before one that fails have written */
     }
+    MS_TRY(run_plan(&s->forward, &b));
     for (int32_t i = 0; i < s->n_out; i++) {
         MS_TRY(make_output(s, f, in, i, &out[i]));
     }
@@ -431,8 +426,9 @@ static ms_status plan_for(msi_graph_segment *s, const msi_backward_key *key, boo
         return MS_OK;
     }
     MS_TRY(msi_lower_backward(s, key, &made));
+    msi_graph_segment_link(s, &made->plan);
     *out = made;
-    return msi_graph_segment_link(s, &made->plan);
+    return MS_OK;
 }
 
 static void clear(const msi_graph_segment *s, msi_backward_key *key)
@@ -459,7 +455,7 @@ static ms_status find_gradients(const msi_bwd *b, msi_graph_segment *s, msi_back
     }
     for (int32_t i = 0; i < s->n_in; i++) {
         key->needed[i] = msi_edge_needs(&node->edge[i]);
-        key->dtype[i] = key->needed[i] ? s->program->values[s->in[i]].view.dtype : 0;
+        key->dtype[i] = (int8_t)s->program->values[s->in[i]].view.dtype;
     }
     return MS_OK;
 }
@@ -471,7 +467,6 @@ static ms_status find_destinations(msi_bwd *b, msi_graph_segment *s, const msi_b
         msi_view dst;
         void *data;
 
-        key->dtype[i] = 0;
         if (!reached[i] || !key->needed[i]) {
             continue;
         }

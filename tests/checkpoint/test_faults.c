@@ -1,46 +1,12 @@
 /* A save that is cut short: the process is killed at each step on disk, each step fails, each
  * allocation fails. The earlier checkpoint still loads, and the new one is whole or not there. */
 #include "ckpt_test.h"
+#include "oom.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-static int countdown;     /* of steps on disk, to the one that is hit */
-static int n_before = -1; /* allocations before the one that fails; -1: none fails */
-
-void *__real_malloc(size_t n);
-void *__real_calloc(size_t n, size_t size);
-void *__real_realloc(void *p, size_t n);
-char *__real_strdup(const char *text);
-void *__wrap_malloc(size_t n);
-void *__wrap_calloc(size_t n, size_t size);
-void *__wrap_realloc(void *p, size_t n);
-char *__wrap_strdup(const char *text);
-
-static bool allocation_fails(void)
-{
-    return n_before >= 0 && n_before-- == 0;
-}
-
-void *__wrap_malloc(size_t n)
-{
-    return allocation_fails() ? NULL : __real_malloc(n);
-}
-
-void *__wrap_calloc(size_t n, size_t size)
-{
-    return allocation_fails() ? NULL : __real_calloc(n, size);
-}
-
-void *__wrap_realloc(void *p, size_t n)
-{
-    return allocation_fails() ? NULL : __real_realloc(p, n);
-}
-
-char *__wrap_strdup(const char *text)
-{
-    return allocation_fails() ? NULL : __real_strdup(text);
-}
+static int countdown; /* of steps on disk, to the one that is hit */
 
 static int die_at(const char *step, const char *path)
 {
