@@ -173,10 +173,10 @@ ms_status ms_tensor_materialize(ms_tensor *t)
     if (p->materialized) {
         return MS_OK;
     }
-    msi_op_host(t->ctx, "a parameter gets its initial values");
     if (p->unit != NULL) {
         return p->ops->materialize(p->unit);
     }
+    msi_op_host(t->ctx, "a parameter gets its initial values");
     msi_init_args args = {.n = msi_view_numel(&t->v),
                           .kind = p->init,
                           .a = p->a,
