@@ -55,7 +55,11 @@ end
 -- Fields that change without effect on a forward.
 local UNREAD = { _fields = true, _scope = true, _owner = true, _home = true }
 
-local LISTS = { _params = 'tensor', _buffers = 'value', _children = 'module' }
+-- Fields that the library sets without an assignment.
+local SET_LATER = { 'training', '_manager', '_sealed' }
+
+-- Lists, and what a field of their entries shows; the tensor of a buffer is that of its field.
+local LISTS = { _params = 'tensor', _buffers = 'name', _children = 'module' }
 for _, field in ipairs(hooks.FIELDS) do
   LISTS[field] = 'fn'
 end
@@ -164,6 +168,9 @@ local function add_module(self, module, path)
         add_function(self, value)
       end
     end
+  end
+  for _, field in ipairs(SET_LATER) do
+    add(self, ("field '%s' of %s"):format(field, name), module, field, rawget(module, field))
   end
   for field, shows in next, LISTS do -- in any order
     local list = rawget(module, field)

@@ -1,0 +1,320 @@
+-- Compiled functions and modules against eager ones: equal bits, and nothing stale.
+
+local ms = require 'moonshard'
+local Frame = require 'moonshard.compile.frame'
+local Guards = require 'moonshard.compile.guards'
+local checks = require 'support.checks'
+
+local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
+
+local function graphs()
+  return ms.compile_report().graphs
+end
+
+-- Call a function `n` times, and another one that should do the same.
+local function compare(n, expected, actual, ...)
+  for _ = 1, n do
+    assert.equal(0, (expected(...) - actual(...)):abs():max():item())
+  end
+end
+
+local function mlp()
+  ms.manual_seed(3)
+  return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+end
+
+describe('ms.compile', function()
+  it('replays the third call of a function with the same bits', function()
+    local before = graphs()
+    local function f(x, factor)
+      return (x * factor):exp(), { sum = x:sum(), factor }
+    end
+    local compiled = ms.compile(f, { fullgraph = true })
+    for i = 1, 4 do
+      local x = ms.randn(3, 5)
+      local y, t = compiled(x, 2)
+      local y_expected, t_expected = f(x, 2)
+      assert.is_true(ms.equal(y_expected, y))
+      assert.is_true(ms.equal(t_expected.sum, t.sum))
+      assert.equal(2, t[1])
+      assert.equal(before + (i < 2 and 0 or 1), graphs())
+    end
+    assert.is_true(ms.equal(f(ms.ones(3, 5), 3), (compiled(ms.ones(3, 5), 3))))
+  end)
+
+  it('leaves a function eager that changes what it reads', function()
+    local calls = 0
+    local function f(x)
+      calls = calls + 1
+      return x + calls
+    end
+    local compiled = ms.compile(f)
+    for i = 1, 4 do
+      assert.same({ i }, compiled(ms.zeros(1)):totable())
+    end
+    local breaks = ms.compile_report().breaks
+    assert.equal("upvalue 'calls' changed while it ran", breaks[#breaks].reason)
+  end)
+
+  it('keeps a capture for each shape, and at most 8', function()
+    local function f(x) return x:square() end
+    local compiled, before = ms.compile(f), graphs()
+    local warnings = ms.capture_warnings(function()
+      for n = 1, 10 do
+        compare(4, f, compiled, ms.randn(n))
+      end
+    end)
+    assert.equal(before + 8, graphs())
+    assert.equal(1, #warnings)
+    assert.matches('has 8 captures, the most that are kept, so other calls run eagerly; the last '
+      .. 'one differs: argument 1 has shape %(9%), recorded with %(8%)', warnings[1].message)
+  end)
+
+  it('raises for unknown options and values', function()
+    local f = function() end
+    checks.raises('ValueError', "compile: unknown option 'backnd', did you mean 'backend'?",
+      ms.compile, f, { backnd = 'replay' })
+    checks.raises('ValueError', "compile: 'backend' is 'eager', expected one of replay, "
+      .. 'partition, fuse, aot_eager, aot_eager_decomp_partition, inductor', ms.compile, f,
+      { backend = 'eager' })
+    checks.raises('TypeError', "compile: 'fn' is a number, expected a function", ms.compile, 3)
+  end)
+
+  it('runs what breaks a graph eagerly, and names the reason', function()
+    local function f(x) return x * x:sum():item() end
+    compare(4, f, ms.compile(f), ms.randn(3))
+    local breaks = ms.compile_report().breaks
+    assert.matches('host', breaks[#breaks].reason)
+    local strict = ms.compile(f, { fullgraph = true })
+    strict(ms.randn(3))
+    checks.raises('RuntimeError', 'cannot be replayed as one graph: the host reads values of a '
+      .. 'tensor', strict, ms.randn(3))
+  end)
+
+  it('compiles the other children of a module that breaks', function()
+    local function make()
+      local model = nn.Sequential(mlp(), mlp())
+      model[2] = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+      model[2][2]:register_forward_hook(function() end)
+      return model:materialize()
+    end
+    ms.manual_seed(1)
+    local eager = make()
+    ms.manual_seed(1)
+    local before = graphs()
+    compare(8, eager, make():compile(), ms.randn(2, 6))
+    assert.equal(before + 3, graphs()) -- model[1], model[2][1] and model[2][3]
+  end)
+end)
+
+describe('a guard', function()
+  local scale = 1
+  local Net = nn.Module.extend 'Net'
+  function Net:init()
+    self:child('fc', nn.Linear(4, 4))
+    self:child('drop', nn.Dropout(0))
+    self:buffer('shift', ms.zeros(4))
+    self.scale, self.sizes = 1, { 1 }
+  end
+  function Net:forward(x)
+    local y = self.fc(x) * self.scale * scale * self.sizes[1] + self.shift
+    return self.extra and y + self.extra or y
+  end
+
+  -- { change(net), the miss }; no text: the values of a tensor changed, which needs no capture
+  local CHANGES = {
+    { function(net) net.scale = 2 end, "field 'scale' of Net changed" },
+    { function(net) net.extra = 2 end, 'Net has other fields' },
+    { function(net) net.sizes[1] = 2 end, "field '1' of field 'sizes' of Net changed" },
+    { function() scale = 2 end, "upvalue 'scale' changed" },
+    { function(net) net:eval() end, "field 'training' of Net changed" },
+    { function(net) net.fc = nn.Linear(4, 4):materialize() end, "'fc'" },
+    { function(net) net.shift = ms.ones(4) end, "'shift'" },
+    { function(net) net.fc.weight:requires_grad_(false) end,
+      "parameter 'weight' of 'fc' was cast, frozen or thawed" },
+    { function(net) net:double() end, "field 'shift' of Net changed" },
+    { function(net) net.fc:register_forward_hook(function(_, _, y) return y * 3 end) end,
+      "the hooks of 'fc' changed" },
+    { function(net) function net.forward(_, x) return x * 5 end end, 'Net has other fields' },
+    { function(net) net.fc.weight:detach():fill_(0.5) end },
+    { function(net) net:load_state_dict(Net():materialize():state_dict()) end },
+  }
+  for i, case in ipairs(CHANGES) do
+    it(('notices change %d: %s'):format(i, case[2] or 'none'), function()
+      scale = 1
+      ms.manual_seed(2)
+      local net = Net():materialize()
+      local compiled = ms.compile(net)
+      local x = ms.randn(2, 4)
+      compare(3, net, compiled, x)
+      local guards = Guards(net)
+      assert.is_nil(guards:miss())
+      case[1](net)
+      local miss = guards:miss()
+      if case[2] then
+        assert.is_truthy(miss and miss:find(case[2], 1, true), tostring(miss))
+      else
+        assert.is_nil(miss)
+      end
+      compare(4, net, compiled, x:to(net.fc.weight:dtype()))
+    end)
+  end
+end)
+
+describe('ms.custom_op', function()
+  it('runs in each replay with its tensors', function()
+    local seen = 0
+    local add = ms.custom_op('spec::add', { mutates = { 'out' } }, function(x, out)
+      seen = seen + x:sum():item()
+      out:copy_(x + 1)
+    end)
+    local compiled = ms.compile(function(x)
+      local out = ms.zeros(2)
+      add(x * 2, out)
+      return out * 10
+    end, { fullgraph = true })
+    for i = 1, 5 do
+      assert.same({ 20 * i + 10, 10 }, compiled(ms.tensor { i, 0 }):totable())
+    end
+    assert.equal(2 * (1 + 2 + 3 + 4 + 5), seen)
+  end)
+
+  it('checks its name, and breaks the graph if it returns a value', function()
+    checks.raises('ValueError', "custom_op: the name is 'add', expected a namespace and a name",
+      ms.custom_op, 'add', {}, print)
+    local twice = ms.custom_op('spec::twice', {}, function(x) return x * 2 end)
+    checks.raises('RuntimeError', "custom_op: 'spec::twice' is registered already", ms.custom_op,
+      'spec::twice', {}, print)
+    local strict = ms.compile(function(x) return twice(x) end, { fullgraph = true })
+    strict(ms.ones(2))
+    checks.raises('RuntimeError', "the custom operator 'spec::twice' returned a value", strict,
+      ms.ones(2))
+  end)
+end)
+
+describe('a compiled model', function()
+  local function gpt()
+    return ms.models.GPT { vocab = 13, layers = 2, heads = 2, width = 16, context = 8 }
+  end
+
+  local MODELS = {
+    mlp = function() return mlp(), ms.randn(3, 6) end,
+    gpt = function() return gpt(), ms.randint(1, 13, { 2, 8 }) end,
+  }
+  local function blocks(model)
+    return model.h or { model[1], model[3] }
+  end
+  local WRAPS = {
+    plain = function(model) return model end,
+    FSDP = function(model)
+      return fsdp.FSDP(model, { auto_wrap_policy = fsdp.ModuleWrapPolicy {
+        nn.Linear, nn.TransformerBlock } })
+    end,
+    bf16 = function(model)
+      return fsdp.FSDP(model, { sharding_strategy = 'SHARD_GRAD_OP',
+        mixed_precision = { param_dtype = 'bf16' } })
+    end,
+    fully_shard = function(model)
+      for _, block in ipairs(blocks(model)) do
+        fsdp.fully_shard(block)
+      end
+      return fsdp.fully_shard(model)
+    end,
+  }
+
+  local function losses(make, wrap, compiled, rank)
+    ms.manual_seed(1)
+    local model, x = make()
+    model = wrap(model)
+    if compiled then
+      model:compile { fullgraph = true }
+    end
+    local opt = optim.SGD(model:parameters(), { lr = 0.1, momentum = 0.9 })
+    ms.manual_seed(rank)
+    local out = {}
+    for i = 1, 5 do
+      local loss = model(x):square():mean()
+      out[i] = loss:item()
+      loss:backward()
+      opt:step()
+      opt:zero_grad()
+    end
+    for i = 6, 8 do
+      model:eval()
+      out[i] = ms.no_grad(model, x):sum():item()
+    end
+    return out
+  end
+
+  for _, name in ipairs { 'mlp', 'gpt' } do
+    for _, kind in ipairs { 'plain', 'FSDP', 'bf16', 'fully_shard' } do
+      it(('trains as an eager one: %s, %s'):format(name, kind), function()
+        for _, world in ipairs { 1, kind ~= 'plain' and 2 or nil } do
+          ms.dist.spawn(world, function(rank)
+            local before = graphs()
+            local make, wrap = MODELS[name], WRAPS[kind]
+            assert.same(losses(make, wrap, false, rank), losses(make, wrap, true, rank))
+            assert.equal(before + 2, graphs())
+          end)
+        end
+      end)
+    end
+  end
+
+  it('repeats the steps of its units in order', function()
+    ms.dist.spawn(2, function()
+      local model = WRAPS.fully_shard(mlp())
+      local frame = Frame.of_module(model, { skip_fsdp_hooks = true })
+      for _ = 1, 2 do
+        model(ms.randn(2, 6))
+      end
+      local names = {}
+      for i, step in ipairs(frame.captures[1].steps) do
+        names[i] = step.name or 'segment'
+      end
+      assert.same({ -- the root has no parameters of its own, so no unit
+        'fsdp.enter_tree', 'fsdp.enter_unit', 'fsdp.enter_unit', 'segment', 'fsdp.leave_unit',
+        'segment', 'fsdp.enter_unit', 'segment', 'fsdp.leave_unit', 'fsdp.leave_tree',
+        'fsdp.show_shards',
+      }, names)
+    end)
+  end)
+
+  it('can be called again after a replay failed', function()
+    ms.dist.spawn(2, function()
+      local fails = ms.custom_op('spec::fails', { mutates = { 'x' } }, function(x)
+        if x:max():item() > 100 then
+          ms.error('ValueError', 'too large')
+        end
+      end)
+      local Net = nn.Module.extend 'Net'
+      function Net:init() self:child('body', mlp()) end
+      function Net:forward(x)
+        local y = self.body(x)
+        fails(x)
+        return y
+      end
+      local model = fsdp.FSDP(Net(), { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear } })
+      local x = ms.randn(2, 6)
+      local expected = model(x)
+      model:compile { fullgraph = true }
+      for _ = 1, 3 do
+        checks.raises('ValueError', 'too large', function()
+          for _ = 1, 3 do
+            model(x)
+          end
+          model(x + 1000)
+        end)
+      end
+      compare(2, function() return expected end, model, x)
+    end)
+  end)
+
+  it('is copied as an eager one', function()
+    local model = mlp():compile()
+    compare(3, mlp(), model, ms.ones(2, 6))
+    local copy = model:deepcopy()
+    model[1].weight:detach():fill_(0)
+    compare(2, mlp(), copy, ms.ones(2, 6))
+  end)
+end)
