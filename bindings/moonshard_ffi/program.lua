@@ -27,7 +27,13 @@ end
 
 program.argument, program.finish, program.run = calls.program_argument, calls.program_end,
   calls.program_run
-program.get = calls.program_get
+program.get, program.draw = calls.program_get, calls.program_draw
+
+--- Number of random masks recorded so far.
+---@return integer
+function program.n_draws(p)
+  return C.ms_program_n_draws(p)
+end
 
 --- End the current segment.
 ---@return integer segment  -1 if it has no operator

@@ -40,7 +40,8 @@ enum {
     MSI_FIELD_MEMORY, /* of tensors, or scratch */
     MSI_FIELD_FAULT,
     MSI_FIELD_STATUS,
-    MSI_FIELD_CONTEXT
+    MSI_FIELD_CONTEXT,
+    MSI_FIELD_DRAW /* no pointer: seed, site, call and sample base of a random mask */
 };
 
 /** A pointer of a kernel's arguments. */

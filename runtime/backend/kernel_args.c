@@ -57,6 +57,7 @@ void msi_args_copy(int32_t kernel, void *to, const void *args)
 #define FAULT(name) FIELD(name, MSI_FIELD_FAULT)
 #define STATUS(name) FIELD(name, MSI_FIELD_STATUS)
 #define CONTEXT(name) FIELD(name, MSI_FIELD_CONTEXT)
+#define DRAW(name) FIELD(name, MSI_FIELD_DRAW)
 
 FIELDS(msi_ew_args, M(out), M(in[0]), M(in[1]), M(in[2]))
 FIELDS(msi_sum_args, M(in), M(out))
@@ -71,12 +72,12 @@ FIELDS(msi_nll_args, M(x), M(dy), M(targets), M(out), FAULT(fault))
 FIELDS(msi_embedding_args, M(ids), M(table), M(out), M(dy), M(dtable), M(work), FAULT(fault))
 FIELDS(msi_gather_args, M(index), M(in), M(out), FAULT(fault))
 FIELDS(msi_argsort_args, M(in), M(out), M(work))
-FIELDS(msi_attention_args, M(q), M(k), M(v), M(mask), M(out), M(max), M(rsum), M(o), M(dout), M(dq),
-       M(dk), M(dv), M(dmask), M(work), CONTEXT(ctx), STATUS(status))
+FIELDS(msi_attention_args, M(q), M(k), M(v), M(mask), DRAW(seed), M(out), M(max), M(rsum), M(o),
+       M(dout), M(dq), M(dk), M(dv), M(dmask), M(work), CONTEXT(ctx), STATUS(status))
 FIELDS(msi_conv_args, M(x), M(w), M(bias), M(dy), M(y), M(dx), M(dw), M(work), CONTEXT(ctx),
        STATUS(status))
 FIELDS(msi_pool_args, M(x), M(dy), M(y), M(taps), M(dx))
-FIELDS(msi_dropout_args, M(x), M(out))
+FIELDS(msi_dropout_args, M(x), M(out), DRAW(seed))
 FIELDS(msi_init_args, M(out))
 FIELDS(msi_sgd_args, M(p), M(g), M(buf))
 FIELDS(msi_adam_args, M(p), M(g), M(m), M(v), M(most))

@@ -45,8 +45,9 @@ typedef struct msi_recorded {
     int32_t *in;  /* (n_in) values, -1 for an omitted operand; then (n_out) */
     int32_t *out; /* (n_out); of a write into existing tensors: those */
     int32_t n_in, n_out;
-    bool into;  /* msi_op_run_into() */
-    bool grads; /* grad mode */
+    int32_t draw; /* its random mask, among its segment's; -1: none */
+    bool into;    /* msi_op_run_into() */
+    bool grads;   /* grad mode */
 } msi_recorded;
 
 /* -- plans ------------------------------------------------------------------------------------- */
@@ -120,6 +121,9 @@ typedef struct msi_backward_key {
     int64_t (*stride)[MS_MAX_DIMS]; /* (n_out) of gradients */
 } msi_backward_key;
 
+/* Calls of random masks in lowered arguments: this and the mask's number in its segment. */
+#define MSI_FIRST_CALL ((int64_t)1 << 62)
+
 typedef struct msi_backward_plan {
     struct msi_backward_plan *next;
     msi_backward_key key;
@@ -141,8 +145,10 @@ typedef struct msi_graph_segment {
     int32_t n_out;
     int64_t *storage_bytes; /* (n_storages) */
     int32_t n_storages;
-    bool recorded; /* an output requires grad */
-    bool *keeps;   /* (n_in + n_storages) saved for backward */
+    int32_t first_draw, n_draws; /* random masks, among the program's */
+    msi_draw *draws;             /* (n_draws) of the current forward */
+    bool recorded;               /* an output requires grad */
+    bool *keeps;                 /* (n_in + n_storages) saved for backward */
     msi_plan forward;
     msi_backward_plan *backward; /* most recent first */
     struct msi_run *free_runs;
@@ -169,6 +175,8 @@ struct ms_program {
     int32_t n_values, cap_values, n_arguments;
     msi_recorded *ops;
     int32_t n_ops, cap_ops, cut; /* first operator of the current segment */
+    int32_t n_draws, cap_draws, cut_draws;
+    int64_t *draws; /* (n_draws) calls, set before the segment runs */
     msi_graph_segment **segments;
     int32_t n_segments, cap_segments;
     ms_tensor **frame; /* (n_values) of the current run, owned */

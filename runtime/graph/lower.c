@@ -103,12 +103,29 @@ static ms_status make_input(pass *l, int32_t i)
 
 /* -- forward ----------------------------------------------------------------------------------- */
 
+/* Attributes with a mark for the call of a random mask, which a run replaces. */
+static const void *attrs_of(const msi_recorded *r, void *room)
+{
+    msi_draw *draw;
+
+    if (r->draw < 0) {
+        return r->attrs;
+    }
+    memcpy(room, r->attrs, (size_t)r->op->attrs_size);
+    draw = (msi_draw *)(void *)((char *)room + r->op->draw - 1);
+    draw->call = MSI_FIRST_CALL + r->draw;
+    return room;
+}
+
 static ms_status run_op(pass *l, const msi_recorded *r)
 {
+    double room[32];
+    const void *attrs = attrs_of(r, room);
     ms_tensor *in[MSI_OP_MAX_IN], *out[MSI_OP_MAX_OUT] = {NULL};
     msi_tape *tape = msi_tape_of(l->ctx);
 
-    MS_ASSERT(r->n_out <= MSI_OP_MAX_OUT);
+    MS_ASSERT(r->n_out <= MSI_OP_MAX_OUT &&
+              (r->draw < 0 || r->op->attrs_size <= (int32_t)sizeof(room)));
     for (int32_t i = 0; i < r->n_in; i++) {
         in[i] = r->in[i] >= 0 ? l->handle[r->in[i]] : NULL;
     }
@@ -120,13 +137,13 @@ static ms_status run_op(pass *l, const msi_recorded *r)
         for (int32_t i = 0; i < r->n_out; i++) {
             out[i] = l->handle[r->out[i]];
         }
-        MS_TRY(msi_op_run_into(l->ctx, r->op, r->attrs, in, r->n_in, out, r->n_out));
+        MS_TRY(msi_op_run_into(l->ctx, r->op, attrs, in, r->n_in, out, r->n_out));
         for (int32_t i = 0; i < r->n_out; i++) { /* a rule that saved it before is an error */
             out[i]->v.storage->version++;
         }
         return MS_OK;
     }
-    MS_TRY(msi_op_run(r->op, r->attrs, in, r->n_in, out, r->n_out));
+    MS_TRY(msi_op_run(r->op, attrs, in, r->n_in, out, r->n_out));
     for (int32_t i = 0; i < r->n_out; i++) {
         l->handle[r->out[i]] = out[i];
     }
@@ -546,6 +563,7 @@ void msi_graph_segment_free(msi_graph_segment *s)
     free(s->handles);
     free(s->outputs);
     free(s->keeps);
+    free(s->draws);
     free(s->in);
     free(s->writes);
     free(s->out);

@@ -108,7 +108,10 @@ ms_status ms_program_cut(ms_program *p, int32_t *segment)
     s->number = p->n_segments;
     s->first = p->cut;
     s->n = p->n_ops - p->cut;
+    s->first_draw = p->cut_draws;
+    s->n_draws = p->n_draws - p->cut_draws;
     p->cut = p->n_ops;
+    p->cut_draws = p->n_draws;
     *segment = p->n_segments;
     p->segments[p->n_segments++] = s;
     return MS_OK;
@@ -117,6 +120,18 @@ ms_status ms_program_cut(ms_program *p, int32_t *segment)
 void ms_program_pause(ms_program *p, bool pause)
 {
     msi_op_observe(p->ctx, pause ? NULL : &p->observer);
+}
+
+int32_t ms_program_n_draws(const ms_program *p)
+{
+    return p->n_draws;
+}
+
+ms_status ms_program_draw(ms_program *p, int32_t draw, int64_t call)
+{
+    MS_ASSERT(draw >= 0 && draw < p->n_draws && call >= 0 && call < MSI_FIRST_CALL);
+    p->draws[draw] = call;
+    return MS_OK;
 }
 
 void ms_program_break(ms_program *p, const char *why)
@@ -228,6 +243,7 @@ static ms_status make_tables(msi_graph_segment *s)
     MS_TRY(msi_new_array(&s->handles, n_in + n_out, "inputs"));
     MS_TRY(msi_new_array(&s->bases, msi_graph_segment_regions(s), "regions"));
     MS_TRY(msi_new_array(&s->writes, n_in, "inputs"));
+    MS_TRY(msi_new_array(&s->draws, s->n_draws + 1, "random masks"));
     for (int32_t i = s->first; i < s->first + s->n; i++) {
         find_writes(s, &s->program->ops[i]);
     }
@@ -329,6 +345,7 @@ void msi_program_release(ms_program *p)
     free(p->segments);
     free(p->values);
     free(p->ops);
+    free(p->draws);
     free(p->frame);
     free(p);
 }

@@ -209,6 +209,17 @@ static ms_status locate_sources(msi_plan *plan, int64_t at)
     return MS_OK;
 }
 
+/* A random mask's numbers, which kernels' arguments have in the order of msi_draw. */
+static ms_status locate_draw(msi_plan *plan, int64_t at)
+{
+    msi_draw draw;
+
+    memcpy(&draw, plan->bytes + at, offsetof(msi_draw, active));
+    return draw.call >= MSI_FIRST_CALL
+               ? add_reloc(plan, at, -1 - MSI_FIELD_DRAW, draw.call - MSI_FIRST_CALL)
+               : MS_OK;
+}
+
 static ms_status add_kernel(msi_plan *plan, int32_t kind, int32_t kernel, int32_t dtype,
                             const void *args)
 {
@@ -225,6 +236,8 @@ static ms_status add_kernel(msi_plan *plan, int32_t kind, int32_t kernel, int32_
         memcpy(&p, plan->bytes + at, sizeof(p));
         if (fields[i].kind == MSI_FIELD_MEMORY) {
             MS_TRY(locate(plan, at));
+        } else if (fields[i].kind == MSI_FIELD_DRAW) {
+            MS_TRY(locate_draw(plan, at));
         } else if (p != NULL) {
             e->faults |= fields[i].kind != MSI_FIELD_CONTEXT;
             MS_TRY(add_reloc(plan, at, -1 - fields[i].kind, 0));

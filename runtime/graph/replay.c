@@ -9,6 +9,7 @@ typedef struct msi_run {
     msi_graph_segment *s;
     struct msi_run *next; /* in the list of free ones */
     msi_storage *saved;   /* or NULL */
+    msi_draw *draws;      /* (n_draws) random masks */
     msi_saved *kept;      /* (n_in + n_storages) what rules read: inputs, then outputs' storages */
 } msi_run;
 
@@ -16,6 +17,7 @@ typedef struct msi_run {
 typedef struct bases {
     char **at;
     ms_context *ctx;
+    const msi_draw *draws; /* of the forward */
     msi_fault fault;
     ms_status failed;
 } bases;
@@ -97,6 +99,9 @@ static void relocate(const msi_plan *plan, const msi_entry *e, bases *b)
             p = msi_device_fault(b->ctx, &b->fault);
         } else if (r->buffer == -1 - MSI_FIELD_STATUS) {
             p = msi_device_status(b->ctx, &b->failed);
+        } else if (r->buffer == -1 - MSI_FIELD_DRAW) {
+            memcpy(plan->bytes + r->at, &b->draws[r->offset], offsetof(msi_draw, active));
+            continue;
         } else {
             p = b->ctx;
         }
@@ -156,7 +161,11 @@ static ms_status run_new(msi_run **out, msi_graph_segment *s)
         MS_TRY(msi_new_array(&r, 1, "run of a segment"));
         ms_status status = msi_new_array(&r->kept, n + 1, "what a segment keeps");
 
+        if (status == MS_OK) {
+            status = msi_new_array(&r->draws, s->n_draws + 1, "random masks");
+        }
         if (status != MS_OK) {
+            free(r->kept);
             free(r);
             return status;
         }
@@ -195,6 +204,7 @@ void msi_runs_free(msi_graph_segment *s)
 
         s->free_runs = r->next;
         free(r->kept);
+        free(r->draws);
         free(r);
     }
 }
@@ -321,6 +331,7 @@ static ms_status record_node(msi_graph_segment *s, const forward *f, ms_tensor *
             keep(&attrs.run->kept[s->n_in + i], &whole);
         }
     }
+    memcpy(attrs.run->draws, s->draws, sizeof(*s->draws) * (size_t)s->n_draws);
     attrs.run->saved = f->saved != NULL ? msi_storage_retain(f->saved) : NULL;
     ms_status status = msi_node_record(&node, &segment_op, &attrs, in, s->n_in, s->n_out);
 
@@ -341,11 +352,29 @@ static ms_status record_node(msi_graph_segment *s, const forward *f, ms_tensor *
     return status;
 }
 
+static void find_draws(msi_graph_segment *s)
+{
+    const ms_program *p = s->program;
+
+    for (int32_t i = s->first; i < s->first + s->n && s->n_draws > 0; i++) {
+        const msi_recorded *r = &p->ops[i];
+
+        if (r->draw >= 0) {
+            const msi_draw *recorded =
+                (const msi_draw *)(const void *)((const char *)r->attrs + r->op->draw - 1);
+
+            s->draws[r->draw] = msi_draw_of(&p->values[r->in[0]].view, p->ctx, recorded->site,
+                                            p->draws[s->first_draw + r->draw], true);
+        }
+    }
+}
+
 static ms_status run_forward(msi_graph_segment *s, const forward *f, ms_tensor *const *in,
                              ms_tensor **out)
 {
-    bases b = {.at = s->bases, .ctx = s->program->ctx, .failed = MS_OK};
+    bases b = {.at = s->bases, .ctx = s->program->ctx, .draws = s->draws, .failed = MS_OK};
 
+    find_draws(s);
     for (int32_t i = 0; i < s->n_in; i++) {
         in[i]->v.storage->version += s->writes[i]; /* kernels before one that fails have written */
     }
@@ -495,9 +524,10 @@ static ms_status find_kept(msi_graph_segment *s, const msi_run *r)
     return MS_OK;
 }
 
-static ms_status run_backward(msi_graph_segment *s, const msi_plan *plan, ms_context *ctx)
+static ms_status run_backward(msi_graph_segment *s, const msi_plan *plan, const msi_run *r)
 {
-    bases b = {.at = s->bases, .ctx = ctx, .failed = MS_OK};
+    ms_context *ctx = s->program->ctx;
+    bases b = {.at = s->bases, .ctx = ctx, .draws = r->draws, .failed = MS_OK};
     msi_mem_block *arena = NULL;
 
     if (plan->arena_bytes > 0) {
@@ -523,7 +553,7 @@ static ms_status segment_backward(msi_bwd *b)
     MS_TRY(find_destinations(b, s, key, plan->reached));
     MS_TRY(plan_for(s, key, true, &plan));
     MS_TRY(find_kept(s, r));
-    MS_TRY(run_backward(s, &plan->plan, s->program->ctx));
+    MS_TRY(run_backward(s, &plan->plan, r));
     if (!key->retains) {
         release_kept(r);
     }

@@ -223,3 +223,15 @@ void msi_op_host(const ms_context *ctx, const char *what)
         observer->host(observer->user, what);
     }
 }
+
+msi_draw msi_draw_of(const msi_view *x, const ms_context *ctx, uint64_t site, int64_t call,
+                     bool active)
+{
+    return (msi_draw){.seed = ctx->seed,
+                      .site = site,
+                      .call = call,
+                      .sample_base = ctx->sample_base_known
+                                         ? ctx->sample_base
+                                         : ctx->sample_rank * (x->ndim > 0 ? x->shape[0] : 1),
+                      .active = active};
+}

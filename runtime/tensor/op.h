@@ -23,6 +23,16 @@ typedef struct msi_meta {
     msi_view *out; /* one per result: set by msi_result() or msi_result_view() */
 } msi_meta;
 
+/* The random mask of an operator's call, in its attributes: a function of these four numbers. */
+typedef struct msi_draw {
+    uint64_t seed, site;
+    int64_t call, sample_base;
+    bool active; /* false: this call draws none */
+} msi_draw;
+/* The draw of a call on samples `x`, from stream `site`. */
+msi_draw msi_draw_of(const msi_view *x, const ms_context *ctx, uint64_t site, int64_t call,
+                     bool active);
+
 /* The row of an operator. */
 struct msi_op {
     const char *name;
@@ -36,6 +46,7 @@ struct msi_op {
     ms_status (*backward)(struct msi_bwd *b); /* NULL: not differentiable */
     int32_t attrs_size;                       /* bytes of `attrs`, copied into the node */
     int32_t n_saved;                          /* views the node can save */
+    int32_t draw;  /* 1 + offset of its msi_draw in the attributes; 0: has none */
     bool constant; /* the result depends on attributes alone, and forward computes it on the host */
 };
 

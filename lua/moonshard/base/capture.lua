@@ -34,6 +34,15 @@ function capture.step(name, fn, a, b, c)
   fn(a, b, c)
 end
 
+--- An operator drew a random mask: in a replay its call number is `number(stream)`.
+---@param number fun(stream: any): integer
+---@param stream any
+function capture.drew(number, stream)
+  if active then
+    active:drew(number, stream)
+  end
+end
+
 --- A replay that fails after this point calls `restore(state, false, err)`.
 ---@param restore fun(state: any, ok: boolean, err: any)
 ---@param state any

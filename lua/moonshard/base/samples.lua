@@ -139,6 +139,30 @@ function samples.count(stream, n)
   runs_of(stream, n).n = n + 1
 end
 
+local function draw(stream)
+  local n = samples.ran(stream)
+  samples.count(stream, n)
+  return n
+end
+
+--- An operator drew from a stream: count it, also in replays.
+---@param stream ms.Site
+---@param n integer  the counter before
+function samples.drew(stream, n)
+  samples.count(stream, n)
+  capture.drew(draw, stream)
+end
+
+local function given(call)
+  return call
+end
+
+--- An operator drew a mask with a number that the caller gave.
+---@param call integer
+function samples.drew_given(call)
+  capture.drew(given, call)
+end
+
 --- The current samples and the counters of all streams by name. Modules made alike after the same
 --- seed can have equal names; the larger counter is returned then.
 ---@return integer? first, table<string, integer> runs

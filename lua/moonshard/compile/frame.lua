@@ -89,6 +89,9 @@ local function run_steps(captured, leaves)
     local step = steps[i]
     captured.position = i
     if step.segment then
+      for _, draw in ipairs(step.draws) do
+        program.draw(p, draw.index, draw.number(draw.stream))
+      end
       program.run(p, step.segment)
     else
       step.fn(resolve(step.a, captured, leaves), resolve(step.b, captured, leaves),

@@ -10,6 +10,7 @@ local trace = require 'moonshard.base.trace'
 
 ---@class ms.compile.Step
 ---@field segment? integer  operators
+---@field draws? { index: integer, number: function, stream: any }[]  their random masks
 ---@field name? string  a function of the host
 ---@field fn? fun(a: any, b: any, c: any)
 ---@field a? ms.compile.Value
@@ -26,6 +27,8 @@ local trace = require 'moonshard.base.trace'
 ---@field program ffi.cdata*
 ---@field leaves ms.Tensor[]  tensors among the arguments
 ---@field steps ms.compile.Step[]
+---@field draws table[]  random masks of the current segment
+---@field n_draws integer  of all segments
 ---@field failures { at: integer, restore: function, state: any }[]  called by failed replays, the
 ---  last first
 local Recording = class 'compile.Recording'
@@ -33,6 +36,7 @@ local Recording = class 'compile.Recording'
 ---@param leaves ms.Tensor[]
 function Recording:init(leaves)
   self.program, self.leaves, self.steps, self.failures = program.begin(), leaves, {}, {}
+  self.draws, self.n_draws = {}, 0
   for _, t in ipairs(leaves) do
     program.argument(self.program, t)
   end
@@ -95,7 +99,11 @@ end
 function Recording:cut()
   local segment = program.cut(self.program)
   if segment >= 0 then
-    self.steps[#self.steps + 1] = { segment = segment }
+    if program.n_draws(self.program) ~= self.n_draws then
+      self:breaks 'a random mask is drawn outside the library'
+    end
+    self.steps[#self.steps + 1] = { segment = segment, draws = self.draws }
+    self.draws = {}
   end
 end
 
@@ -115,6 +123,15 @@ function Recording:step(name, fn, a, b, c)
   program.pause(self.program, true) -- replays call fn, so its operators are not recorded
   capture.set_active(nil)
   finally.run(resume, self, fn, a, b, c)
+end
+
+--- See moonshard.base.capture.
+function Recording:drew(number, stream)
+  if program.n_draws(self.program) == self.n_draws then
+    return -- of probability 0
+  end
+  self.draws[#self.draws + 1] = { index = self.n_draws, number = number, stream = stream }
+  self.n_draws = self.n_draws + 1
 end
 
 --- See moonshard.base.capture.

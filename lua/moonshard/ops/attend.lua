@@ -27,7 +27,7 @@ function attend.heads(q, k, v, mask, causal, scale, p, site)
   end
   local n = samples.ran(site)
   local out = calls.scaled_dot_product_attention(q, k, v, mask, causal, scale, p, site.key, n)
-  samples.count(site, n)
+  samples.drew(site, n)
   return out
 end
 

@@ -419,12 +419,13 @@ function ops.dropout(x, p, site, call)
     return x
   end
   site = site_of(site)
-  if call ~= nil then
-    return calls.dropout(x, p, site.key, call)
-  end
-  local n = samples.ran(site)
+  local n = call or samples.ran(site)
   local out = calls.dropout(x, p, site.key, n)
-  samples.count(site, n)
+  if call then
+    samples.drew_given(call)
+  else
+    samples.drew(site, n)
+  end
   return out
 end
 

@@ -17,8 +17,7 @@ typedef struct attention_attrs {
     int32_t heads; /* packed only */
     bool causal;
     double dropout_p;
-    uint64_t seed, site;
-    int64_t call, sample_base;
+    msi_draw draw;
 } attention_attrs;
 
 /* -- views as the kernel reads them: (B, H, T, D) with unit stride in D ------------------------ */
@@ -93,10 +92,10 @@ static msi_attention_args args_of(const attention_attrs *attrs, ms_context *ctx,
     return (msi_attention_args){.scale = scale_of(attrs, depth),
                                 .causal = attrs->causal,
                                 .dropout_p = attrs->dropout_p,
-                                .seed = attrs->seed,
-                                .site = attrs->site,
-                                .call = attrs->call,
-                                .sample_base = attrs->sample_base,
+                                .seed = attrs->draw.seed,
+                                .site = attrs->draw.site,
+                                .call = attrs->draw.call,
+                                .sample_base = attrs->draw.sample_base,
                                 .ctx = ctx};
 }
 
@@ -370,7 +369,8 @@ const msi_op msi_op_scaled_dot_product_attention = {.name = "scaled_dot_product_
                                                     .forward = attention_forward,
                                                     .backward = masked_backward,
                                                     .attrs_size = sizeof(attention_attrs),
-                                                    .n_saved = 6};
+                                                    .n_saved = 6,
+                                                    .draw = 1 + offsetof(attention_attrs, draw)};
 
 /* Scores of f32 and narrower dtypes are multiplied in f32. */
 static ms_status check_scale(const char *op, double scale, int32_t dtype)
@@ -399,17 +399,11 @@ ms_status ms_op_scaled_dot_product_attention(ms_tensor **out, ms_tensor *q, ms_t
                                              int64_t call)
 {
     const char *op = "scaled_dot_product_attention";
-    const ms_context *ctx = q->ctx;
     ms_tensor *const in[4] = {q, k, v, mask};
     const attention_attrs attrs = {.scale = scale,
                                    .causal = causal,
                                    .dropout_p = dropout_p,
-                                   .seed = ctx->seed,
-                                   .site = site,
-                                   .call = call,
-                                   .sample_base = ctx->sample_base_known || q->v.ndim == 0
-                                                      ? ctx->sample_base
-                                                      : ctx->sample_rank * q->v.shape[0]};
+                                   .draw = msi_draw_of(&q->v, q->ctx, site, call, dropout_p > 0)};
 
     *out = NULL;
     if (!(dropout_p >= 0 && dropout_p <= 1)) {
@@ -421,9 +415,6 @@ ms_status ms_op_scaled_dot_product_attention(ms_tensor **out, ms_tensor *q, ms_t
     }
     if (!isnan(scale)) {
         MS_TRY(check_scale(op, scale, q->v.dtype));
-    }
-    if (dropout_p > 0) {
-        msi_op_host(ctx, "a random mask is drawn");
     }
     return msi_op_run(&msi_op_scaled_dot_product_attention, &attrs, in, 4, out, 1);
 }

@@ -5,8 +5,7 @@
 
 typedef struct dropout_attrs {
     double p;
-    uint64_t seed, site;
-    int64_t call, sample_base;
+    msi_draw draw;
 } dropout_attrs;
 
 /* `out` (+)= the mask applied to contiguous `in`. */
@@ -17,10 +16,10 @@ static ms_status apply(const dropout_attrs *attrs, const msi_view *in, void *out
                              .per_sample = 1,
                              .out = out,
                              .p = attrs->p,
-                             .seed = attrs->seed,
-                             .site = attrs->site,
-                             .call = attrs->call,
-                             .sample_base = attrs->sample_base,
+                             .seed = attrs->draw.seed,
+                             .site = attrs->draw.site,
+                             .call = attrs->draw.call,
+                             .sample_base = attrs->draw.sample_base,
                              .accumulate = accumulate};
     void *data;
 
@@ -82,7 +81,8 @@ const msi_op msi_op_dropout = {.name = "dropout",
                                .meta = dropout_meta,
                                .forward = dropout_forward,
                                .backward = dropout_backward,
-                               .attrs_size = sizeof(dropout_attrs)};
+                               .attrs_size = sizeof(dropout_attrs),
+                               .draw = 1 + offsetof(dropout_attrs, draw)};
 
 ms_status ms_op_dropout(ms_tensor **out, ms_tensor *x, double p, uint64_t site, int64_t call)
 {
@@ -94,16 +94,7 @@ ms_status ms_op_dropout(ms_tensor **out, ms_tensor *x, double p, uint64_t site, 
         return MS_FAIL(MS_VALUE_ERROR, "dropout: call is %lld, expected 0 or more",
                        (long long)call);
     }
-    const ms_context *ctx = x->ctx;
-
-    msi_op_host(ctx, "a random mask is drawn");
-    const int64_t samples = x->v.ndim > 0 ? x->v.shape[0] : 1;
-    const dropout_attrs attrs = {
-        .p = p,
-        .seed = ctx->seed,
-        .site = site,
-        .call = call,
-        .sample_base = ctx->sample_base_known ? ctx->sample_base : ctx->sample_rank * samples};
+    const dropout_attrs attrs = {.p = p, .draw = msi_draw_of(&x->v, x->ctx, site, call, p > 0)};
 
     return msi_op_run(&msi_op_dropout, &attrs, &x, 1, out, 1);
 }

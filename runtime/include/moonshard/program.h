@@ -28,6 +28,11 @@ MS_API ms_status ms_program_cut(ms_program *p, int32_t *segment);
 MS_API ms_status ms_program_value(ms_program *p, ms_tensor *t, int32_t *value);
 /** Stop recording while a step of the host runs, and go on after it. */
 MS_API void ms_program_pause(ms_program *p, bool pause);
+/** Number of random masks recorded so far. */
+MS_API int32_t ms_program_n_draws(const ms_program *p);
+/** Set the call number of a random mask (0: the first recorded) for the next run of its segment;
+ * seed and samples are the context's. */
+MS_API ms_status ms_program_draw(ms_program *p, int32_t draw, int64_t call);
 /** Record why a run cannot be replayed; the first reason is kept. */
 MS_API void ms_program_break(ms_program *p, const char *why);
 /** Why the program is broken; NULL if it is not. */
