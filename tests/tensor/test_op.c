@@ -7,7 +7,7 @@
 #include <pthread.h>
 
 typedef struct heard {
-    char text[256];
+    char text[512];
 } heard;
 
 static void hear_begin(void *user, const msi_op_call *call)
@@ -40,6 +40,110 @@ static void test_tensor_op__a_watcher_hears_of_beginnings_and_ends(void **state)
     msi_op_observe(msi_context(), NULL);
     assert_ok(ms_op_exp(&z, x));
     assert_string_equal(h.text, "[exp of 1 OK, a result][mul of 2 ValueError]");
+}
+
+static void hear_host(void *user, const char *what)
+{
+    heard *h = user;
+    const size_t n = strlen(h->text);
+
+    snprintf(h->text + n, sizeof(h->text) - n, "(%s)", what);
+}
+
+static ms_status no_gradient(void *user, ms_tensor *const *grads_out, int32_t n_out,
+                             ms_tensor **grads_in, int32_t n_in)
+{
+    (void)user;
+    (void)grads_out;
+    (void)n_out;
+    (void)grads_in;
+    (void)n_in;
+    return MS_OK;
+}
+
+static ms_status compute_again(void *user, ms_tensor *const *grads, int32_t n_out)
+{
+    (void)user;
+    (void)grads;
+    (void)n_out;
+    return MS_OK;
+}
+
+static ms_status read_gradient(void *user, ms_tensor *grad, ms_tensor **replacement)
+{
+    (void)user;
+    (void)grad;
+    (void)replacement;
+    return MS_OK;
+}
+
+static ms_status pass_leaf(void *user, ms_tensor *t)
+{
+    (void)user;
+    (void)t;
+    return MS_OK;
+}
+
+/* The call passes, and this is all that the observer sees of it. */
+#define SEEN(expected, call)                                                                       \
+    do {                                                                                           \
+        h.text[0] = '\0';                                                                          \
+        assert_ok(call);                                                                           \
+        assert_string_equal(h.text, expected);                                                     \
+    } while (0)
+
+/* A program that replays what it saw may not miss anything. */
+static void test_tensor_op__every_call_is_an_operator_or_is_reported(void **state)
+{
+    ms_tensor *x = VECTOR(MS_DTYPE_F64, 1, 2), *leaf = LEAF(MS_DTYPE_F64, 3, 4), *y, *z, *t;
+    ms_tensor *mask = VECTOR(MS_DTYPE_BOOL, 1, 0);
+    const int64_t n = 2;
+    double numbers[2] = {1, 2}, number;
+    bool yes;
+    uint64_t hash;
+    int64_t id;
+    static heard h;
+    static const msi_op_observer observer = {hear_begin, hear_end, &h, hear_host};
+
+    msi_op_observe(msi_context(), &observer);
+    SEEN("[empty of 0 OK, a result]", ms_tensor_empty(&t, MS_DTYPE_F64, 1, &n));
+    SEEN("[full of 0 OK, a result]", ms_tensor_full(&t, MS_DTYPE_F64, 1, &n, 3));
+    SEEN("[arange of 0 OK, a result]", ms_tensor_arange(&t, MS_DTYPE_F64, 0, 1, 2));
+    SEEN("[fill_ of 0 OK, a result]", ms_tensor_fill(t, 3));
+    SEEN("[copy_ of 1 OK, a result]", ms_tensor_copy(t, x));
+    SEEN("[add_ of 1 OK, a result]", ms_tensor_add_scaled(t, x, 2));
+    SEEN("[detach of 1 OK, a result]", ms_tensor_detach(&t, leaf));
+    SEEN("[square of 1 OK, a result]", ms_op_square(&y, leaf));
+    SEEN("[sum of 1 OK, a result]", ms_op_sum(&z, y, 0, false));
+    SEEN("(a tensor is made from values of the host)[empty of 0 OK, a result]",
+         ms_tensor_from_doubles(&t, MS_DTYPE_F64, 1, &n, numbers, 2));
+    SEEN("(a tensor is made from memory of the host)",
+         ms_tensor_borrow(&t, MS_DTYPE_F64, 1, &n, numbers));
+    SEEN("(a tensor is copied to the host)", ms_tensor_to_host(&t, x));
+    SEEN("(random values are drawn)", ms_tensor_init(t, MS_INIT_UNIFORM, 0, 1, 1));
+    SEEN("(a random mask is drawn)[dropout of 1 OK, a result]", ms_op_dropout(&t, x, 0.5, 1, 0));
+    SEEN("(the host reads values of a tensor)", ms_tensor_item(z, &number));
+    SEEN("(the host reads values of a tensor)", ms_tensor_to_doubles(x, numbers, 2));
+    SEEN("(the host reads values of a tensor)", ms_tensor_hash(x, &hash));
+    SEEN("(the host reads values of a tensor)", ms_tensor_all(mask, &yes));
+    SEEN("(the host reads values of a tensor)", ms_tensor_any(mask, &yes));
+    SEEN("(the host compares tensors)", ms_tensor_equal(x, x, &yes));
+    SEEN("(the host compares tensors)", ms_tensor_allclose(x, x, 0, 0, &yes));
+    SEEN("(a shape depends on values of a tensor)", ms_tensor_nonzero(&t, x));
+    SEEN("(a custom function runs)", ms_custom(&t, &x, 1, &leaf, 1, no_gradient, NULL, NULL));
+    SEEN("(a checkpoint is made)",
+         ms_checkpoint_graph(&t, &x, 1, ms_graph_now(), compute_again, NULL, NULL));
+    SEEN("(a hook is added to a result)", ms_tensor_hook(y, read_gradient, NULL, NULL, &id));
+    SEEN("(a hook is removed)", ms_hook_remove(y, id));
+    SEEN("(a hook is added to a leaf)", ms_tensor_hook(leaf, read_gradient, NULL, NULL, NULL));
+    SEEN("(a hook is added to a leaf)",
+         ms_tensor_accumulate_hook(leaf, pass_leaf, NULL, NULL, NULL));
+    SEEN("(a backward runs)", ms_backward_with(z, NULL, MS_RETAIN_GRAPH));
+    SEEN("(a backward runs)", ms_grad(&t, &z, NULL, 1, &leaf, 1, 0));
+    SEEN("(a gradient is read)", ms_tensor_grad(&t, leaf));
+    SEEN("(a gradient is replaced)", ms_tensor_set_grad(leaf, NULL));
+    SEEN("(requires_grad of a tensor is set)", ms_tensor_set_requires_grad(leaf, false));
+    msi_op_observe(msi_context(), NULL);
 }
 
 /* -- into results that are there --------------------------------------------------------------- */
@@ -189,6 +293,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         BOOKED_TEST(test_tensor_op__a_watcher_hears_of_beginnings_and_ends),
+        BOOKED_TEST(test_tensor_op__every_call_is_an_operator_or_is_reported),
         BOOKED_TEST(test_tensor_op__into_writes_what_is_there_and_records_nothing),
         BOOKED_TEST(test_tensor_op__what_fails_leaves_no_result),
         BOOKED_TEST(test_tensor_op__a_counter_counts_what_succeeds_until_it_is_freed),
