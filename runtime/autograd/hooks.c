@@ -166,9 +166,8 @@ static ms_status add(msi_hooks **list, msi_tape *tape, const msi_hooks *as, int6
 ms_status ms_tensor_hook(ms_tensor *t, ms_grad_hook fn, void *user, void (*drop)(void *),
                          int64_t *id)
 {
-    if (t->grad_fn != NULL) {
-        msi_op_host(t->ctx, "a hook is added to a result");
-    }
+    msi_op_host(t->ctx,
+                t->grad_fn != NULL ? "a hook is added to a result" : "a hook is added to a leaf");
     if (!t->requires_grad) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "cannot hook the gradient of %s, which does not require grad",
@@ -192,6 +191,7 @@ ms_status ms_tensor_hook(ms_tensor *t, ms_grad_hook fn, void *user, void (*drop)
 ms_status ms_tensor_accumulate_hook(ms_tensor *t, ms_accumulate_hook fn, void *user,
                                     void (*drop)(void *), int64_t *id)
 {
+    msi_op_host(t->ctx, "a hook is added to a leaf");
     if (t->grad_fn != NULL || !t->requires_grad) {
         return MS_FAIL(MS_RUNTIME_ERROR,
                        "gradients accumulate in leaves that require grad only, got %s that %s",
@@ -208,6 +208,7 @@ ms_status ms_hook_remove(ms_tensor *t, int64_t id)
 {
     msi_hooks **place = t->grad_fn != NULL ? &t->grad_fn->hooks : &t->hooks;
 
+    msi_op_host(t->ctx, "a hook is removed");
     while (*place != NULL &&
            ((*place)->id != id || (t->grad_fn != NULL && (*place)->out != t->out_index))) {
         place = &(*place)->next;
