@@ -144,7 +144,7 @@ local function end_capture(recording, ok)
   end
 end
 
-local function recorded(self, recording, guards, args)
+local function recorded(self, recording, guards, args, text)
   capture.set_active(recording)
   local results = pack(self.run(unpack(args, 1, args.n)))
   local values = { n = results.n }
@@ -155,6 +155,8 @@ local function recorded(self, recording, guards, args)
   local changed = guards:miss()
   if changed then
     program.breaks(recording.program, changed .. ' while it ran')
+  elseif signature.text(args) ~= text then
+    program.breaks(recording.program, 'it changes its arguments')
   end
   program.finish(recording.program)
   return results, values
@@ -189,7 +191,7 @@ local function run_captured(self, args, text)
     return pack(self.run(unpack(args, 1, args.n)))
   end
   local results, values = finally.run(end_capture, recording, without_jit.run, recorded, self,
-    recording, guards, args)
+    recording, guards, args, text)
   local reason = program.broken(recording.program)
   if reason then
     program.free(recording.program)

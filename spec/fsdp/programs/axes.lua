@@ -152,6 +152,14 @@ row 'cache' { -- a table that forward fills
   end,
 }
 row 'recompute' { { 'none', 'before', 'after' }, bits = true } -- wrapping, by nn.checkpoint
+row 'compile' { -- the sharded models
+  { 'none', 'replay', 'partition', 'fuse' }, bits = true, chance = 0.95,
+  ready = function(backend, r)
+    for _, model in ipairs(r.sharded and r.models or {}) do
+      model:compile { backend = backend }
+    end
+  end,
+}
 
 -- -- dtypes --------------------------------------------------------------------------------------
 

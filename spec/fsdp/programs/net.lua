@@ -13,7 +13,7 @@ end
 -- An ignored block computes in its own dtype.
 function Block:forward(x, cache)
   assert(not (self.at.fails and self.label == 'b2'), 'this forward fails')
-  if not self.at.apart then
+  if self.runs and not self.at.apart then
     self.runs[self.label] = (self.runs[self.label] or 0) + 1
   end
   local own = self.is_ignored and x:to(self.linear.weight:dtype()) or x

@@ -210,7 +210,7 @@ local RECOMPUTED = { policy = axes.is_block }
 
 local function make_model(r, i)
   ms.manual_seed(r.p.seed + i)
-  local net = plain_net(r, r.runs)
+  local net = plain_net(r, r.p.compile == 'none' and r.runs or nil) -- replays count nothing
   if r.p.recompute == 'before' then
     ms.nn.checkpoint(net, RECOMPUTED)
   end
@@ -371,9 +371,9 @@ local function see_all(r)
       r:see('state ' .. key, ('%s of %s'):format(key, name), all[name][key])
     end
   end
-  for _, name in ipairs(sorted(r.runs)) do
-    r:see('runs', ('runs of block %s'):format(name),
-      r.runs[name] / (r.side == 'sharded' and 1 or r.world))
+  for i = 1, r.p.blocks do
+    r:see('runs', ('runs of block %d'):format(i),
+      (r.runs['b' .. i] or 0) / (r.side == 'sharded' and 1 or r.world))
   end
 end
 
