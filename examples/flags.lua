@@ -2,7 +2,7 @@
 --- word names the nearest one. A specification is an array of { name, default, help, rule }; the
 --- default's type is the accepted type (number, string, boolean); the rule restricts it:
 ---   numbers   whole = true, from = (the least), above = (less than all), below = (more than all)
----   strings   one_of = words, filled = true (not empty)
+---   strings   one_of = words, filled = true (not empty), alone = value of the flag without one
 
 local errors = require 'moonshard.base.errors'
 local ms = require 'moonshard'
@@ -113,8 +113,11 @@ function flags.parse(argv, spec)
       return nil, unknown(name, spec)
     else
       local default = known[name][2]
+      local rule = known[name][4]
       if not text and type(default) == 'boolean' then
         text = 'true'
+      elseif not text and rule and rule.alone then
+        text = rule.alone
       elseif not text then
         i = i + 1
         text = argv[i]

@@ -39,6 +39,9 @@ local spec = {
     { one_of = { 'bf16', 'f32' } } },
   { 'reduce-dtype', 'f32', 'dtype gradients are reduced in: f32 or bf16',
     { one_of = { 'f32', 'bf16' } } },
+  { 'compile', 'none', 'replay recorded forwards and backwards: replay, partition or fuse '
+    .. '(--compile alone: fuse); equal bits',
+    { one_of = { 'none', 'replay', 'partition', 'fuse' }, alone = 'fuse' } },
   { 'steps', 1500, 'optimizer steps; warm-up is at most all of them', count },
   { 'tokens', 2048, 'tokens of one step, over all ranks', count },
   { 'micro-batches', 0, 'micro-batches of one step, over all ranks '
@@ -224,6 +227,9 @@ local lr_at = ms.schedule.cosine {
 }
 
 sharded:set_gradient_factor(1 / micro_batches)
+if o.compile ~= 'none' then
+  model:compile { backend = o.compile }
+end
 
 local checkpoints = ms.checkpoint.Manager { root = o.out .. '/checkpoints', keep = o.keep }
 local start = 1
@@ -376,6 +382,9 @@ end
 if first then
   log:say(('%d steps in %s; peak %s a rank'):format(done, report.clock(ms.time() - begun),
     report.bytes(ms.memory().peak_total)))
+  if o.compile ~= 'none' then
+    print(ms.compile_report())
+  end
 end
 if o.hash then
   local hash = sharded:hash()

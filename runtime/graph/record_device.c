@@ -438,6 +438,9 @@ ms_status msi_lowering_begin(ms_context *under, ms_context **out, msi_plan *plan
     l->device.plan = plan;
     l->device.waited = false;
     l->device.failed = MS_OK;
+    if (l->ctx->room[MSI_ROOM_ONEDNN] == NULL) { /* lent: it is asked only what it computes in */
+        l->ctx->room[MSI_ROOM_ONEDNN] = under->room[MSI_ROOM_ONEDNN];
+    }
     l->before = msi_context_swap(l->ctx);
     atomic_fetch_add(&msi_n_devices, 1); /* dispatch looks for one */
     *out = l->ctx;
