@@ -45,7 +45,7 @@ typedef struct msi_recorded {
     int32_t *in;  /* (n_in) values, -1 for an omitted operand; then (n_out) */
     int32_t *out; /* (n_out); of a write into existing tensors: those */
     int32_t n_in, n_out;
-    int32_t draw; /* its random mask, among its segment's; -1: none */
+    int32_t draw; /* its random mask, among the program's; -1: none */
     bool into;    /* msi_op_run_into() */
     bool grads;   /* grad mode */
 } msi_recorded;
@@ -177,6 +177,8 @@ struct ms_program {
     int32_t n_ops, cap_ops, cut; /* first operator of the current segment */
     int32_t n_draws, cap_draws, cut_draws;
     int64_t *draws; /* (n_draws) calls, set before the segment runs */
+    int32_t *steps; /* (n_steps) ends of what the caller runs at a time, in segments */
+    int32_t n_steps, cap_steps;
     msi_graph_segment **segments;
     int32_t n_segments, cap_segments;
     ms_tensor **frame; /* (n_values) of the current run, owned */

@@ -104,7 +104,7 @@ static ms_status make_input(pass *l, int32_t i)
 /* -- forward ----------------------------------------------------------------------------------- */
 
 /* Attributes with a mark for the call of a random mask, which a run replaces. */
-static const void *attrs_of(const msi_recorded *r, void *room)
+static const void *attrs_of(const pass *l, const msi_recorded *r, void *room)
 {
     msi_draw *draw;
 
@@ -113,14 +113,14 @@ static const void *attrs_of(const msi_recorded *r, void *room)
     }
     memcpy(room, r->attrs, (size_t)r->op->attrs_size);
     draw = (msi_draw *)(void *)((char *)room + r->op->draw - 1);
-    draw->call = MSI_FIRST_CALL + r->draw;
+    draw->call = MSI_FIRST_CALL + r->draw - l->s->first_draw;
     return room;
 }
 
 static ms_status run_op(pass *l, const msi_recorded *r)
 {
     double room[32];
-    const void *attrs = attrs_of(r, room);
+    const void *attrs = attrs_of(l, r, room);
     ms_tensor *in[MSI_OP_MAX_IN], *out[MSI_OP_MAX_OUT] = {NULL};
     msi_tape *tape = msi_tape_of(l->ctx);
 

@@ -94,26 +94,60 @@ ms_status ms_program_value(ms_program *p, ms_tensor *t, int32_t *value)
     return MS_OK;
 }
 
-ms_status ms_program_cut(ms_program *p, int32_t *segment)
+/* [Note: pieces] A node holds what it saved, and asks for the destinations of all its gradients,
+ * until its backward has run. So operators whose results exceed PIECE_BYTES are divided, and memory
+ * is released as in eager execution, piece by piece. */
+enum { PIECE_BYTES = 4 << 20 };
+
+static int64_t result_bytes(const ms_program *p, const msi_recorded *r)
+{
+    int64_t nbytes = 0;
+
+    for (int32_t i = 0; i < r->n_out && !r->into; i++) {
+        const msi_view *v = &p->values[r->out[i]].view;
+
+        nbytes += msi_view_numel(v) * ms_dtype_size(v->dtype);
+    }
+    return nbytes;
+}
+
+/* Take the next operators as a segment. */
+static ms_status add_segment(ms_program *p)
 {
     msi_graph_segment *s;
+    int64_t nbytes = 0;
 
+    MS_TRY(msi_graph_grow(&p->segments, p->n_segments, &p->cap_segments, sizeof(*p->segments)));
+    MS_TRY(msi_new_array(&s, 1, "segment"));
+    *s = (msi_graph_segment){
+        .program = p, .number = p->n_segments, .first = p->cut, .first_draw = p->cut_draws};
+    while (p->cut < p->n_ops && nbytes <= PIECE_BYTES) {
+        const msi_recorded *r = &p->ops[p->cut++];
+
+        for (int32_t i = 0; i < r->n_out && !r->into; i++) {
+            p->values[r->out[i]].segment = s->number;
+        }
+        p->cut_draws += r->draw >= 0;
+        nbytes += result_bytes(p, r);
+    }
+    s->n = p->cut - s->first;
+    s->n_draws = p->cut_draws - s->first_draw;
+    p->segments[p->n_segments++] = s;
+    return MS_OK;
+}
+
+ms_status ms_program_cut(ms_program *p, int32_t *segment)
+{
     *segment = -1;
     if (p->n_ops == p->cut || p->broken != NULL) {
         return MS_OK;
     }
-    MS_TRY(msi_graph_grow(&p->segments, p->n_segments, &p->cap_segments, sizeof(*p->segments)));
-    MS_TRY(msi_new_array(&s, 1, "segment"));
-    s->program = p;
-    s->number = p->n_segments;
-    s->first = p->cut;
-    s->n = p->n_ops - p->cut;
-    s->first_draw = p->cut_draws;
-    s->n_draws = p->n_draws - p->cut_draws;
-    p->cut = p->n_ops;
-    p->cut_draws = p->n_draws;
-    *segment = p->n_segments;
-    p->segments[p->n_segments++] = s;
+    MS_TRY(msi_graph_grow(&p->steps, p->n_steps, &p->cap_steps, sizeof(*p->steps)));
+    while (p->cut < p->n_ops) {
+        MS_TRY(add_segment(p));
+    }
+    *segment = p->n_steps;
+    p->steps[p->n_steps++] = p->n_segments;
     return MS_OK;
 }
 
@@ -346,6 +380,7 @@ void msi_program_release(ms_program *p)
     free(p->values);
     free(p->ops);
     free(p->draws);
+    free(p->steps);
     free(p->frame);
     free(p);
 }
@@ -463,19 +498,25 @@ const char *ms_program_misfit(const ms_program *p)
     return p->misfit;
 }
 
-ms_status ms_program_run(ms_program *p, int32_t segment)
+static ms_status run_segment(ms_program *p, msi_graph_segment *s)
 {
-    MS_ASSERT(p->broken == NULL && segment >= 0 && segment < p->n_segments);
-    const msi_graph_segment *s = p->segments[segment];
-
-    MS_TRY(msi_graph_segment_run(p->segments[segment], p->frame));
+    MS_TRY(msi_graph_segment_run(s, p->frame));
     for (int32_t i = 0; i < s->n_in; i++) {
         const msi_value *v = &p->values[s->in[i]];
 
-        if (v->last == segment && !v->held && p->frame[s->in[i]] != NULL) {
+        if (v->last == s->number && !v->held && p->frame[s->in[i]] != NULL) {
             ms_tensor_free(p->frame[s->in[i]]);
             p->frame[s->in[i]] = NULL;
         }
+    }
+    return MS_OK;
+}
+
+ms_status ms_program_run(ms_program *p, int32_t segment)
+{
+    MS_ASSERT(p->broken == NULL && segment >= 0 && segment < p->n_steps);
+    for (int32_t i = segment > 0 ? p->steps[segment - 1] : 0; i < p->steps[segment]; i++) {
+        MS_TRY(run_segment(p, p->segments[i]));
     }
     return MS_OK;
 }

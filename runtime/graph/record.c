@@ -177,7 +177,7 @@ static ms_status record(ms_program *p, const msi_op_call *call)
     r->draw = -1;
     if (call->op->draw != 0 && draw_of(call->op, call->attrs)->active) {
         MS_TRY(msi_graph_grow(&p->draws, p->n_draws, &p->cap_draws, sizeof(*p->draws)));
-        r->draw = p->n_draws++ - p->cut_draws;
+        r->draw = p->n_draws++;
     }
     r->into = p->into;
     r->grads = call->ctx->recorder->recording(call->ctx);

@@ -363,8 +363,8 @@ static void find_draws(msi_graph_segment *s)
             const msi_draw *recorded =
                 (const msi_draw *)(const void *)((const char *)r->attrs + r->op->draw - 1);
 
-            s->draws[r->draw] = msi_draw_of(&p->values[r->in[0]].view, p->ctx, recorded->site,
-                                            p->draws[s->first_draw + r->draw], true);
+            s->draws[r->draw - s->first_draw] = msi_draw_of(
+                &p->values[r->in[0]].view, p->ctx, recorded->site, p->draws[r->draw], true);
         }
     }
 }
