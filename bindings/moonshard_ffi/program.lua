@@ -76,6 +76,13 @@ function program.set(p, value, t)
   return fits[0]
 end
 
+--- Are the tensors that it uses besides its arguments as recorded?
+---@return boolean
+function program.fits(p)
+  B.check(C.ms_program_fits(p, fits))
+  return fits[0]
+end
+
 --- How the tensor that did not fit differs.
 ---@return string
 function program.misfit(p)

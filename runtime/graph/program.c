@@ -416,7 +416,11 @@ static bool misfits(ms_program *p, int32_t value, const char *format, ...) MSI_P
 
 static bool misfits(ms_program *p, int32_t value, const char *format, ...)
 {
-    const int n = snprintf(p->misfit, sizeof(p->misfit), "argument %d ", (int)value + 1);
+    const msi_value *v = &p->values[value];
+    const int n =
+        v->kind == MSI_VALUE_ARGUMENT
+            ? snprintf(p->misfit, sizeof(p->misfit), "argument %d ", (int)value + 1)
+            : snprintf(p->misfit, sizeof(p->misfit), "%.100s ", msi_tensor_label(v->handle));
     va_list args;
 
     va_start(args, format);
@@ -435,7 +439,7 @@ static bool is_same(const ms_tensor *a, const ms_tensor *b)
     return a->grad_fn != NULL ? a->out_index == b->out_index : !a->requires_grad;
 }
 
-static bool misfit(ms_program *p, int32_t value, const ms_tensor *t)
+static bool misfit_alone(ms_program *p, int32_t value, const ms_tensor *t)
 {
     const msi_value *v = &p->values[value];
     const size_t n = sizeof(int64_t) * (size_t)v->view.ndim;
@@ -454,8 +458,16 @@ static bool misfit(ms_program *p, int32_t value, const ms_tensor *t)
                        msi_shape_text(t->v.ndim, t->v.stride),
                        msi_shape_text(v->view.ndim, v->view.stride));
     }
-    if (t->requires_grad != v->requires_grad) {
-        return misfits(p, value, "%s grad", t->requires_grad ? "requires" : "no longer requires");
+    return t->requires_grad != v->requires_grad &&
+           misfits(p, value, "%s grad", t->requires_grad ? "requires" : "no longer requires");
+}
+
+static bool misfit(ms_program *p, int32_t value, const ms_tensor *t)
+{
+    const msi_value *v = &p->values[value];
+
+    if (misfit_alone(p, value, t)) {
+        return true;
     }
     if (v->handle != NULL && v->handle != t) {
         return misfits(p, value, "is another tensor than the parameter recorded");
@@ -489,6 +501,21 @@ ms_status ms_program_set(ms_program *p, int32_t value, ms_tensor *t, bool *fits)
     if (*fits) {
         ms_tensor_free(p->frame[value]);
         p->frame[value] = ms_tensor_retain(t);
+    }
+    return MS_OK;
+}
+
+/* (A unit's parameters are compared when it has gathered them.) */
+ms_status ms_program_fits(ms_program *p, bool *fits)
+{
+    *fits = true;
+    for (int32_t i = p->n_arguments; i < p->n_values && *fits; i++) {
+        const msi_value *v = &p->values[i];
+
+        if (v->kind == MSI_VALUE_OUTER &&
+            (v->handle->param == NULL || v->handle->param->unit == NULL)) {
+            *fits = !misfit_alone(p, i, v->handle);
+        }
     }
     return MS_OK;
 }

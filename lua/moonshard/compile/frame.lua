@@ -124,6 +124,9 @@ local function find(self, args)
     local captured = captures[i]
     local miss = captured.guards:miss()
       or captured.grads ~= B.C.ms_grad_enabled() and 'the grad mode changed'
+    if not miss and not program.fits(captured.program) then
+      miss = program.misfit(captured.program)
+    end
     if not miss then
       miss = signature.set(captured.signature, captured.program, args)
       if not miss then

@@ -58,6 +58,8 @@ MS_API void ms_program_info_get(const ms_program *p, ms_program_info *info);
 /** Start a run: set an argument. `*fits` is false if its shape, strides, dtype or requires_grad,
  * or the grad mode, differ from those recorded; ms_program_misfit() then says how. */
 MS_API ms_status ms_program_set(ms_program *p, int32_t value, ms_tensor *t, bool *fits);
+/** True if the tensors that the program uses besides its arguments are as recorded. */
+MS_API ms_status ms_program_fits(ms_program *p, bool *fits);
 /** How the last tensor given to ms_program_set(), or an outer tensor of ms_program_run(), differs.
  */
 MS_API const char *ms_program_misfit(const ms_program *p);
