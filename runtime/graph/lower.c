@@ -468,8 +468,13 @@ static void cut_forward(msi_plan *plan, int32_t n)
 
     plan->n_entries -= n;
     plan->n_relocs -= n_relocs;
-    memmove(plan->entries, plan->entries + n, sizeof(*plan->entries) * (size_t)plan->n_entries);
-    memmove(plan->relocs, plan->relocs + n_relocs, sizeof(*plan->relocs) * (size_t)plan->n_relocs);
+    if (plan->n_entries > 0) { /* else there may be no arrays */
+        memmove(plan->entries, plan->entries + n, sizeof(*plan->entries) * (size_t)plan->n_entries);
+    }
+    if (plan->n_relocs > 0) {
+        memmove(plan->relocs, plan->relocs + n_relocs,
+                sizeof(*plan->relocs) * (size_t)plan->n_relocs);
+    }
     for (int32_t i = 0; i < plan->n_entries; i++) {
         plan->entries[i].reloc -= n_relocs;
     }
