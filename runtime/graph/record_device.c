@@ -466,8 +466,9 @@ void msi_lowering_end(void)
 {
     lowering *l = current();
 
-    atomic_fetch_sub(&msi_n_devices, 1);
     l->device.plan = NULL;
+    msi_alloc_trim(l->ctx);
+    atomic_fetch_sub(&msi_n_devices, 1);
     (void)msi_context_swap(l->before);
     l->before = NULL;
 }
