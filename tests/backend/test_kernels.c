@@ -90,7 +90,7 @@ static void test_backend_kernels__pointers_of_arguments_are_listed(void **state)
         for (int32_t i = 0; i < n; i++) {
             assert_true(field[i].offset >= last + 8 && field[i].offset % 8 == 0);
             assert_true(field[i].offset + 8 <= nbytes);
-            assert_in_range(field[i].kind, MSI_FIELD_MEMORY, MSI_FIELD_CONTEXT);
+            assert_in_range(field[i].kind, MSI_FIELD_MEMORY, MSI_FIELD_DRAW);
             last = field[i].offset;
         }
     }
@@ -99,6 +99,7 @@ static void test_backend_kernels__pointers_of_arguments_are_listed(void **state)
                                           .k = p,
                                           .v = p,
                                           .mask = p,
+                                          .seed = (uint64_t)(uintptr_t)p,
                                           .out = p,
                                           .max = p,
                                           .rsum = p,
