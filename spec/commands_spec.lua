@@ -173,6 +173,9 @@ local runs = {
     finds('world=4', succeeds(command .. SHORT))
     assert.equal('directory', lfs.attributes(checkout .. '/run1/checkpoints', 'mode'))
   end,
+  ['luajit examples/train.lua --compile'] = function(command)
+    finds('1 graphs of 1 functions and modules', succeeds(command .. SHORT .. ' --steps=4'))
+  end,
   ['luajit examples/train.lua --resume'] = function(command)
     trained('luajit examples/train.lua')
     local output = succeeds(command .. SHORT .. ' --steps=3')

@@ -10,4 +10,7 @@
 
 ms_status msi_new_array_of(void **p, int64_t n, size_t element, const char *units);
 
+/* Make room for one more element of `size` bytes behind `n` in the list `*array`. */
+ms_status msi_grow(void *array, int32_t n, int32_t *capacity, size_t size);
+
 #endif

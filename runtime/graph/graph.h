@@ -160,10 +160,12 @@ typedef struct msi_graph_segment {
 } msi_graph_segment;
 
 struct ms_program {
-    int32_t refcount;                /* the owner's handle, and nodes of its segments */
-    ms_context *ctx;                 /* NULL: closed */
-    struct ms_program *next, **link; /* in the list of the context's programs */
-    char *broken;                    /* or NULL */
+    int32_t refcount;                      /* the owner's handle, and nodes of its segments */
+    ms_context *ctx;                       /* NULL: closed */
+    void (*close)(struct ms_program *p);   /* called when the context closes */
+    void (*release)(struct ms_program *p); /* drops a reference */
+    struct ms_program *next, **link;       /* in the list of the context's programs */
+    char *broken;                          /* or NULL */
     bool recording;
     bool grads;     /* grad mode at the start */
     int32_t depth;  /* of running operators */
@@ -189,11 +191,6 @@ struct ms_program {
 /* -- program.c --------------------------------------------------------------------------------- */
 
 void msi_program_break(ms_program *p, const char *format, ...) MSI_PRINTF(2, 3);
-void msi_program_release(ms_program *p);
-/* Release its tensors: the context closes. Only freeing it may follow. */
-void msi_program_close(ms_program *p);
-/* Room for one more element of `size` bytes in `*array`. */
-ms_status msi_graph_grow(void *array, int32_t n, int32_t *capacity, size_t size);
 
 /* -- record.c ---------------------------------------------------------------------------------- */
 
@@ -211,7 +208,6 @@ bool msi_same_view(const msi_view *a, const msi_view *b);
 
 /* Add to the programs that are closed before their context. */
 ms_status msi_graph_enlist(ms_program *p);
-void msi_graph_delist(ms_program *p);
 /* The calling thread's context for lowering, made on demand; `under`: the context whose device
  * answers what kernels exist and what scratch they take. */
 ms_status msi_lowering_begin(ms_context *under, ms_context **out, msi_plan *plan);

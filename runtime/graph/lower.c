@@ -561,7 +561,6 @@ void msi_graph_segment_free(msi_graph_segment *s)
         s->backward = b->next;
         backward_free(b);
     }
-    msi_runs_free(s);
     msi_key_free(&s->key);
     msi_plan_free(&s->forward);
     free(s->bases);

@@ -7,43 +7,61 @@
 #include <stdlib.h>
 #include <string.h>
 
-ms_status msi_graph_grow(void *array, int32_t n, int32_t *capacity, size_t size)
+/* -- recording --------------------------------------------------------------------------------- */
+
+static void forget(msi_value *v)
 {
-    void **p = array;
-
-    if (MSI_LIKELY(n < *capacity)) {
-        return MS_OK;
-    }
-    const int32_t larger = *capacity > 0 ? *capacity * 2 : 16;
-    void *grown = realloc(*p, size * (size_t)larger);
-
-    if (grown == NULL) {
-        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to record %d entries of a program",
-                       (int)larger);
-    }
-    *p = grown;
-    *capacity = larger;
-    return MS_OK;
+    ms_tensor_free(v->handle);
+    v->handle = NULL;
 }
 
-void msi_program_break(ms_program *p, const char *format, ...)
+static void delist(ms_program *p)
 {
-    char text[MSI_MESSAGE_BYTES];
-    va_list args;
+    *p->link = p->next;
+    if (p->next != NULL) {
+        p->next->link = p->link;
+    }
+}
 
-    if (p->broken != NULL) {
+static void close_program(ms_program *p)
+{
+    if (p->ctx == NULL) {
         return;
     }
-    va_start(args, format);
-    msi_text_write(text, sizeof(text), format, args);
-    va_end(args);
-    p->broken = strdup(text);
-    if (p->broken == NULL) {
-        p->broken = p->no_memory;
+    msi_record_stop(p);
+    ms_program_done(p);
+    for (int32_t i = 0; i < p->n_values; i++) {
+        forget(&p->values[i]);
     }
+    delist(p);
+    p->ctx = NULL;
 }
 
-/* -- recording --------------------------------------------------------------------------------- */
+static void release_program(ms_program *p)
+{
+    if (--p->refcount > 0) {
+        return;
+    }
+    close_program(p);
+    for (int32_t i = 0; i < p->n_segments; i++) {
+        msi_runs_free(p->segments[i]);
+        msi_graph_segment_free(p->segments[i]);
+    }
+    for (int32_t i = 0; i < p->n_ops; i++) {
+        free(p->ops[i].attrs);
+        free(p->ops[i].in);
+    }
+    if (p->broken != p->no_memory) {
+        free(p->broken);
+    }
+    free(p->segments);
+    free(p->values);
+    free(p->ops);
+    free(p->draws);
+    free(p->steps);
+    free(p->frame);
+    free(p);
+}
 
 ms_status ms_program_begin(ms_program **out)
 {
@@ -61,6 +79,8 @@ ms_status ms_program_begin(ms_program **out)
     p->refcount = 1;
     p->ctx = ctx;
     snprintf(p->no_memory, sizeof(p->no_memory), "no memory");
+    p->close = close_program;
+    p->release = release_program;
     ms_status status = msi_graph_enlist(p);
 
     if (status != MS_OK) {
@@ -117,7 +137,7 @@ static ms_status add_segment(ms_program *p)
     msi_graph_segment *s;
     int64_t nbytes = 0;
 
-    MS_TRY(msi_graph_grow(&p->segments, p->n_segments, &p->cap_segments, sizeof(*p->segments)));
+    MS_TRY(msi_grow(&p->segments, p->n_segments, &p->cap_segments, sizeof(*p->segments)));
     MS_TRY(msi_new_array(&s, 1, "segment"));
     *s = (msi_graph_segment){
         .program = p, .number = p->n_segments, .first = p->cut, .first_draw = p->cut_draws};
@@ -142,7 +162,7 @@ ms_status ms_program_cut(ms_program *p, int32_t *segment)
     if (p->n_ops == p->cut || p->broken != NULL) {
         return MS_OK;
     }
-    MS_TRY(msi_graph_grow(&p->steps, p->n_steps, &p->cap_steps, sizeof(*p->steps)));
+    MS_TRY(msi_grow(&p->steps, p->n_steps, &p->cap_steps, sizeof(*p->steps)));
     while (p->cut < p->n_ops) {
         MS_TRY(add_segment(p));
     }
@@ -305,12 +325,6 @@ static ms_status prepare(ms_program *p)
     return status;
 }
 
-static void forget(msi_value *v)
-{
-    ms_tensor_free(v->handle);
-    v->handle = NULL;
-}
-
 /* An argument that was a parameter stays that parameter, whose other uses are recorded as uses of
  * the argument; others are free. */
 static void forget_arguments(ms_program *p)
@@ -346,45 +360,6 @@ ms_status ms_program_end(ms_program *p)
     return status;
 }
 
-void msi_program_close(ms_program *p)
-{
-    if (p->ctx == NULL) {
-        return;
-    }
-    msi_record_stop(p);
-    ms_program_done(p);
-    for (int32_t i = 0; i < p->n_values; i++) {
-        forget(&p->values[i]);
-    }
-    msi_graph_delist(p);
-    p->ctx = NULL;
-}
-
-void msi_program_release(ms_program *p)
-{
-    if (--p->refcount > 0) {
-        return;
-    }
-    msi_program_close(p);
-    for (int32_t i = 0; i < p->n_segments; i++) {
-        msi_graph_segment_free(p->segments[i]);
-    }
-    for (int32_t i = 0; i < p->n_ops; i++) {
-        free(p->ops[i].attrs);
-        free(p->ops[i].in);
-    }
-    if (p->broken != p->no_memory) {
-        free(p->broken);
-    }
-    free(p->segments);
-    free(p->values);
-    free(p->ops);
-    free(p->draws);
-    free(p->steps);
-    free(p->frame);
-    free(p);
-}
-
 void ms_program_free(ms_program *p)
 {
     if (p == NULL) {
@@ -392,7 +367,7 @@ void ms_program_free(ms_program *p)
     }
     msi_record_stop(p);
     ms_program_done(p);
-    msi_program_release(p);
+    release_program(p);
 }
 
 void ms_program_info_get(const ms_program *p, ms_program_info *info)

@@ -17,6 +17,23 @@ bool msi_same_view(const msi_view *a, const msi_view *b)
            memcmp(a->shape, b->shape, n) == 0 && memcmp(a->stride, b->stride, n) == 0;
 }
 
+void msi_program_break(ms_program *p, const char *format, ...)
+{
+    char text[MSI_MESSAGE_BYTES];
+    va_list args;
+
+    if (p->broken != NULL) {
+        return;
+    }
+    va_start(args, format);
+    msi_text_write(text, sizeof(text), format, args);
+    va_end(args);
+    p->broken = strdup(text);
+    if (p->broken == NULL) {
+        p->broken = p->no_memory;
+    }
+}
+
 /* True if a handle `t` is `v`, also for autograd. */
 static bool shows(const msi_value *v, const ms_tensor *t)
 {
@@ -32,7 +49,7 @@ static bool shows(const msi_value *v, const ms_tensor *t)
 
 static ms_status add_value(ms_program *p, const ms_tensor *t, int32_t kind, int32_t *index)
 {
-    MS_TRY(msi_graph_grow(&p->values, p->n_values, &p->cap_values, sizeof(*p->values)));
+    MS_TRY(msi_grow(&p->values, p->n_values, &p->cap_values, sizeof(*p->values)));
     msi_value *v = &p->values[p->n_values];
 
     *v = (msi_value){.kind = kind,
@@ -52,7 +69,7 @@ static ms_status add_value(ms_program *p, const ms_tensor *t, int32_t kind, int3
 static ms_status add_op(ms_program *p, const msi_op *op, const void *attrs, int32_t n_in,
                         int32_t n_out, msi_recorded **out)
 {
-    MS_TRY(msi_graph_grow(&p->ops, p->n_ops, &p->cap_ops, sizeof(*p->ops)));
+    MS_TRY(msi_grow(&p->ops, p->n_ops, &p->cap_ops, sizeof(*p->ops)));
     msi_recorded *r = &p->ops[p->n_ops];
 
     *r = (msi_recorded){.op = op, .n_in = n_in, .n_out = n_out};
@@ -176,7 +193,7 @@ static ms_status record(ms_program *p, const msi_op_call *call)
     MS_TRY(add_op(p, call->op, call->attrs, call->n_in, call->n_out, &r));
     r->draw = -1;
     if (call->op->draw != 0 && draw_of(call->op, call->attrs)->active) {
-        MS_TRY(msi_graph_grow(&p->draws, p->n_draws, &p->cap_draws, sizeof(*p->draws)));
+        MS_TRY(msi_grow(&p->draws, p->n_draws, &p->cap_draws, sizeof(*p->draws)));
         r->draw = p->n_draws++;
     }
     r->into = p->into;

@@ -116,8 +116,8 @@ static void record_block(msi_device *d, void *data, int64_t nbytes, bool release
         }
         return;
     }
-    if (outcome_of(r, msi_graph_grow(&plan->buffers, plan->n_buffers, &plan->cap_buffers,
-                                     sizeof(*plan->buffers))) != MSI_DEV_OK) {
+    if (outcome_of(r, msi_grow(&plan->buffers, plan->n_buffers, &plan->cap_buffers,
+                               sizeof(*plan->buffers))) != MSI_DEV_OK) {
         return;
     }
     plan->buffers[plan->n_buffers++] = (msi_buffer){.address = (uint64_t)(uintptr_t)data,
@@ -131,7 +131,7 @@ static void record_block(msi_device *d, void *data, int64_t nbytes, bool release
 
 static ms_status add_reloc(msi_plan *plan, int64_t at, int32_t buffer, int64_t offset)
 {
-    MS_TRY(msi_graph_grow(&plan->relocs, plan->n_relocs, &plan->cap_relocs, sizeof(*plan->relocs)));
+    MS_TRY(msi_grow(&plan->relocs, plan->n_relocs, &plan->cap_relocs, sizeof(*plan->relocs)));
     plan->relocs[plan->n_relocs++] = (msi_reloc){(int32_t)at, buffer, offset};
     return MS_OK;
 }
@@ -178,8 +178,7 @@ static ms_status add_entry(msi_plan *plan, int32_t kind, int32_t kernel, int32_t
 {
     int64_t at = 0;
 
-    MS_TRY(msi_graph_grow(&plan->entries, plan->n_entries, &plan->cap_entries,
-                          sizeof(*plan->entries)));
+    MS_TRY(msi_grow(&plan->entries, plan->n_entries, &plan->cap_entries, sizeof(*plan->entries)));
     MS_TRY(add_bytes(plan, nbytes, &at));
     *out = &plan->entries[plan->n_entries];
     **out = (msi_entry){.kind = (int8_t)kind,
@@ -377,7 +376,7 @@ static void close_lowering(void *state)
     lowering *l = state;
 
     while (l->programs != NULL) {
-        msi_program_close(l->programs);
+        l->programs->close(l->programs);
     }
     msi_context_close(l->ctx);
     free(l);
@@ -419,14 +418,6 @@ ms_status msi_graph_enlist(ms_program *p)
     }
     l->programs = p;
     return MS_OK;
-}
-
-void msi_graph_delist(ms_program *p)
-{
-    *p->link = p->next;
-    if (p->next != NULL) {
-        p->next->link = p->link;
-    }
 }
 
 ms_status msi_lowering_begin(ms_context *under, ms_context **out, msi_plan *plan)

@@ -194,7 +194,7 @@ static void run_drop(void *run)
     release_kept(r);
     r->next = s->free_runs;
     s->free_runs = r;
-    msi_program_release(s->program);
+    s->program->release(s->program);
 }
 
 void msi_runs_free(msi_graph_segment *s)

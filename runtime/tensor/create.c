@@ -358,3 +358,24 @@ ms_status ms_tensor_hash(const ms_tensor *t, uint64_t *hash)
     msi_op_host(t->ctx, "the host reads values of a tensor");
     return msi_view_hash(&t->v, hash);
 }
+
+static ms_status detach_meta(const msi_meta *m)
+{
+    msi_result_view(&m->out[0], m->in[0]);
+    return MS_OK;
+}
+
+static const msi_op op_detach = {.name = "detach", .meta = detach_meta};
+
+ms_status ms_tensor_detach(ms_tensor **out, const ms_tensor *t)
+{
+    ms_tensor *in = (ms_tensor *)(uintptr_t)t;
+
+    return msi_op_run(&op_detach, NULL, &in, 1, out, 1);
+}
+
+ms_status ms_tensor_wait(const ms_tensor *t)
+{
+    msi_op_host(t->ctx, "the host waits for a tensor");
+    return msi_settle(t->ctx);
+}

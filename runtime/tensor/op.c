@@ -200,30 +200,6 @@ void msi_result_view(msi_view *out, const msi_view *v)
     *out = *v;
 }
 
-void msi_op_observe(ms_context *ctx, const msi_op_observer *observer)
-{
-    msi_tensor_state *state = msi_tensor_state_of(ctx);
-
-    if (state != NULL) {
-        state->observer = observer;
-    }
-}
-
-bool msi_op_is_observed(const ms_context *ctx)
-{
-    return observer_of(ctx) != NULL;
-}
-
-void msi_op_host(const ms_context *ctx, const char *what)
-{
-    const msi_tensor_state *state = ctx != NULL ? ctx->room[MSI_ROOM_TENSOR] : NULL;
-    const msi_op_observer *observer = state != NULL ? state->observer : NULL;
-
-    if (MSI_UNLIKELY(observer != NULL) && observer->host != NULL) {
-        observer->host(observer->user, what);
-    }
-}
-
 msi_draw msi_draw_of(const msi_view *x, const ms_context *ctx, uint64_t site, int64_t call,
                      bool active)
 {

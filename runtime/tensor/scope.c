@@ -141,7 +141,8 @@ void ms_ref_release(ms_ref *ref)
     if (ms_ref_alive(ref)) {
         ms_context *ctx = ref->ptr->ctx;
 
-        (void)ms_scope_keep(ref->ptr); /* others may retain it: its scope must not release it again */
+        /* Others may retain it: its scope must not release it again. */
+        (void)ms_scope_keep(ref->ptr);
         ctx->collecting = true;
         ms_tensor_free(ref->ptr);
         ctx->collecting = false;
