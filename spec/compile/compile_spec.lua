@@ -56,6 +56,16 @@ describe('ms.compile', function()
     assert.equal("upvalue 'calls' changed while it ran", breaks[#breaks].reason)
   end)
 
+  it('tells an argument from a tensor that the function has from outside', function()
+    local x, y = ms.full({ 2 }, 1), ms.full({ 2 }, 5)
+    local compiled = ms.compile(function(a)
+      return a + x * 2
+    end)
+    for _, a in ipairs { x, x, x, y, y, y, x } do
+      assert.equal((a + x * 2):sum():item(), compiled(a):sum():item())
+    end
+  end)
+
   it('keeps a capture for each shape, and at most 8', function()
     local function f(x) return x:square() end
     local compiled, before = ms.compile(f), graphs()

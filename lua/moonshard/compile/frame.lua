@@ -42,6 +42,7 @@ local Frame = class 'compile.Frame'
 ---@field failures { at: integer, restore: function, state: any }[]
 ---@field results ms.compile.Value[]
 ---@field position integer  of a running replay: its current step
+---@field pinned { at: integer, tensor: ms.Tensor }[]
 
 ---@param name string
 ---@param target ms.nn.Module|function
@@ -117,6 +118,31 @@ local function replay(self, captured, args)
     signature.leaves(captured.signature, args))
 end
 
+-- Arguments that the function also has from outside are recorded as one value: they must be the
+-- same tensors again.
+local function other_pinned(captured, args)
+  if not captured.pinned[1] then
+    return nil
+  end
+  local leaves = signature.leaves(captured.signature, args)
+  for _, pin in ipairs(captured.pinned) do
+    if not rawequal(leaves[pin.at], pin.tensor) then
+      return ('tensor %d among the arguments was one that the function has from outside'):format(
+        pin.at)
+    end
+  end
+end
+
+local function pinned_of(guards, leaves)
+  local pinned = {}
+  for i, t in ipairs(leaves) do
+    if guards:holds(t) then
+      pinned[#pinned + 1] = { at = i, tensor = t }
+    end
+  end
+  return pinned
+end
+
 -- The capture that this call replays, with its arguments set.
 local function find(self, args)
   local captures = self.captures
@@ -129,6 +155,7 @@ local function find(self, args)
     end
     if not miss then
       miss = signature.set(captured.signature, captured.program, args)
+        or other_pinned(captured, args)
       if not miss then
         return captured
       end
@@ -205,6 +232,7 @@ local function run_captured(self, args, text)
   self.captures[#self.captures + 1] = {
     program = recording.program, signature = its, guards = guards, grads = B.C.ms_grad_enabled(),
     steps = recording.steps, failures = recording.failures, results = values, position = 0,
+    pinned = pinned_of(guards, leaves),
   }
   report.add(self.name, program.info(recording.program), self.opts, #self.captures == 1,
     recording.steps, guards:count())

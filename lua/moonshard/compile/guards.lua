@@ -279,6 +279,21 @@ function Guards:miss()
   return counted and ('%s has other fields'):format(counted) or nil
 end
 
+local function is_among(tensor, values)
+  for i = 1, #values do
+    if B.is_ref(values[i]) and values[i].ptr == tensor.ptr then
+      return true
+    end
+  end
+end
+
+--- Is the tensor one of the compared values? As an argument it cannot be told from those.
+---@param tensor ms.Tensor
+---@return boolean
+function Guards:holds(tensor)
+  return is_among(tensor, self.values) or is_among(tensor, self.upvalues) or false
+end
+
 --- Number of compared values.
 ---@return integer
 function Guards:count()
