@@ -281,7 +281,7 @@ end
 
 local function is_among(tensor, values)
   for i = 1, #values do
-    if B.is_ref(values[i]) and values[i].ptr == tensor.ptr then
+    if rawequal(values[i], tensor) then
       return true
     end
   end
