@@ -1,9 +1,9 @@
 /* Private to graph/: recorded operators, and the kernels they are lowered to.
  *
- *   msi_value     what an operand or result of a recorded operator shows
- *   msi_recorded  one operator, with its attributes and values
+ *   msi_value           what an operand or result of a recorded operator shows
+ *   msi_recorded        one operator, with its attributes and values
  *   msi_graph_segment   operators between two steps of the host, with their plans
- *   msi_plan      kernels in order, whose pointers are places in buffers
+ *   msi_plan            kernels in order, whose pointers are places in buffers
  *
  * record.c observes the operators of a running program. lower.c runs a segment's operators, and
  * backward over them, in a context of its own whose device (record_device.c) executes nothing and
@@ -49,6 +49,12 @@ typedef struct msi_recorded {
     bool into;    /* msi_op_run_into() */
     bool grads;   /* grad mode */
 } msi_recorded;
+
+/* The random mask in attributes of `op`, which has one. */
+static inline msi_draw *msi_draw_in(const msi_op *op, const void *attrs)
+{
+    return (msi_draw *)(uintptr_t)((const char *)attrs + op->draw - 1);
+}
 
 /* -- plans ------------------------------------------------------------------------------------- */
 
@@ -188,15 +194,13 @@ struct ms_program {
     char no_memory[16];
 };
 
-/* -- program.c --------------------------------------------------------------------------------- */
-
-void msi_program_break(ms_program *p, const char *format, ...) MSI_PRINTF(2, 3);
-
 /* -- record.c ---------------------------------------------------------------------------------- */
 
+/* Keep the first reason why a program cannot be replayed. */
+void msi_program_break(ms_program *p, const char *format, ...) MSI_PRINTF(2, 3);
 void msi_record_start(ms_program *p);
 void msi_record_stop(ms_program *p);
-/* The value that `t` shows; -1, with the program broken, if there is none. */
+/* The value that `t` shows; otherwise -1, and the program is broken. */
 ms_status msi_record_value(ms_program *p, ms_tensor *t, int32_t *value);
 ms_status msi_record_argument(ms_program *p, ms_tensor *t);
 /* True if `t` shows memory of a constant, which must not be written or returned. */

@@ -106,14 +106,11 @@ static ms_status make_input(pass *l, int32_t i)
 /* Attributes with a mark for the call of a random mask, which a run replaces. */
 static const void *attrs_of(const pass *l, const msi_recorded *r, void *room)
 {
-    msi_draw *draw;
-
     if (r->draw < 0) {
         return r->attrs;
     }
     memcpy(room, r->attrs, (size_t)r->op->attrs_size);
-    draw = (msi_draw *)(void *)((char *)room + r->op->draw - 1);
-    draw->call = MSI_FIRST_CALL + r->draw - l->s->first_draw;
+    msi_draw_in(r->op, room)->call = MSI_FIRST_CALL + r->draw - l->s->first_draw;
     return room;
 }
 

@@ -174,11 +174,6 @@ static void record_write(ms_program *p, const msi_op *op, const ms_tensor *t)
     }
 }
 
-static const msi_draw *draw_of(const msi_op *op, const void *attrs)
-{
-    return (const msi_draw *)(const void *)((const char *)attrs + op->draw - 1);
-}
-
 static ms_status record(ms_program *p, const msi_op_call *call)
 {
     msi_recorded *r = NULL;
@@ -192,7 +187,7 @@ static ms_status record(ms_program *p, const msi_op_call *call)
     }
     MS_TRY(add_op(p, call->op, call->attrs, call->n_in, call->n_out, &r));
     r->draw = -1;
-    if (call->op->draw != 0 && draw_of(call->op, call->attrs)->active) {
+    if (call->op->draw != 0 && msi_draw_in(call->op, call->attrs)->active) {
         MS_TRY(msi_grow(&p->draws, p->n_draws, &p->cap_draws, sizeof(*p->draws)));
         r->draw = p->n_draws++;
     }

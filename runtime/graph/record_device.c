@@ -19,8 +19,7 @@ typedef struct record_device {
 } record_device;
 
 /* Not canonical on x86-64: an access to it faults. */
-enum { FIRST_SHIFT = 56 };
-#define FIRST_ADDRESS ((uint64_t)1 << FIRST_SHIFT)
+#define FIRST_ADDRESS ((uint64_t)1 << 56)
 
 /* State of graph/ in a context: its programs, and the context in which they are lowered. */
 typedef struct lowering {
@@ -332,7 +331,7 @@ static void record_close(msi_device *d)
     (void)d;
 }
 
-static int32_t record_open(lowering *l)
+static void record_open(lowering *l)
 {
     record_device *r = &l->device;
 
@@ -358,7 +357,6 @@ static int32_t record_open(lowering *l)
     r->base.fault = &l->fault;
     r->base.ctx = l->ctx;
     r->next = FIRST_ADDRESS;
-    return MSI_DEV_OK;
 }
 
 /* -- the context ------------------------------------------------------------------------------- */
@@ -396,7 +394,7 @@ static ms_status lowering_of(ms_context *ctx, lowering **out)
         free(l);
         return MS_OUT_OF_MEMORY;
     }
-    (void)record_open(l);
+    record_open(l);
     l->device.under = ctx->device;
     l->ctx->room[MSI_ROOM_GRAPH] = l; /* for open_device(); it has no close */
     l->ctx->open_device = open_device;

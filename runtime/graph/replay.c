@@ -360,11 +360,9 @@ static void find_draws(msi_graph_segment *s)
         const msi_recorded *r = &p->ops[i];
 
         if (r->draw >= 0) {
-            const msi_draw *recorded =
-                (const msi_draw *)(const void *)((const char *)r->attrs + r->op->draw - 1);
-
-            s->draws[r->draw - s->first_draw] = msi_draw_of(
-                &p->values[r->in[0]].view, p->ctx, recorded->site, p->draws[r->draw], true);
+            s->draws[r->draw - s->first_draw] =
+                msi_draw_of(&p->values[r->in[0]].view, p->ctx, msi_draw_in(r->op, r->attrs)->site,
+                            p->draws[r->draw], true);
         }
     }
 }

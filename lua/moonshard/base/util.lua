@@ -127,4 +127,15 @@ function util.slice(list, first, last)
   return out
 end
 
+--- Number of entries of a table, whatever their keys.
+---@param t table
+---@return integer
+function util.count(t)
+  local n = 0
+  for _ in next, t do
+    n = n + 1
+  end
+  return n
+end
+
 return util

@@ -17,8 +17,9 @@ local funck = require('jit.util').funck
 local hooks = require 'moonshard.nn.hooks'
 local parameter = require 'moonshard_ffi.parameter'
 local tree = require 'moonshard.nn.tree'
+local util = require 'moonshard.base.util'
 
-local calls = B.calls
+local calls, count = B.calls, util.count
 local rawget, rawequal, next, type = rawget, rawequal, next, type
 local getupvalue = debug.getupvalue
 
@@ -62,14 +63,6 @@ local SET_LATER = { 'training', '_manager', '_sealed' }
 local LISTS = { _params = 'tensor', _buffers = 'name', _children = 'module' }
 for _, field in ipairs(hooks.FIELDS) do
   LISTS[field] = 'fn'
-end
-
-local function count(t)
-  local n = 0
-  for _ in next, t do
-    n = n + 1
-  end
-  return n
 end
 
 local function add(self, name, t, key, value)
@@ -287,7 +280,7 @@ local function is_among(tensor, values)
   end
 end
 
---- Is the tensor one of the compared values? As an argument it cannot be told from those.
+--- True if the tensor is one of the compared values. As an argument it is recorded as that value.
 ---@param tensor ms.Tensor
 ---@return boolean
 function Guards:holds(tensor)

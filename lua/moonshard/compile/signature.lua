@@ -5,6 +5,7 @@ local B = require 'moonshard_ffi'
 local parameter = require 'moonshard_ffi.parameter'
 local program = require 'moonshard_ffi.program'
 local samples = require 'moonshard.base.samples'
+local util = require 'moonshard.base.util'
 
 local calls, is_ref = B.calls, B.is_ref
 local next, rawequal, type = next, rawequal, type
@@ -74,12 +75,12 @@ function signature.of(args)
   return s, leaves
 end
 
-local function size(t)
-  local n = 0
-  for _ in next, t do
-    n = n + 1
+local function value_at(entry, args)
+  local value = args[entry.i]
+  if entry.key ~= nil then
+    value = value[entry.key]
   end
-  return n
+  return value
 end
 
 local function misfit(entry, text)
@@ -97,16 +98,13 @@ function signature.set(s, p, args)
     return ('%d arguments are given, recorded with %d'):format(args.n, s.n)
   end
   for _, t in ipairs(s.tables) do
-    if not is_plain(args[t.i]) or size(args[t.i]) ~= t.n then
+    if not is_plain(args[t.i]) or util.count(args[t.i]) ~= t.n then
       return ('argument %d has another form'):format(t.i)
     end
   end
   for i = 1, #s do
     local entry = s[i]
-    local value = args[entry.i]
-    if entry.key ~= nil then
-      value = value[entry.key]
-    end
+    local value = value_at(entry, args)
     if not entry.value then
       if not rawequal(value, entry.constant) then
         return misfit(entry, 'has another value')
@@ -126,11 +124,7 @@ function signature.leaves(s, args)
   for i = 1, #s do
     local entry = s[i]
     if entry.value then
-      local value = args[entry.i]
-      if entry.key ~= nil then
-        value = value[entry.key]
-      end
-      leaves[entry.value + 1] = value
+      leaves[entry.value + 1] = value_at(entry, args)
     end
   end
   return leaves
@@ -172,11 +166,8 @@ function signature.text(args)
   local s = signature.of(args)
   local parts = { B.C.ms_grad_enabled() and 'grad' or 'no grad', tostring(s.n) }
   for _, entry in ipairs(s) do
-    local value = args[entry.i]
-    if entry.key ~= nil then
-      value = value[entry.key]
-    end
-    parts[#parts + 1] = ('%d/%s=%s'):format(entry.i, tostring(entry.key), describe(value))
+    parts[#parts + 1] = ('%d/%s=%s'):format(entry.i, tostring(entry.key),
+      describe(value_at(entry, args)))
   end
   return table.concat(parts, ';')
 end

@@ -153,7 +153,7 @@ row 'cache' { -- a table that forward fills
 }
 row 'recompute' { { 'none', 'before', 'after' }, bits = true } -- wrapping, by nn.checkpoint
 row 'compile' { -- the sharded models
-  { 'none', 'replay', 'partition', 'fuse' }, bits = true, chance = 0.95,
+  { 'none', 'replay', 'partition', 'fuse' }, bits = true,
   ready = function(backend, r)
     for _, model in ipairs(r.sharded and r.models or {}) do
       model:compile { backend = backend }
