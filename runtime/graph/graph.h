@@ -178,7 +178,6 @@ struct ms_program {
     bool into;      /* the outermost of them writes existing tensors */
     uint64_t since; /* storages made later are of the program */
     msi_op_observer observer;
-    int32_t n_fsdp;
     msi_value *values;
     int32_t n_values, cap_values, n_arguments;
     msi_recorded *ops;

@@ -372,12 +372,11 @@ void ms_program_free(ms_program *p)
 
 void ms_program_info_get(const ms_program *p, ms_program_info *info)
 {
-    *info = (ms_program_info){.segments = p->n_segments, .ops = p->n_ops, .fsdp_nodes = p->n_fsdp};
+    *info = (ms_program_info){.segments = p->n_segments, .ops = p->n_ops};
     for (int32_t i = 0; i < p->n_segments; i++) {
         const msi_graph_segment *s = p->segments[i];
 
         info->kernels += s->forward.n_entries;
-        info->kernels_backward += s->backward != NULL ? s->backward->plan.n_entries : 0;
         info->saved_bytes += s->forward.saved_bytes;
         if (s->forward.arena_bytes > info->arena_bytes) {
             info->arena_bytes = s->forward.arena_bytes;

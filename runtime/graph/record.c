@@ -156,7 +156,6 @@ static void observe_begin(void *user, const msi_op_call *call)
 {
     ms_program *p = user;
 
-    p->n_fsdp += is_of_unit(call->op);
     if (p->depth++ == 0) {
         p->into = call->n_out > 0 && call->out[0] != NULL;
     }

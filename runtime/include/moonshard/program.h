@@ -47,16 +47,14 @@ MS_API void ms_program_free(MS_NULLABLE ms_program *p);
 typedef struct ms_program_info {
     int32_t segments;
     int32_t ops;
-    int32_t kernels;
-    int32_t kernels_backward;
-    int32_t fsdp_nodes;  /**< unshard, reshard and reduce of units, as the observer saw them */
+    int32_t kernels;     /**< of the forwards */
     int64_t saved_bytes; /**< kept from forward to backward */
     int64_t arena_bytes; /**< temporary memory of the largest segment */
 } ms_program_info;
 MS_API void ms_program_info_get(const ms_program *p, ms_program_info *info);
 
 /** Start a run: set an argument. `*fits` is false if its shape, strides, dtype or requires_grad,
- * or the grad mode, differ from those recorded; ms_program_misfit() then says how. */
+ * or the grad mode, differ from those recorded; ms_program_misfit() describes the difference. */
 MS_API ms_status ms_program_set(ms_program *p, int32_t value, ms_tensor *t, bool *fits);
 /** True if the tensors that the program uses besides its arguments are as recorded. */
 MS_API ms_status ms_program_fits(ms_program *p, bool *fits);
