@@ -13,10 +13,15 @@ local function text(chars)
   return chars ~= nil and B.string(chars) or nil
 end
 
+local LEVELS = {
+  replay = C.MS_PROGRAM_REPLAY, partition = C.MS_PROGRAM_PARTITION, fuse = C.MS_PROGRAM_FUSE,
+}
+
 --- Record this thread's operators from now on. RuntimeError if they are observed already.
+---@param level 'replay'|'partition'|'fuse'
 ---@return ffi.cdata* program  freed when it is collected
-function program.begin()
-  B.check(C.ms_program_begin(made))
+function program.begin(level)
+  B.check(C.ms_program_begin(made, LEVELS[level]))
   return B.gc(made[0], C.ms_program_free)
 end
 

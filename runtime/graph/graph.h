@@ -171,6 +171,7 @@ struct ms_program {
     void (*close)(struct ms_program *p);   /* called when the context closes */
     void (*release)(struct ms_program *p); /* drops a reference */
     struct ms_program *next, **link;       /* in the list of the context's programs */
+    int32_t level;                         /* MS_PROGRAM_* */
     char *broken;                          /* or NULL */
     bool recording;
     bool grads;     /* grad mode at the start */

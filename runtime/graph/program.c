@@ -63,7 +63,7 @@ static void release_program(ms_program *p)
     free(p);
 }
 
-ms_status ms_program_begin(ms_program **out)
+ms_status ms_program_begin(ms_program **out, int32_t level)
 {
     ms_context *ctx = msi_context();
     ms_program *p;
@@ -78,6 +78,7 @@ ms_status ms_program_begin(ms_program **out)
     MS_TRY(msi_new_array(&p, 1, "program"));
     p->refcount = 1;
     p->ctx = ctx;
+    p->level = level;
     snprintf(p->no_memory, sizeof(p->no_memory), "no memory");
     p->close = close_program;
     p->release = release_program;

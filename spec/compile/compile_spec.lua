@@ -274,7 +274,7 @@ describe('a compiled model', function()
   it('repeats the steps of its units in order', function()
     ms.dist.spawn(2, function()
       local model = WRAPS.fully_shard(mlp())
-      local frame = Frame.of_module(model, { skip_fsdp_hooks = true })
+      local frame = Frame.of_module(model, { backend = 'replay', skip_fsdp_hooks = true })
       for _ = 1, 2 do
         model(ms.randn(2, 6))
       end

@@ -214,7 +214,7 @@ static void test_graph_record__what_breaks_a_program_is_named_and_has_run(void *
         } else {
             assert_ok(ms_op_affine(&earlier, w, 2, 0));
         }
-        assert_ok(ms_program_begin(&p));
+        assert_ok(ms_program_begin(&p, MS_PROGRAM_REPLAY));
         assert_ok(ms_program_argument(p, x));
         out = breaks[i].run(x, w, times(x, w));
         assert_ok(ms_program_value(p, out, &value));
@@ -230,11 +230,11 @@ static void test_graph_record__a_thread_records_one_program(void **state)
 {
     ms_program *p, *other;
 
-    assert_ok(ms_program_begin(&p));
-    assert_fails(MS_RUNTIME_ERROR, "watched already", ms_program_begin(&other));
+    assert_ok(ms_program_begin(&p, MS_PROGRAM_REPLAY));
+    assert_fails(MS_RUNTIME_ERROR, "watched already", ms_program_begin(&other, MS_PROGRAM_REPLAY));
     assert_null(other);
     ms_program_free(p);
-    assert_ok(ms_program_begin(&p));
+    assert_ok(ms_program_begin(&p, MS_PROGRAM_REPLAY));
     ms_program_free(p);
 }
 
@@ -325,7 +325,7 @@ static ms_program *record(ms_tensor **arg, int32_t n, bool writes)
     ms_tensor *out = arg[0];
     int32_t value;
 
-    assert_ok(ms_program_begin(&p));
+    assert_ok(ms_program_begin(&p, MS_PROGRAM_REPLAY));
     for (int32_t i = 0; i < n; i++) {
         assert_ok(ms_program_argument(p, arg[i]));
     }
@@ -403,7 +403,7 @@ static void test_graph_record__an_outer_tensor_that_changed_is_an_error(void **s
     ms_program *p;
     bool fits;
 
-    assert_ok(ms_program_begin(&p));
+    assert_ok(ms_program_begin(&p, MS_PROGRAM_REPLAY));
     assert_ok(ms_program_argument(p, x));
     (void)times(x, w);
     assert_ok(ms_program_end(p));

@@ -282,7 +282,7 @@ static ms_status make_arguments(instance *k)
 static ms_status record(instance *k)
 {
     MS_TRY(make_arguments(k));
-    MS_TRY(ms_program_begin(&k->p));
+    MS_TRY(ms_program_begin(&k->p, MS_PROGRAM_REPLAY));
     for (int32_t i = 0; i < k->f->n_in; i++) {
         MS_TRY(is_argument(k->f, i) ? ms_program_argument(k->p, k->arg[i]) : MS_OK);
     }

@@ -216,7 +216,7 @@ end
 local function run_captured(self, args, text)
   local its, leaves = signature.of(args)
   local guards = Guards(self.target)
-  local ok, recording = pcall(Recording, leaves)
+  local ok, recording = pcall(Recording, leaves, self.opts.backend)
   if not ok then -- something else observes the operators of this thread
     return pack(self.run(unpack(args, 1, args.n)))
   end

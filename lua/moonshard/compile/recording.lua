@@ -34,8 +34,9 @@ local trace = require 'moonshard.base.trace'
 local Recording = class 'compile.Recording'
 
 ---@param leaves ms.Tensor[]
-function Recording:init(leaves)
-  self.program, self.leaves, self.steps, self.failures = program.begin(), leaves, {}, {}
+---@param backend 'replay'|'partition'|'fuse'
+function Recording:init(leaves, backend)
+  self.program, self.leaves, self.steps, self.failures = program.begin(backend), leaves, {}, {}
   self.draws, self.n_draws = {}, 0
   for _, t in ipairs(leaves) do
     program.argument(self.program, t)

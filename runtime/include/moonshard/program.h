@@ -15,9 +15,16 @@ extern "C" {
 
 typedef struct ms_program ms_program;
 
+/** Levels: how a program is lowered. Every level has the bits of eager execution. */
+enum {
+    MS_PROGRAM_REPLAY,    /**< the kernels that eager execution runs */
+    MS_PROGRAM_PARTITION, /**< backward recomputes cheap results, where that lowers the peak */
+    MS_PROGRAM_FUSE       /**< with rewrites besides */
+};
+
 /** Record the operators of this thread from now on. MS_RUNTIME_ERROR if it records already. The
- * caller owns `*out`. */
-MS_API ms_status ms_program_begin(ms_program **out);
+ * caller owns `*out`. `level`: MS_PROGRAM_*. */
+MS_API ms_status ms_program_begin(ms_program **out, int32_t level);
 /** Declare the next argument of later runs: values 0, 1, ... in order. Before any operator ran. */
 MS_API ms_status ms_program_argument(ms_program *p, ms_tensor *t);
 /** End the current segment: a step of the host follows. `*segment` is its number, from 0; -1 if no
