@@ -153,6 +153,7 @@ static void LOCAL(finish)(const msi_gemm_args *g, REAL *sums, int64_t i0, int64_
                           int64_t nc, void *c)
 {
     const T *bias = g->bias;
+    const bool accumulate = g->accumulate; /* read in the loops, it would keep them scalar */
 
     for (int64_t i = 0; i < mc; i++) {
         REAL *restrict from = sums + i * NC;
@@ -168,7 +169,7 @@ static void LOCAL(finish)(const msi_gemm_args *g, REAL *sums, int64_t i0, int64_
             T *restrict to = (T *)c + at;
 
             for (int64_t j = 0; j < nc; j++) {
-                to[j] = NARROWED(g->accumulate ? from[j] + WIDEN(to[j]) : from[j]);
+                to[j] = NARROWED(accumulate ? from[j] + WIDEN(to[j]) : from[j]);
             }
             continue;
         }
@@ -176,7 +177,7 @@ static void LOCAL(finish)(const msi_gemm_args *g, REAL *sums, int64_t i0, int64_
         REAL *restrict to = (REAL *)c + at;
 
         for (int64_t j = 0; j < nc; j++) {
-            to[j] = g->accumulate ? from[j] + to[j] : from[j];
+            to[j] = accumulate ? from[j] + to[j] : from[j];
         }
     }
 }
