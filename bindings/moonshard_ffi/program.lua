@@ -32,7 +32,8 @@ end
 
 program.argument, program.finish, program.run = calls.program_argument, calls.program_end,
   calls.program_run
-program.get, program.draw = calls.program_get, calls.program_draw
+program.get, program.put, program.draw = calls.program_get, calls.program_put,
+  calls.program_draw
 
 --- Number of random masks recorded so far.
 ---@return integer
@@ -49,9 +50,18 @@ end
 
 --- The number of the value that `t` shows; -1 if it is not a value of the program.
 ---@param t ms.Tensor
+---@param keep boolean  until the run ends, not only until the next segment ran
 ---@return integer
-function program.value(p, t)
-  calls.program_value(p, t, number)
+function program.value(p, t, keep)
+  calls.program_value(p, t, keep, number)
+  return number[0]
+end
+
+--- Declare the result of a step, for program.put(). Returns its number.
+---@param t ms.Tensor
+---@return integer
+function program.result(p, t)
+  calls.program_result(p, t, number)
   return number[0]
 end
 

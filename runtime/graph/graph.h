@@ -20,16 +20,16 @@
 
 /* -- what is recorded -------------------------------------------------------------------------- */
 
-enum { MSI_VALUE_ARGUMENT, MSI_VALUE_OUTER, MSI_VALUE_RESULT };
+enum { MSI_VALUE_ARGUMENT, MSI_VALUE_OUTER, MSI_VALUE_RESULT, MSI_VALUE_STEP };
 
 typedef struct msi_value {
     int32_t kind;      /* MSI_VALUE_* */
     int32_t segment;   /* that made it; -1: none */
-    int32_t last;      /* last segment that uses it as an input; -1: none */
+    int32_t last;      /* segment after which it is not used; -1: used by the one that made it */
     int32_t out_of;    /* an output of its segment: index there; -1: used inside alone */
     bool constant;     /* of attributes alone */
     bool written;      /* in place */
-    bool held;         /* a step of the host or the caller gets it */
+    bool held;         /* until the run ends */
     ms_tensor *handle; /* OUTER: retained. ARGUMENT: retained while recording, or a parameter */
     int32_t first;     /* ARGUMENT: the first one that was the same value, or itself */
     uint64_t serial;   /* of its storage while recording */
@@ -151,6 +151,8 @@ typedef struct msi_graph_segment {
     int32_t n_out;
     int64_t *storage_bytes; /* (n_storages) */
     int32_t n_storages;
+    int32_t *drops; /* (n_drops) values not used behind it */
+    int32_t n_drops;
     int32_t first_draw, n_draws; /* random masks, among the program's */
     msi_draw *draws;             /* (n_draws) of the current forward */
     bool recorded;               /* an output requires grad */
@@ -203,6 +205,7 @@ void msi_record_stop(ms_program *p);
 /* The value that `t` shows; otherwise -1, and the program is broken. */
 ms_status msi_record_value(ms_program *p, ms_tensor *t, int32_t *value);
 ms_status msi_record_argument(ms_program *p, ms_tensor *t);
+ms_status msi_record_result(ms_program *p, ms_tensor *t, int32_t *value);
 /* True if `t` shows memory of a constant, which must not be written or returned. */
 bool msi_record_is_constant(const ms_program *p, const ms_tensor *t);
 /* Of the same memory, or of different ones. */

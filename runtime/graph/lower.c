@@ -567,6 +567,7 @@ void msi_graph_segment_free(msi_graph_segment *s)
     free(s->draws);
     free(s->in);
     free(s->writes);
+    free(s->drops);
     free(s->out);
     free(s->storage_of);
     free(s->view_of);

@@ -99,7 +99,12 @@ ms_status ms_program_argument(ms_program *p, ms_tensor *t)
     return msi_record_argument(p, t);
 }
 
-ms_status ms_program_value(ms_program *p, ms_tensor *t, int32_t *value)
+static void use(msi_value *v, int32_t segment)
+{
+    v->last = v->last > segment ? v->last : segment;
+}
+
+ms_status ms_program_value(ms_program *p, ms_tensor *t, bool keep, int32_t *value)
 {
     MS_ASSERT(p->recording);
     *value = -1;
@@ -110,9 +115,17 @@ ms_status ms_program_value(ms_program *p, ms_tensor *t, int32_t *value)
     if (*value >= 0 && msi_record_is_constant(p, t)) {
         msi_program_break(p, "a constant is a result");
     } else if (*value >= 0) {
-        p->values[*value].held = true;
+        use(&p->values[*value], p->n_segments);
+        p->values[*value].held |= keep;
     }
     return MS_OK;
+}
+
+ms_status ms_program_result(ms_program *p, ms_tensor *t, int32_t *value)
+{
+    MS_ASSERT(p->recording);
+    *value = -1;
+    return p->broken == NULL ? msi_record_result(p, t, value) : MS_OK;
 }
 
 /* [Note: pieces] A node holds what it saved, and asks for the destinations of all its gradients,
@@ -218,7 +231,7 @@ static void add_inputs(msi_graph_segment *s, const msi_recorded *r, int32_t *ind
         if (index[value] < 0) {
             index[value] = s->n_in;
             s->in[s->n_in++] = value;
-            s->program->values[value].last = s->number;
+            use(&s->program->values[value], s->number);
         }
     }
 }
@@ -263,26 +276,43 @@ static void find_writes(msi_graph_segment *s, const msi_recorded *r)
     }
 }
 
-static ms_status find_outputs(msi_graph_segment *s)
+/* The values of the program that are `chosen`, in order. */
+static ms_status choose(const msi_graph_segment *s,
+                        bool (*chosen)(const msi_value *v, const msi_graph_segment *s),
+                        int32_t **out, int32_t *n)
 {
-    ms_program *p = s->program;
+    const ms_program *p = s->program;
 
-    for (int32_t pass = 0; pass < 2; pass++) {
-        s->n_out = 0;
-        for (int32_t v = 0; v < p->n_values; v++) {
-            if (is_made_by(&p->values[v], s) && (p->values[v].last >= 0 || p->values[v].held)) {
-                if (pass == 1) {
-                    s->out[s->n_out] = v;
-                    p->values[v].out_of = s->n_out;
-                }
-                s->n_out++;
-            }
-        }
-        if (pass == 0) {
-            MS_TRY(msi_new_array(&s->out, s->n_out + 1, "outputs"));
+    for (int32_t v = 0; v < p->n_values; v++) {
+        *n += chosen(&p->values[v], s);
+    }
+    MS_TRY(msi_new_array(out, *n + 1, "values"));
+    *n = 0;
+    for (int32_t v = 0; v < p->n_values; v++) {
+        if (chosen(&p->values[v], s)) {
+            (*out)[(*n)++] = v;
         }
     }
     return MS_OK;
+}
+
+static bool is_output(const msi_value *v, const msi_graph_segment *s)
+{
+    return is_made_by(v, s) && v->last >= 0;
+}
+
+static bool is_dropped(const msi_value *v, const msi_graph_segment *s)
+{
+    return v->last == s->number && !v->held;
+}
+
+static ms_status find_outputs(msi_graph_segment *s)
+{
+    MS_TRY(choose(s, is_output, &s->out, &s->n_out));
+    for (int32_t i = 0; i < s->n_out; i++) {
+        s->program->values[s->out[i]].out_of = i;
+    }
+    return choose(s, is_dropped, &s->drops, &s->n_drops);
 }
 
 static ms_status make_tables(msi_graph_segment *s)
@@ -395,7 +425,8 @@ static bool misfits(ms_program *p, int32_t value, const char *format, ...)
     const int n =
         v->kind == MSI_VALUE_ARGUMENT
             ? snprintf(p->misfit, sizeof(p->misfit), "argument %d ", (int)value + 1)
-            : snprintf(p->misfit, sizeof(p->misfit), "%.100s ", msi_tensor_label(v->handle));
+            : snprintf(p->misfit, sizeof(p->misfit), "%.100s ",
+                       v->handle != NULL ? msi_tensor_label(v->handle) : "the result of a step");
     va_list args;
 
     va_start(args, format);
@@ -480,6 +511,17 @@ ms_status ms_program_set(ms_program *p, int32_t value, ms_tensor *t, bool *fits)
     return MS_OK;
 }
 
+ms_status ms_program_put(ms_program *p, int32_t value, ms_tensor *t)
+{
+    MS_ASSERT(p->broken == NULL && p->values[value].kind == MSI_VALUE_STEP);
+    if (misfit_alone(p, value, t)) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "compiled program: %s", p->misfit);
+    }
+    ms_tensor_free(p->frame[value]);
+    p->frame[value] = ms_tensor_retain(t);
+    return MS_OK;
+}
+
 /* (A unit's parameters are compared when it has gathered them.) */
 ms_status ms_program_fits(ms_program *p, bool *fits)
 {
@@ -503,13 +545,9 @@ const char *ms_program_misfit(const ms_program *p)
 static ms_status run_segment(ms_program *p, msi_graph_segment *s)
 {
     MS_TRY(msi_graph_segment_run(s, p->frame));
-    for (int32_t i = 0; i < s->n_in; i++) {
-        const msi_value *v = &p->values[s->in[i]];
-
-        if (v->last == s->number && !v->held && p->frame[s->in[i]] != NULL) {
-            ms_tensor_free(p->frame[s->in[i]]);
-            p->frame[s->in[i]] = NULL;
-        }
+    for (int32_t i = 0; i < s->n_drops; i++) {
+        ms_tensor_free(p->frame[s->drops[i]]);
+        p->frame[s->drops[i]] = NULL;
     }
     return MS_OK;
 }

@@ -41,6 +41,9 @@ static bool shows(const msi_value *v, const ms_tensor *t)
         !msi_same_view(&v->view, &t->v)) {
         return false;
     }
+    if (t->grad_fn != NULL && t->grad_fn->spent) { /* a backward left no more of it */
+        return v->node != 0;
+    }
     if (t->grad_fn != NULL) {
         return v->node == t->grad_fn->sequence && v->node_out == t->out_index && v->node != 0;
     }
@@ -133,6 +136,15 @@ ms_status msi_record_argument(ms_program *p, ms_tensor *t)
     }
     p->n_arguments++;
     return MS_OK;
+}
+
+ms_status msi_record_result(ms_program *p, ms_tensor *t, int32_t *value)
+{
+    if (t->requires_grad) {
+        msi_program_break(p, "a step of the host returned a tensor that requires grad");
+        return MS_OK;
+    }
+    return add_value(p, t, MSI_VALUE_STEP, value);
 }
 
 bool msi_record_is_constant(const ms_program *p, const ms_tensor *t)

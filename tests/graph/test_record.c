@@ -217,7 +217,7 @@ static void test_graph_record__what_breaks_a_program_is_named_and_has_run(void *
         assert_ok(ms_program_begin(&p, MS_PROGRAM_REPLAY));
         assert_ok(ms_program_argument(p, x));
         out = breaks[i].run(x, w, times(x, w));
-        assert_ok(ms_program_value(p, out, &value));
+        assert_ok(ms_program_value(p, out, true, &value));
         assert_ok(ms_program_end(p));
         assert_non_null(ms_program_broken(p));
         assert_string_equal(ms_program_broken(p), breaks[i].why);
@@ -333,7 +333,7 @@ static ms_program *record(ms_tensor **arg, int32_t n, bool writes)
     for (int32_t i = 1; i < n; i++) {
         out = times(out, arg[i]);
     }
-    assert_ok(ms_program_value(p, out, &value));
+    assert_ok(ms_program_value(p, out, true, &value));
     assert_ok(ms_program_end(p));
     if (ms_program_broken(p) != NULL) {
         fail_msg("%s", ms_program_broken(p));

@@ -288,7 +288,7 @@ static ms_status record(instance *k)
     }
     MS_TRY(k->f->run(k->p, k->arg, k->out));
     for (int32_t i = 0; i < k->f->n_out; i++) {
-        MS_TRY(ms_program_value(k->p, k->out[i], &k->value[i]));
+        MS_TRY(ms_program_value(k->p, k->out[i], true, &k->value[i]));
     }
     return ms_program_end(k->p);
 }

@@ -30,11 +30,15 @@ MS_API ms_status ms_program_argument(ms_program *p, ms_tensor *t);
 /** End the current segment: a step of the host follows. `*segment` is its number, from 0; -1 if no
  * operator ran since the last cut. */
 MS_API ms_status ms_program_cut(ms_program *p, int32_t *segment);
-/** The number of the value that `t` shows, for the steps and the results of later runs; `t` stays
- * available to them. -1 if `t` is not a value of the program, which is then broken. */
-MS_API ms_status ms_program_value(ms_program *p, ms_tensor *t, int32_t *value);
+/** The number of the value that `t` shows, which ms_program_get() returns in later runs: until the
+ * next segment ran, with `keep` until the run ends. -1 if `t` is not a value of the program, which
+ * is then broken. */
+MS_API ms_status ms_program_value(ms_program *p, ms_tensor *t, bool keep, int32_t *value);
 /** Stop recording while a step of the host runs, and go on after it. */
 MS_API void ms_program_pause(ms_program *p, bool pause);
+/** Declare the result of a step of the host, for ms_program_put(). The program is broken if it
+ * requires grad. */
+MS_API ms_status ms_program_result(ms_program *p, ms_tensor *t, int32_t *value);
 /** Number of random masks recorded so far. */
 MS_API int32_t ms_program_n_draws(const ms_program *p);
 /** Set the call number of a random mask (0: the first recorded) for the next run of its segment;
@@ -68,6 +72,8 @@ MS_API ms_status ms_program_fits(ms_program *p, bool *fits);
 /** How the last tensor given to ms_program_set(), or an outer tensor of ms_program_run(), differs.
  */
 MS_API const char *ms_program_misfit(const ms_program *p);
+/** Set the result of a step in the current run. MS_RUNTIME_ERROR if it is not as recorded. */
+MS_API ms_status ms_program_put(ms_program *p, int32_t value, ms_tensor *t);
 /** Run a segment. MS_RUNTIME_ERROR, with nothing changed, if a parameter or other outer tensor no
  * longer has the recorded shape, dtype or requires_grad. */
 MS_API ms_status ms_program_run(ms_program *p, int32_t segment);
