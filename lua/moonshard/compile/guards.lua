@@ -6,7 +6,8 @@
 ---     children and hooks; dtype and requires_grad of parameters; the functions of its class that
 ---     are not the library's
 ---   of every such function, and of a compiled function: upvalues, and globals that it names
----   of plain tables and of objects among these values: all fields, not those of tables inside
+---   of plain tables and of objects among these values: all fields, not those of tables inside, and
+---     not of optimizers and schedulers, whose methods run in each replay
 --- Modules among these values are guarded as those below.
 
 local B = require 'moonshard_ffi'
@@ -28,6 +29,7 @@ local getupvalue = debug.getupvalue
 ---@field keys any[]
 ---@field values any[]
 ---@field names string[]  for messages
+---@field comparisons (fun(): integer?)[]
 ---@field counted { table: table, n: integer, name: string }[]  numbers of fields
 ---@field functions function[]
 ---@field indices integer[]
@@ -54,7 +56,7 @@ for _, name in ipairs {
 end
 
 -- Fields that change without effect on a forward.
-local UNREAD = { _fields = true, _scope = true, _owner = true, _home = true }
+local UNREAD = { _fields = true, _scope = true, _owner = true, _home = true, _ready = true }
 
 -- Fields that the library sets without an assignment.
 local SET_LATER = { 'training', '_manager', '_sealed' }
@@ -155,7 +157,8 @@ local function add_module(self, module, path)
     if not UNREAD[key] then
       local label = ("field '%s' of %s"):format(tostring(key), name)
       add(self, label, module, key, value)
-      if type(value) == 'table' and not LISTS[key] and getmetatable(value) == nil then
+      local is_plain = type(value) == 'table' and getmetatable(value) == nil
+      if is_plain and not LISTS[key] and key ~= '_sealed' then
         add_fields(self, value, label)
       elseif type(value) == 'function' then
         add_function(self, value)
@@ -163,7 +166,9 @@ local function add_module(self, module, path)
     end
   end
   for _, field in ipairs(SET_LATER) do
-    add(self, ("field '%s' of %s"):format(field, name), module, field, rawget(module, field))
+    if rawget(module, field) == nil then
+      add(self, ("field '%s' of %s"):format(field, name), module, field, nil)
+    end
   end
   for field, shows in next, LISTS do -- in any order
     local list = rawget(module, field)
@@ -196,11 +201,35 @@ function add_value(self, value, name)
     add_modules(self, value)
   elseif type(value) == 'table' and not self.seen[value] and not STANDARD[value] then
     local meta = getmetatable(value)
-    if rawget(value, '_name') == nil and not (type(meta) == 'table' and meta._namespace) then
+    local is_class = rawget(value, '_name') ~= nil
+    if not is_class and not (type(meta) == 'table' and (meta._namespace or meta._is_optimizer
+      or meta._is_scheduler)) then
       self.seen[value] = true
       add_fields(self, value, name)
     end
   end
+end
+
+-- [Note: comparisons] With constant keys a lookup is one load in a trace: a comparison takes 5 ns,
+-- in a loop over arrays 20.
+local PER_FUNCTION = 100
+
+-- A function that compares entries `from` to `to`, and returns the first that differs.
+local function comparison(self, from, to)
+  local constants = {}
+  local function constant(value)
+    constants[#constants + 1] = value
+    return ('K[%d]'):format(#constants)
+  end
+  local lines = { 'local K, rawget, rawequal = ...', 'return function()' }
+  for i = from, to do
+    local key, value = self.keys[i], self.values[i]
+    lines[#lines + 1] = ('if not rawequal(rawget(%s, %s), %s) then return %d end'):format(
+      constant(self.tables[i]), type(key) == 'string' and ('%q'):format(key) or constant(key),
+      value == nil and 'nil' or constant(value), i)
+  end
+  lines[#lines + 1] = 'end'
+  return assert(loadstring(table.concat(lines, '\n')))(constants, rawget, rawequal)
 end
 
 ---@param target ms.nn.Module|function
@@ -211,6 +240,11 @@ function Guards:init(target)
   self.seen = { [self] = true }
   add_value(self, target, arguments.noun(target))
   self.seen = nil
+  self.comparisons = {}
+  for from = 1, #self.tables, PER_FUNCTION do
+    table.insert(self.comparisons,
+      comparison(self, from, math.min(from + PER_FUNCTION - 1, #self.tables)))
+  end
   self.fields_added = capture.fields_added
 end
 
@@ -218,9 +252,10 @@ local info = B.new 'ms_tensor_info'
 
 -- The first entry that differs: an array of names, and the index there. Nothing is allocated.
 local function different(self)
-  local tables, keys, values = self.tables, self.keys, self.values
-  for i = 1, #tables do
-    if not rawequal(rawget(tables[i], keys[i]), values[i]) then
+  local comparisons = self.comparisons
+  for k = 1, #comparisons do
+    local i = comparisons[k]()
+    if i then
       return self.names, i
     end
   end
