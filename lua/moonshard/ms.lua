@@ -160,7 +160,7 @@ for _, name in ipairs {
 } do
   lazy[name] = 'moonshard.' .. name
 end
-for _, name in ipairs { 'compile', 'compile_report', 'custom_op' } do
+for _, name in ipairs { 'compile', 'compile_report', 'compile_step', 'custom_op' } do
   lazy[name] = 'moonshard.compile'
 end
 

@@ -23,15 +23,16 @@ function capture.set_active(recording)
 end
 
 --- Call `fn(a, b, c)` now, and at this point of each replay. Tensors among the arguments, also
---- inside plain arrays, are those of the replay. It returns nothing and runs no operator whose
---- result is used later.
+--- inside plain arrays, are those of the replay. It returns nothing or a tensor without gradient,
+--- and runs no other operator whose result is used later.
 ---@param name string
----@param fn fun(a: any, b: any, c: any)
+---@param fn fun(a: any, b: any, c: any): ms.Tensor?
+---@return ms.Tensor?
 function capture.step(name, fn, a, b, c)
   if active then
     return active:step(name, fn, a, b, c)
   end
-  fn(a, b, c)
+  return fn(a, b, c)
 end
 
 --- An operator drew a random mask: in a replay its call number is `number(stream)`.

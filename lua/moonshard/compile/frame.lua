@@ -84,6 +84,18 @@ local function results_of(captured, leaves, i)
   return resolve(results[i], captured, leaves), results_of(captured, leaves, i + 1)
 end
 
+local function run_step(step, captured, leaves)
+  local a, b, c = resolve(step.a, captured, leaves), resolve(step.b, captured, leaves),
+    resolve(step.c, captured, leaves)
+  if step.grads == captured.grads then
+    return step.fn(a, b, c)
+  end
+  B.C.ms_grad_enabled_set(step.grads)
+  local result = step.fn(a, b, c)
+  B.C.ms_grad_enabled_set(captured.grads)
+  return result
+end
+
 local function run_steps(captured, leaves)
   local p, steps = captured.program, captured.steps
   for i = 1, #steps do
@@ -95,14 +107,19 @@ local function run_steps(captured, leaves)
       end
       program.run(p, step.segment)
     else
-      step.fn(resolve(step.a, captured, leaves), resolve(step.b, captured, leaves),
-        resolve(step.c, captured, leaves))
+      local result = run_step(step, captured, leaves)
+      if step.result then
+        program.put(p, step.result, result)
+      end
     end
   end
   return results_of(captured, leaves, 1)
 end
 
 local function end_replay(captured, ok, err)
+  if not ok then
+    B.C.ms_grad_enabled_set(captured.grads)
+  end
   for i = ok and 0 or #captured.failures, 1, -1 do
     local failure = captured.failures[i]
     if failure.at < captured.position then

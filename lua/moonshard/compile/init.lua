@@ -37,7 +37,7 @@ local function options_of(given)
   given = errors.options('compile', given, KNOWN)
   return {
     backend = BACKENDS[given.backend or 'fuse'],
-    fullgraph = given.fullgraph or false,
+    fullgraph = given.fullgraph,
     skip_fsdp_hooks = given.skip_fsdp_hooks ~= false,
   }
 end
@@ -68,6 +68,21 @@ function compile.compile(fn, opts)
   end
 end
 
+--- A callable that does what a function does that holds whole training steps: forwards, their
+--- backwards, and steps of optimizers and schedulers. It is replayed like what compile() returns,
+--- and must be one program: `fullgraph` is true by default.
+---@param fn fun(...): ...
+---@param opts? ms.compile.Options
+---@return fun(...): ...
+function compile.compile_step(fn, opts)
+  opts = options_of(opts)
+  opts.fullgraph = opts.fullgraph ~= false
+  local frame = Frame(name_of(arguments.fn('compile_step', 'fn', fn)), fn, fn, opts)
+  return function(...)
+    return frame:call(...)
+  end
+end
+
 --- Compile a module in place (Module:compile).
 ---@param module ms.nn.Module
 ---@param opts? ms.compile.Options
@@ -80,6 +95,7 @@ end
 return {
   compile = compile.compile,
   compile_module = compile.module,
+  compile_step = compile.compile_step,
   compile_report = report.now,
   custom_op = custom_op,
 }

@@ -12,10 +12,12 @@ local trace = require 'moonshard.base.trace'
 ---@field segment? integer  operators
 ---@field draws? { index: integer, number: function, stream: any }[]  their random masks
 ---@field name? string  a function of the host
----@field fn? fun(a: any, b: any, c: any)
+---@field fn? fun(a: any, b: any, c: any): ms.Tensor?
+---@field grads? boolean  grad mode
 ---@field a? ms.compile.Value
 ---@field b? ms.compile.Value
 ---@field c? ms.compile.Value
+---@field result? integer  the value that it returns
 
 ---@class ms.compile.Value  what a step or the caller gets in a replay: one of
 ---@field argument? integer  the leaf of the arguments, from 1
@@ -43,20 +45,21 @@ function Recording:init(leaves, backend)
   end
 end
 
-local function value_of(self, value, nested)
+-- keep: until the replay ends
+local function value_of(self, value, keep, nested)
   if B.is_ref(value) then
     for i, t in ipairs(self.leaves) do
       if rawequal(t, value) then
         return { argument = i }
       end
     end
-    return { value = program.value(self.program, value) }
+    return { value = program.value(self.program, value, keep) }
   elseif type(value) ~= 'table' or getmetatable(value) ~= nil then
     return { constant = value }
   end
   local entries, has_tensor = {}, false
   for key, entry in next, value do -- in any order: a number for each
-    entries[key] = not nested and value_of(self, entry, true) or { constant = entry }
+    entries[key] = not nested and value_of(self, entry, keep, true) or { constant = entry }
     has_tensor = has_tensor or entries[key].constant == nil
   end
   return nested and { constant = value } or { entries = entries, has_tensor = has_tensor }
@@ -66,7 +69,7 @@ end
 ---@param value any
 ---@return ms.compile.Value
 function Recording:operand(value)
-  local found = value_of(self, value)
+  local found = value_of(self, value, false)
   return found.entries and not found.has_tensor and { constant = value } or found
 end
 
@@ -87,7 +90,7 @@ end
 ---@param value any
 ---@return ms.compile.Value
 function Recording:result(value)
-  local found = value_of(self, value)
+  local found = value_of(self, value, true)
   for _, entry in next, found.entries or { found } do
     if type(entry.constant) == 'table' and holds_tensor(entry.constant, {}) then
       self:breaks('a result is a table of tensors inside an object or another table')
@@ -115,15 +118,19 @@ end
 
 --- See moonshard.base.capture.
 function Recording:step(name, fn, a, b, c)
+  local step = { name = name, fn = fn, grads = B.C.ms_grad_enabled() }
   if not program.broken(self.program) then
     self:cut()
-    self.steps[#self.steps + 1] = {
-      name = name, fn = fn, a = self:operand(a), b = self:operand(b), c = self:operand(c),
-    }
+    step.a, step.b, step.c = self:operand(a), self:operand(b), self:operand(c)
+    self.steps[#self.steps + 1] = step
   end
   program.pause(self.program, true) -- replays call fn, so its operators are not recorded
   capture.set_active(nil)
-  finally.run(resume, self, fn, a, b, c)
+  local result = finally.run(resume, self, fn, a, b, c)
+  if B.is_ref(result) then
+    step.result = program.result(self.program, result)
+  end
+  return result
 end
 
 --- See moonshard.base.capture.

@@ -18,19 +18,36 @@ local runtime = require 'moonshard_ffi.fsdp'
 ---@class ms.fsdp.Methods
 local methods = {}
 
-local function restore_sync(before, ok, err)
-  if not ok then
-    runtime.failed(before.group, err)
+-- units: those of a model with their settings before, which may differ: fully_shard sets each.
+local function enter_no_sync(units)
+  for _, its in ipairs(units) do
+    its.sync = B.C.ms_fsdp_unit_sync(its.unit)
   end
-  for _, its in ipairs(before) do
+  units.entered = true
+  for _, its in ipairs(units) do
+    B.calls.fsdp_unit_set_sync(its.unit, false)
+  end
+end
+
+local function leave_no_sync(units)
+  units.entered = false
+  for _, its in ipairs(units) do
     B.calls.fsdp_unit_set_sync(its.unit, its.sync)
   end
 end
 
-local function unsynchronised(before, fn, ...)
-  for _, its in ipairs(before) do
-    B.calls.fsdp_unit_set_sync(its.unit, false)
+local function end_no_sync(units, ok, err)
+  if ok then
+    capture.step('fsdp.leave_no_sync', leave_no_sync, units)
+  elseif units.entered then
+    runtime.failed(units.group, err)
+    leave_no_sync(units)
   end
+end
+
+local function unsynchronised(units, fn, ...)
+  capture.on_failure(end_no_sync, units)
+  capture.step('fsdp.enter_no_sync', enter_no_sync, units)
   return fn(...)
 end
 
@@ -47,14 +64,13 @@ function methods:no_sync(fn, ...)
   elseif tree.running then
     errors.raise('AssertionError', 'no_sync() cannot begin during forward')
   end
-  local before = { group = tree.root.process_group } -- units may differ: fully_shard sets each
+  local units = { group = tree.root.process_group }
   for _, its in ipairs(first_use.trees(tree)) do
     for _, instance in ipairs(its.instances) do
-      local unit = instance._unit
-      before[#before + 1] = unit and { unit = unit, sync = B.C.ms_fsdp_unit_sync(unit) }
+      units[#units + 1] = instance._unit and { unit = instance._unit }
     end
   end
-  return finally.run(restore_sync, before, unsynchronised, before, fn, ...)
+  return finally.run(end_no_sync, units, unsynchronised, units, fn, ...)
 end
 
 -- In order of registration, plain ones among them, whatever the units.
@@ -75,6 +91,17 @@ local function has_grad(params)
   return false
 end
 
+local function clip_grad_norm(self, max_norm, how)
+  local tree = self:_lazy_init()
+  local params = all_params(tree)
+  local total = clip.sharded(tree, params, max_norm, how.norm_type, how.strict)
+  if not has_grad(params) and total:item() == 0 then
+    errors.warn('UserWarning', ('Called FSDP.clip_grad_norm_() on rank %d with no gradients -- '
+      .. 'returning the total norm in the default dtype f32'):format(self.rank), self.process_group)
+  end
+  return total
+end
+
 --- Scale all gradients by min(1, max_norm / (total + 1e-6)), the same on every rank. Root only,
 --- collective. Gradients of parameters that no instance manages (ignored ones) count once where all
 --- ranks have equal ones, else with the mean of their squares over the ranks.
@@ -89,18 +116,13 @@ function methods:clip_grad_norm_(max_norm, norm_type, opts)
   arguments.number('clip_grad_norm_', 'max_norm', max_norm)
   norm_type = arguments.number('clip_grad_norm_', 'norm_type', norm_type, 2)
   local strict = clip.is_strict(opts)
-  local tree = self:_lazy_init()
+  self:_lazy_init()
   if not self._is_root then
     errors.raise('RuntimeError',
       '`clip_grad_norm_()` should only be called on the root FSDP instance')
   end
-  local params = all_params(tree)
-  local total = clip.sharded(tree, params, max_norm, norm_type, strict)
-  if not has_grad(params) and total:item() == 0 then
-    errors.warn('UserWarning', ('Called FSDP.clip_grad_norm_() on rank %d with no gradients -- '
-      .. 'returning the total norm in the default dtype f32'):format(self.rank), self.process_group)
-  end
-  return total
+  return capture.step('clip_grad_norm_', clip_grad_norm, self, max_norm,
+    { norm_type = norm_type, strict = strict })
 end
 
 --- Gather this instance's own parameters and show them until reshard(), until a backward or, with

@@ -288,9 +288,7 @@ function Module:deepcopy()
   return without_jit.run(require('moonshard.nn.copy').deep, self)
 end
 
---- Release all gradients.
----@param opts? { set_to_none?: boolean }  default true; false fills them with zeros
-function Module:zero_grad(opts)
+local function zero(self, opts)
   local params = opts ~= nil and {} or nil
   for _, entry in ipairs(tree.walk(self)) do
     for _, p in ipairs(entry.module._params) do
@@ -305,6 +303,12 @@ function Module:zero_grad(opts)
   if params then
     zero_grad(params, opts)
   end
+end
+
+--- Release all gradients.
+---@param opts? { set_to_none?: boolean }  default true; false fills them with zeros
+function Module:zero_grad(opts)
+  capture.step('zero_grad', zero, self, opts)
 end
 
 --- Freeze (false) or unfreeze all parameters.

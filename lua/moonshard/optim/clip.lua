@@ -2,6 +2,7 @@
 
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
+local capture = require 'moonshard.base.capture'
 local create = require 'moonshard.base.create'
 local dist = require 'moonshard.dist'
 local errors = require 'moonshard.base.errors'
@@ -131,6 +132,15 @@ function clip.sharded(tree, params, max_norm, norm_type, strict)
   return create.full({}, total, { dtype = own.norm:dtype() })
 end
 
+-- its.params: in a table, so that a program takes them for the same ones in each replay.
+local function clip_norm(its, max_norm, how)
+  local tree = tree_of(its.params)
+  if tree then
+    return clip.sharded(tree, its.params, max_norm, how.norm_type, how.strict)
+  end
+  return require('moonshard_ffi.optim').clip(its.params, max_norm, how.norm_type, how.strict)
+end
+
 --- Scale gradients by min(1, max_norm / (total + 1e-6)). The norm is over all given parameters,
 --- sharded ones of any models and plain ones. Collective if any is sharded: ranks of a group pass
 --- the same parameters in the same order. With several groups, the largest must contain the ranks
@@ -147,12 +157,8 @@ function clip.grad_norm_(params, max_norm, norm_type, opts)
   params = list_of(what, params)
   arguments.number(what, 'max_norm', max_norm)
   norm_type = arguments.number(what, 'norm_type', norm_type, 2)
-  local strict = clip.is_strict(opts)
-  local tree = tree_of(params)
-  if tree then
-    return clip.sharded(tree, params, max_norm, norm_type, strict)
-  end
-  return require('moonshard_ffi.optim').clip(params, max_norm, norm_type, strict)
+  return capture.step(what, clip_norm, { params = params }, max_norm,
+    { norm_type = norm_type, strict = clip.is_strict(opts) })
 end
 
 --- Parse the options of clip_grad_norm_().
@@ -160,6 +166,15 @@ end
 function clip.is_strict(opts)
   return errors.options('clip_grad_norm_', opts, { error_if_nonfinite = 'flag' })
     .error_if_nonfinite or false
+end
+
+local function limit_values(its, most)
+  for _, param in ipairs(its.params) do
+    local grad = param:grad()
+    if grad then
+      param:set_grad(grad:clamp(-most, most))
+    end
+  end
 end
 
 --- Limit each element of the gradients to [-clip_value, clip_value], on this rank's elements.
@@ -171,12 +186,7 @@ function clip.grad_value_(params, clip_value)
   if clip_value < 0 or clip_value ~= clip_value then
     errors.raise('ValueError', 'clip_grad_value_: clip_value is %g, expected 0 or more', clip_value)
   end
-  for _, param in ipairs(params) do
-    local grad = param:grad()
-    if grad then
-      param:set_grad(grad:clamp(-clip_value, clip_value))
-    end
-  end
+  capture.step('clip_grad_value_', limit_values, { params = params }, clip_value)
 end
 
 return clip

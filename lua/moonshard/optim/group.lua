@@ -4,6 +4,7 @@
 --- step.
 
 local arguments = require 'moonshard_ffi.arguments'
+local capture = require 'moonshard.base.capture'
 local errors = require 'moonshard.base.errors'
 local namespace = require 'moonshard.base.namespace'
 local runtime = require 'moonshard_ffi.optim'
@@ -30,6 +31,7 @@ function Group:__index(name)
   elseif not is_option(self, name) then
     namespace.missing('a parameter group', name, { 'params', unpack(self._optimizer.options) })
   end
+  capture.breaks 'an option of an optimizer is read'
   local betas = name == 'betas' and rawget(self, '_betas')
   if betas then
     return betas
@@ -67,6 +69,7 @@ function Group:__newindex(name, value)
     arguments.refuse(what, tostring(name), value, 'a value')
   end
   errors.options(what, { [name] = value }, self._optimizer.options)
+  capture.breaks 'an option of an optimizer is set'
   group.set(self, { [name] = value })
 end
 

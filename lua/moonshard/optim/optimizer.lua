@@ -128,23 +128,30 @@ function Optimizer:init(params, opts)
   end
 end
 
---- Update this rank's elements of every parameter that has a gradient. If a device fails after some
---- have been updated, every later step raises until state is loaded into the optimizer.
-function Optimizer:step()
-  capture.breaks 'an optimizer steps'
+local function step(self)
   param_group.check(self)
   runtime.step(self._handle)
   self._stepped = true
 end
 
---- Release the gradients of all parameters in all groups.
----@param opts? { set_to_none?: boolean }  default true; false fills them with zeros
-function Optimizer:zero_grad(opts)
+--- Update this rank's elements of every parameter that has a gradient. If a device fails after some
+--- have been updated, every later step raises until state is loaded into the optimizer.
+function Optimizer:step()
+  capture.step('optim.step', step, self)
+end
+
+local function zero(self, opts)
   if opts == nil then
     runtime.zero_grad(self._handle)
   else
     zero_grad(self:_params(), opts)
   end
+end
+
+--- Release the gradients of all parameters in all groups.
+---@param opts? { set_to_none?: boolean }  default true; false fills them with zeros
+function Optimizer:zero_grad(opts)
+  capture.step('optim.zero_grad', zero, self, opts)
 end
 
 local function warn_of_one_rate(self)

@@ -10,6 +10,7 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local bit = require 'bit'
+local capture = require 'moonshard.base.capture'
 local device = require 'moonshard.base.device'
 local dims = require 'moonshard.base.dims'
 local dtype = require 'moonshard.base.dtype'
@@ -536,6 +537,11 @@ function Tensor:requires_grad_(on)
   return self
 end
 
+local function run_backward(t, grad, flags)
+  graph.begin_backward()
+  B.check(core.backward(t, grad, flags))
+end
+
 --- Compute the gradients of all leaves of the graph and add them to the existing gradients. A
 --- second backward through the same graph is a RuntimeError, unless the first one retained it.
 ---@param grad? ms.Tensor  optional for a tensor with one element
@@ -547,8 +553,8 @@ function Tensor:backward(grad, options)
   elseif grad ~= nil then
     arguments.tensor('backward', 'grad', grad)
   end
-  graph.begin_backward()
-  B.check(core.backward(self, grad, options ~= nil and graph.flags('backward', options) or 0))
+  capture.step('backward', run_backward, self, grad,
+    options ~= nil and graph.flags('backward', options) or 0)
 end
 
 --- The gradient of a leaf, sharing its memory; nil if no backward has run or this rank has no

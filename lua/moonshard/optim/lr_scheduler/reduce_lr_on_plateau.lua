@@ -1,6 +1,7 @@
 --- Learning rates that decrease when a metric stops improving: torch's ReduceLROnPlateau.
 
 local arguments = require 'moonshard_ffi.arguments'
+local capture = require 'moonshard.base.capture'
 local class = require 'moonshard.base.class'
 local errors = require 'moonshard.base.errors'
 local Optimizer = require 'moonshard.optim.optimizer'
@@ -114,9 +115,7 @@ function Plateau:_reduce()
   end
 end
 
---- Process a metric, after the optimizer's steps. It must be equal on all ranks.
----@param metric number|ms.Tensor  of one element
-function Plateau:step(metric)
+local function step(self, metric)
   if parameter.is_tensor(metric) then
     metric = metric:item()
   end
@@ -135,6 +134,12 @@ function Plateau:step(metric)
     self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
   end
   self:_note()
+end
+
+--- Process a metric, after the optimizer's steps. It must be equal on all ranks.
+---@param metric number|ms.Tensor  of one element
+function Plateau:step(metric)
+  capture.step('lr_scheduler.step', step, self, metric)
 end
 
 --- The current rates, by group.

@@ -3,6 +3,7 @@
 --- effect.
 
 local arguments = require 'moonshard_ffi.arguments'
+local capture = require 'moonshard.base.capture'
 local class = require 'moonshard.base.class'
 local errors = require 'moonshard.base.errors'
 local members = require 'moonshard.dist.members'
@@ -117,15 +118,20 @@ local function warn_of_order(self)
   end
 end
 
---- Set the rates for the next step. Call it after the optimizer's step.
-function LRScheduler:step()
+local function step(self)
   warn_of_order(self)
   self:_advance()
+end
+
+--- Set the rates for the next step. Call it after the optimizer's step.
+function LRScheduler:step()
+  capture.step('lr_scheduler.step', step, self)
 end
 
 --- The current rates, by group.
 ---@return number[]
 function LRScheduler:get_last_lr()
+  capture.breaks 'a learning rate is read'
   return util.slice(self._last_lr, 1)
 end
 
