@@ -290,6 +290,57 @@ describe('a compiled model', function()
     end)
   end)
 
+  -- What eight training steps return, and the rates after them.
+  local function train(compile, wrap)
+    local model = wrap(nn.Sequential(mlp(), nn.Dropout(0.3)))
+    local state = ms.is(model, fsdp.FSDP) and model or fsdp.get_state(model)
+    local opt = optim.AdamW(model:parameters(), { lr = 1e-2 })
+    local scheduler = optim.lr_scheduler.StepLR(opt, { step_size = 2, gamma = 0.5 })
+    local step = compile(function(first, second)
+      local before = ms.no_grad(function() return model(first):mean() end)
+      local loss
+      state:no_sync(function()
+        loss = model(first):square():mean()
+        loss:backward()
+      end)
+      local other = model(second):square():mean()
+      other:backward()
+      local norm = state:clip_grad_norm_(0.5)
+      opt:step()
+      scheduler:step()
+      opt:zero_grad()
+      return loss + other, before, norm * 2
+    end)
+    local seen = {}
+    for _ = 1, 8 do
+      for _, value in ipairs { step(ms.randn(3, 6), ms.randn(3, 6)) } do
+        seen[#seen + 1] = value:item()
+      end
+      seen[#seen + 1] = opt.param_groups[1].lr
+    end
+    return seen
+  end
+
+  it('replays whole training steps', function()
+    for world = 1, 2 do
+      for _, name in ipairs { 'FSDP', 'fully_shard' } do
+        ms.dist.spawn(world, function()
+          local expected = train(function(fn) return fn end, WRAPS[name])
+          local before = graphs()
+          assert.same(expected, train(ms.compile_step, WRAPS[name]))
+          assert.equal(before + 1, graphs())
+        end)
+      end
+    end
+  end)
+
+  it('refuses steps that read a rate', function()
+    local opt = optim.SGD({ ms.zeros(1):requires_grad_() }, { lr = 0.1 })
+    local step = ms.compile_step(function() opt.param_groups[1].lr = 0.2 end)
+    step()
+    checks.raises('RuntimeError', 'an option of an optimizer is set', step)
+  end)
+
   it('can be called again after a replay failed', function()
     ms.dist.spawn(2, function()
       local fails = ms.custom_op('spec::fails', { mutates = { 'x' } }, function(x)

@@ -168,7 +168,30 @@ local function same_two_forwards(between)
 end
 
 describe('TestFSDPUseOrigParamsMultipleParamGroups', function()
-  pending('test_fsdp_compile', 'ms.compile')
+  it('test_fsdp_compile', function()
+    for _, skip in ipairs { true, false } do
+      each_strategy(function(strategy, rank)
+        local calls, opts, graphs = {}, {}, ms.compile_report().graphs
+        for i = 1, 2 do
+          local model = wrapped { sharding_strategy = strategy }
+          opts[i] = optim.Adam(model:parameters(), { lr = 1e-2 })
+          calls[i] = i == 1 and model or ms.compile(model, { skip_fsdp_guards = skip })
+        end
+        for _ = 1, ITERATIONS do
+          local losses = {}
+          for i = 1, 2 do
+            opts[i]:zero_grad()
+            local loss = shared_loss(calls[i], rank)
+            losses[i] = loss:item()
+            loss:backward()
+            opts[i]:step()
+          end
+          assert.equal(losses[1], losses[2])
+        end
+        assert.equal(graphs + 1, ms.compile_report().graphs)
+      end)
+    end
+  end)
 
   it('test_diff_hyperparams', function()
     each_strategy(function(strategy, rank)

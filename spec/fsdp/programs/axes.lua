@@ -56,7 +56,7 @@ end
 
 row 'world' { { 2, 1, 3, 4 } }
 row 'launched' { { false, true }, chance = 0.03 } -- processes of their own in place of forks
-row 'steps' { { 2, 1, 3 } }
+row 'steps' { { 2, 1, 3, 5 } } -- the third call of what is compiled is a replay
 row 'micro' { { 1, 2, 3, 4 } }
 row 'no_sync' { -- from this micro-batch on
   { false, 1, 2, 3 }, chance = 0.8, legal = function(from, p) return from < p.micro end,
@@ -116,9 +116,9 @@ row 'unused' {
   end,
   net = function(value, r, net)
     net.spare = nn.Linear(r.p.width, r.p.width, { dtype = r.p.master })
-    net.uses_spare = function(at)
-      return value == 'rank' and at.rank == 0 or value == 'step' and at.step == 2
-    end
+    local of = r.of
+    net.uses_spare = value == 'rank' and function() return of.rank == 0 end
+      or value == 'step' and function() return of.step == 2 end
   end,
 }
 row 'ignored' {
@@ -155,10 +155,14 @@ row 'recompute' { { 'none', 'before', 'after' }, bits = true } -- wrapping, by n
 row 'compile' { -- the sharded models
   { 'none', 'replay', 'partition', 'fuse' }, bits = true,
   ready = function(backend, r)
-    for _, model in ipairs(r.sharded and r.models or {}) do
+    for _, model in ipairs(r.sharded and not r.p.whole and r.models or {}) do
       model:compile { backend = backend }
     end
   end,
+}
+row 'whole' { -- compiled are micro-batches and updates, not models
+  { false, true }, bits = true, chance = OFTEN,
+  legal = function(_, p) return p.compile ~= 'none' and p.scaler == 'none' and not p.cache end,
 }
 
 -- -- dtypes --------------------------------------------------------------------------------------

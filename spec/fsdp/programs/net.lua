@@ -39,8 +39,7 @@ function Addend:forward(x) return x + self.bias:to(x:dtype()) end
 
 local Net = nn.Module.extend 'Net'
 
---- `at.rank`, `at.step`: whose inputs a forward has. `at.apart`: it is no training;
---- `at.fails`: it raises.
+--- `at.apart`: a forward is no training; `at.fails`: it raises.
 function Net:init(p, at, runs)
   self.at, self.n = at, p.blocks
   for i = 1, p.blocks do
@@ -56,7 +55,7 @@ function Net:forward(x, cache)
   for i = 1, self.n do
     x = self['b' .. i](x, cache)
   end
-  if self.uses_spare and self.uses_spare(self.at) then
+  if self.uses_spare and self.uses_spare() then
     x = x + self.spare(x)
   end
   return self.head(self.addend and self.addend(x) or x)

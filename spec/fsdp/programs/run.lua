@@ -35,7 +35,7 @@ function Run:see(kind, what, value)
   if ms.is(value, fsdp.ShardedTensor) then
     value = value:full_tensor()
   end
-  local entry = { kind = kind, what = ('%s of step %s'):format(what, self.at.step), value = value }
+  local entry = { kind = kind, what = ('%s of step %s'):format(what, self.of.step), value = value }
   if ms.is_tensor(value) then
     local t = value:detach()
     entry.hash, entry.value = t:hash(), t:to('f64'):reshape(-1):totable()
@@ -248,38 +248,47 @@ local function make_optimizer(r)
   } or weights, o)
 end
 
---- Make models and an optimizer, in place of others.
-function Run:make()
-  self.models, self.nets = {}, {}
-  for i = 1, self.p.models do
-    make_model(self, i)
-  end
-  each('ready', self)
-  self.opt = make_optimizer(self)
-end
-
 -- -- training ------------------------------------------------------------------------------------
 
--- The loss of one micro-batch, scaled.
-local function forward(r, rank, step, micro)
-  r.at.rank, r.at.step = rank, step
-  local loss
+-- Inputs of a micro-batch, and tables that its forwards fill.
+local function given(r, rank, step, micro)
+  local xs, caches = {}, {}
+  r.of.rank, r.of.step = rank, step
   for part = 1, r.p.forwards do
-    local x, cache = inputs(r.p, rank, step, micro, part), r.p.cache and {} or nil
-    for _, model in ipairs(r.models) do
-      x = model(x, cache):to(r.p.master)
+    xs[part], caches[part] = inputs(r.p, rank, step, micro, part), r.p.cache and {} or nil
+  end
+  return xs, caches
+end
+
+-- The loss of a micro-batch.
+local function loss_of(models, p, xs, caches)
+  local loss
+  for part, x in ipairs(xs) do
+    for _, model in ipairs(models) do
+      x = model(x, caches[part]):to(p.master)
     end
-    local one = x:square():mean() / r.p.micro
+    local one = x:square():mean() / p.micro
     loss = loss and loss + one or one
-    if cache and rank == r.rank then
-      r:see('own', 'calls in the table', cache.calls or 0)
-      r:see('own', 'rows in the table', cache.b1 and cache.b1:size(1) or 0)
-    end
+  end
+  return loss
+end
+
+local function see_batch(r, rank, micro, loss, caches)
+  for _, cache in ipairs(rank == r.rank and caches or {}) do
+    r:see('own', 'calls in the table', cache.calls or 0)
+    r:see('own', 'rows in the table', cache.b1 and cache.b1:size(1) or 0)
   end
   if rank == r.rank then
     r:see('loss', ('the loss of micro-batch %d'):format(micro), loss)
   end
-  return r.scaler and r.scaler:scale(loss) or loss
+end
+
+-- The loss of one micro-batch.
+local function forward(r, rank, step, micro)
+  local xs, caches = given(r, rank, step, micro)
+  local loss = loss_of(r.models, r.p, xs, caches)
+  see_batch(r, rank, micro, loss, caches)
+  return loss
 end
 
 --- The loss of this rank's first micro-batch of a step, beside training. May raise.
@@ -301,48 +310,85 @@ local function micro_batches(r)
   return list
 end
 
-local function in_no_sync(r, fn)
-  for _, model in ipairs(r.models) do
+local function in_no_sync(states, fn)
+  for _, state in ipairs(states) do
     local inner = fn
-    fn = function() r:state(model):no_sync(inner) end
+    fn = function() state:no_sync(inner) end
   end
   fn()
+end
+
+-- Functions of a micro-batch, (xs, caches, sync) -> its loss, and of an update, compiled or not.
+local function make_functions(r)
+  local models, p, scaler, opt, states = r.models, r.p, r.scaler, r.opt, {}
+  local share, empties = r.side == 'plain' and r.world or 1, { set_to_none = p.grads == 'none' }
+  for i, model in ipairs(r.sharded and models or {}) do
+    states[i] = r:state(model)
+  end
+  local function batch(xs, caches, sync)
+    local loss
+    local function run()
+      loss = loss_of(models, p, xs, caches)
+      local scaled = scaler and scaler:scale(loss) or loss
+      if share > 1 then
+        scaled = scaled / share
+      end
+      scaled:backward()
+    end
+    if sync then
+      run()
+    else
+      in_no_sync(states, run)
+    end
+    return loss
+  end
+  local function update()
+    if scaler then
+      scaler:step(opt)
+      scaler:update()
+    else
+      opt:step()
+    end
+    if p.grads ~= 'kept' then
+      opt:zero_grad(empties)
+    end
+  end
+  local opts = { backend = p.compile, fullgraph = false }
+  local is_compiled = p.whole and r.sharded
+  r.batch = is_compiled and ms.compile_step(batch, opts) or batch
+  r.update = is_compiled and ms.compile_step(update, opts) or update
+end
+
+--- Make models and an optimizer, in place of others.
+function Run:make()
+  self.models, self.nets = {}, {}
+  for i = 1, self.p.models do
+    make_model(self, i)
+  end
+  each('ready', self)
+  self.opt = make_optimizer(self)
+  make_functions(self)
 end
 
 local function backwards(r, step)
   local list = micro_batches(r)
   local from = r.side == 'alone' and 1 or r.side == 'sharded' and r.p.no_sync or #list
   for i, batch in ipairs(list) do
-    local function backward()
-      local loss = forward(r, batch.rank, step, batch.micro)
-      if r.side == 'plain' then
-        loss = loss / r.world
-      end
-      loss:backward()
-    end
     for _, net in ipairs(r.sharded and r.p.face == 'fully_shard' and r.nets or {}) do
       each('batch', r, parts_of(r, net), i == #list)
     end
-    if i >= from and i < #list then
-      in_no_sync(r, backward)
-    else
-      backward()
-    end
+    local xs, caches = given(r, batch.rank, step, batch.micro)
+    local loss = r.batch(xs, caches, i < from or i == #list)
+    see_batch(r, batch.rank, batch.micro, loss, caches)
   end
 end
 
 local function train_step(r, step)
   backwards(r, step)
   each('gradients', r, step)
+  r.update()
   if r.scaler then
-    r.scaler:step(r.opt)
-    r.scaler:update()
     r:see('scale', 'the scale', r.scaler:get_scale())
-  else
-    r.opt:step()
-  end
-  if r.p.grads ~= 'kept' then
-    r.opt:zero_grad { set_to_none = r.p.grads == 'none' }
   end
   each('stepped', r, step)
 end
@@ -391,7 +437,8 @@ end
 ---@param only? ms.dist.Group  of the side 'alone'
 function Run.train(p, side, only)
   local r = setmetatable({ p = p, side = side, sharded = side ~= 'plain', only = only,
-    rank = ms.dist.rank(), world = ms.dist.world_size(), at = {}, runs = {}, log = {} }, Run)
+    rank = ms.dist.rank(), world = ms.dist.world_size(), at = {}, of = {}, runs = {},
+    log = {} }, Run)
   ms.capture_warnings(train, r)
   return r.log
 end
