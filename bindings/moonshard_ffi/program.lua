@@ -48,6 +48,9 @@ function program.cut(p)
   return number[0]
 end
 
+--- An activation checkpoint begins; region_end() ends it.
+program.region_begin, program.region_end = calls.program_region_begin, calls.program_region_end
+
 --- The number of the value that `t` shows; -1 if it is not a value of the program.
 ---@param t ms.Tensor
 ---@param keep boolean  until the run ends, not only until the next segment ran

@@ -255,7 +255,6 @@ ms_status ms_checkpoint_graph(ms_tensor **out, ms_tensor *const *results, int32_
                               uint64_t since, ms_recompute recompute, void *user,
                               void (*drop)(void *user))
 {
-    msi_op_host(msi_context(), "a checkpoint is made");
     const custom_attrs attrs = {.recompute = recompute, .user = user};
     ms_status status = check_counts("checkpoint", n_out, 0);
     msi_list edges = {.item = NULL};
@@ -276,12 +275,17 @@ ms_status ms_checkpoint_graph(ms_tensor **out, ms_tensor *const *results, int32_
     }
     msi_list_free(&edges);
     if (node != NULL) {
-        return finish(node, out, results, n_out, user, drop);
+        status = finish(node, out, results, n_out, user, drop);
+    } else {
+        if (drop != NULL) {
+            drop(user);
+        }
+        status = status == MS_OK ? show_results(out, results, n_out, NULL) : status;
     }
-    if (drop != NULL) {
-        drop(user);
+    if (status == MS_OK) {
+        msi_op_checkpoint(msi_context(), results, out, n_out);
     }
-    return status == MS_OK ? show_results(out, results, n_out, NULL) : status;
+    return status;
 }
 
 uint64_t ms_graph_now(void)

@@ -2,6 +2,7 @@
  *
  *   msi_value           what an operand or result of a recorded operator shows
  *   msi_recorded        one operator, with its attributes and values
+ *   msi_region          operators that backward runs again: an activation checkpoint
  *   msi_graph_segment   operators between two steps of the host, with their plans
  *   msi_plan            kernels in order, whose pointers are places in buffers
  *
@@ -49,6 +50,15 @@ typedef struct msi_recorded {
     bool into;    /* msi_op_run_into() */
     bool grads;   /* grad mode */
 } msi_recorded;
+
+/* An activation checkpoint. Those inside it follow it in the program's list. */
+typedef struct msi_region {
+    int32_t first, n;    /* operators; n -1: it has not ended */
+    int32_t first_value; /* those made later belong to it */
+    int32_t outer;       /* the one around it; -1: none */
+    int32_t *result;     /* (n_result) values that it computes again */
+    int32_t n_result;
+} msi_region;
 
 /* The random mask in attributes of `op`, which has one. */
 static inline msi_draw *msi_draw_in(const msi_op *op, const void *attrs)
@@ -185,6 +195,9 @@ struct ms_program {
     int32_t n_values, cap_values, n_arguments;
     msi_recorded *ops;
     int32_t n_ops, cap_ops, cut; /* first operator of the current segment */
+    msi_region *regions;         /* in the order in which they begin */
+    int32_t n_regions, cap_regions;
+    int32_t region; /* innermost that has not ended; -1: none */
     int32_t n_draws, cap_draws, cut_draws;
     int64_t *draws; /* (n_draws) calls, set before the segment runs */
     int32_t *steps; /* (n_steps) ends of what the caller runs at a time, in segments */
@@ -208,6 +221,8 @@ ms_status msi_record_argument(ms_program *p, ms_tensor *t);
 ms_status msi_record_result(ms_program *p, ms_tensor *t, int32_t *value);
 /* True if `t` shows memory of a constant, which must not be written or returned. */
 bool msi_record_is_constant(const ms_program *p, const ms_tensor *t);
+ms_status msi_record_region(ms_program *p);
+void msi_record_region_end(ms_program *p);
 /* Of the same memory, or of different ones. */
 bool msi_same_view(const msi_view *a, const msi_view *b);
 

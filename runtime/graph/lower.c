@@ -3,11 +3,26 @@
  * The context's tape records as the program's did, so the kernels are those of eager execution, in
  * its order. Inputs are leaves whose gradients go to destinations outside (as a unit's do): the
  * first contribution stores or adds as the destination demands, later ones add. Lowering is
- * deterministic: the buffers of a forward are the same in every lowering of it. */
+ * deterministic: the buffers of a forward are the same in every lowering of it.
+ *
+ * A region is a checkpoint of that tape: its operators are dropped when they have run, and run
+ * again when backward reaches them. */
 #include "graph.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+/* A region whose backward has not run. */
+typedef struct checkpoint {
+    struct checkpoint *next, **link; /* in the pass's list */
+    struct pass *l;
+    int32_t region;
+    int32_t *given;     /* (n_given) values that it computes again */
+    int32_t *in;        /* (n_in) values from outside it */
+    ms_tensor **handle; /* (n_in), retained; NULL: used */
+    int64_t *version;   /* (n_in) */
+    int32_t n_given, n_in;
+} checkpoint;
 
 /* One lowering of a segment. */
 typedef struct pass {
@@ -15,7 +30,9 @@ typedef struct pass {
     const ms_program *p;
     ms_context *ctx;
     msi_plan *plan;
-    ms_tensor **handle;   /* (n_values), owned */
+    ms_tensor **handle; /* (n_values), owned */
+    int32_t *last_use;  /* (n_values) operator behind which a value is dropped; -1: none */
+    checkpoint *checkpoints;
     msi_grad_sink *sinks; /* (n_in) */
     const msi_backward_key *key;
     bool *reached;  /* (n_in) */
@@ -154,14 +171,14 @@ static void drop(pass *l, int32_t value)
 }
 
 /* Free the values that operator `i` uses last, as early as their memory can be reused. */
-static void drop_used(pass *l, const int32_t *last_use, int32_t i)
+static void drop_used(pass *l, int32_t i)
 {
     const msi_recorded *r = &l->p->ops[i];
 
     for (int32_t k = 0; k < r->n_in + r->n_out; k++) {
         const int32_t value = r->in[k];
 
-        if (value >= 0 && last_use[value] == i && l->handle[value] != NULL) {
+        if (value >= 0 && l->last_use[value] == i && l->handle[value] != NULL) {
             drop(l, value);
         }
     }
@@ -173,11 +190,10 @@ static bool is_made_here(const pass *l, int32_t value)
            l->p->values[value].segment == l->s->number;
 }
 
-static ms_status find_last_uses(const pass *l, int32_t **out)
+static void find_last_uses(pass *l)
 {
-    MS_TRY(msi_new_array(out, l->p->n_values, "values"));
     for (int32_t v = 0; v < l->p->n_values; v++) {
-        (*out)[v] = -1;
+        l->last_use[v] = -1;
     }
     for (int32_t i = l->s->first; i < l->s->first + l->s->n; i++) {
         const msi_recorded *r = &l->p->ops[i];
@@ -186,8 +202,32 @@ static ms_status find_last_uses(const pass *l, int32_t **out)
             const int32_t value = r->in[k];
 
             if (value >= 0 && is_made_here(l, value) && l->p->values[value].out_of < 0) {
-                (*out)[value] = i;
+                l->last_use[value] = i;
             }
+        }
+    }
+}
+
+static ms_status run_region(pass *l, int32_t region);
+
+/* Run operators [first, end), of which regions from `region` on may be parts. */
+static ms_status run_ops(pass *l, int32_t first, int32_t end, int32_t region)
+{
+    for (int32_t i = first; i < end;) {
+        const msi_region *r = &l->p->regions[region];
+
+        if (region < l->p->n_regions && (r->first < i || r->n == 0)) {
+            region++;
+        } else if (region < l->p->n_regions && r->first == i) {
+            MS_TRY(run_region(l, region));
+            i += r->n;
+        } else {
+            const ms_status status = msi_lowering_status(run_op(l, &l->p->ops[i]));
+
+            if (status != MS_OK) {
+                return msi_fail_prefix(status, "'%s': ", l->p->ops[i].op->name);
+            }
+            drop_used(l, i++);
         }
     }
     return MS_OK;
@@ -195,27 +235,209 @@ static ms_status find_last_uses(const pass *l, int32_t **out)
 
 static ms_status run_forward(pass *l)
 {
-    int32_t *last_use = NULL;
-    ms_status status = find_last_uses(l, &last_use);
+    find_last_uses(l);
+    for (int32_t i = 0; i < l->s->n_in; i++) {
+        MS_TRY(make_input(l, i));
+    }
+    return run_ops(l, l->s->first, l->s->first + l->s->n, 0);
+}
 
-    for (int32_t i = 0; i < l->s->n_in && status == MS_OK; i++) {
-        status = make_input(l, i);
+/* -- regions ----------------------------------------------------------------------------------- */
+
+static void forget_inputs(checkpoint *c)
+{
+    for (int32_t i = 0; i < c->n_in; i++) {
+        ms_tensor_free(c->handle[i]);
+        c->handle[i] = NULL;
     }
-    for (int32_t i = l->s->first; i < l->s->first + l->s->n && status == MS_OK; i++) {
-        status = msi_lowering_status(run_op(l, &l->p->ops[i]));
-        if (status != MS_OK) {
-            status = msi_fail_prefix(status, "'%s': ", l->p->ops[i].op->name);
+}
+
+static void checkpoint_drop(void *user)
+{
+    checkpoint *c = user;
+
+    *c->link = c->next;
+    if (c->next != NULL) {
+        c->next->link = c->link;
+    }
+    forget_inputs(c);
+    free(c->given);
+    free(c->in);
+    free(c->handle);
+    free(c->version);
+    free(c);
+}
+
+/* Retain the values that the region uses and did not make, each once. */
+static void retain_inputs(checkpoint *c)
+{
+    const msi_region *region = &c->l->p->regions[c->region];
+
+    for (int32_t i = region->first; i < region->first + region->n; i++) {
+        const msi_recorded *r = &c->l->p->ops[i];
+
+        for (int32_t k = 0; k < r->n_in; k++) {
+            ms_tensor *t = r->in[k] >= 0 ? c->l->handle[r->in[k]] : NULL;
+            int32_t at = 0;
+
+            while (at < c->n_in && c->in[at] != r->in[k]) {
+                at++;
+            }
+            if (t != NULL && at == c->n_in) {
+                c->in[at] = r->in[k];
+                c->handle[at] = ms_tensor_retain(t);
+                c->version[at] = t->v.storage->version;
+                c->n_in++;
+            }
         }
-        drop_used(l, last_use, i);
     }
-    free(last_use);
+}
+
+static ms_status checkpoint_new(checkpoint **out, pass *l, int32_t region)
+{
+    const msi_region *r = &l->p->regions[region];
+    checkpoint *c;
+    int32_t most = 1;
+
+    for (int32_t i = r->first; i < r->first + r->n; i++) {
+        most += l->p->ops[i].n_in;
+    }
+    MS_TRY(msi_new_array(&c, 1, "checkpoint"));
+    *c = (checkpoint){.next = l->checkpoints, .link = &l->checkpoints, .l = l, .region = region};
+    if (c->next != NULL) {
+        c->next->link = &c->next;
+    }
+    l->checkpoints = c;
+    ms_status status = msi_new_array(&c->given, r->n_result + 1, "results of a checkpoint");
+
+    status = status == MS_OK ? msi_new_array(&c->in, most, "inputs") : status;
+    status = status == MS_OK ? msi_new_array(&c->handle, most, "inputs") : status;
+    status = status == MS_OK ? msi_new_array(&c->version, most, "inputs") : status;
+    if (status != MS_OK) {
+        checkpoint_drop(c);
+        return status;
+    }
+    retain_inputs(c);
+    *out = c;
+    return MS_OK;
+}
+
+static ms_status check_versions(const checkpoint *c)
+{
+    for (int32_t i = 0; i < c->n_in; i++) {
+        if (c->handle[i]->v.storage->version != c->version[i]) {
+            return MS_FAIL(MS_RUNTIME_ERROR,
+                           "checkpoint: an input of shape %s was modified by an in-place operation "
+                           "after the forward; backward needs it to run the forward again",
+                           msi_shape_text(c->handle[i]->v.ndim, c->handle[i]->v.shape));
+        }
+    }
+    return MS_OK;
+}
+
+/* Run the region over handles of its own, and go on with what that recorded. */
+static ms_status run_again(checkpoint *c, ms_tensor *const *grads)
+{
+    pass *l = c->l;
+    const msi_region *r = &l->p->regions[c->region];
+    ms_tensor *results[MS_CUSTOM_MAX];
+
+    for (int32_t i = 0; i < c->n_in; i++) {
+        l->handle[c->in[i]] = ms_tensor_retain(c->handle[i]);
+    }
+    MS_TRY(run_ops(l, r->first, r->first + r->n, c->region + 1));
+    for (int32_t i = 0; i < c->n_given; i++) {
+        results[i] = l->handle[c->given[i]];
+    }
+    return ms_backward_extend(results, grads, c->n_given);
+}
+
+static void free_handles(const pass *l, ms_tensor **handle)
+{
+    for (int32_t i = 0; handle != NULL && i < l->p->n_values; i++) {
+        ms_tensor_free(handle[i]);
+    }
+    free(handle);
+}
+
+static ms_status recompute(void *user, ms_tensor *const *grads, int32_t n)
+{
+    checkpoint *c = user;
+    pass *l = c->l;
+    ms_tensor **before = l->handle;
+    msi_tape *tape = msi_tape_of(l->ctx);
+    const bool recording = tape->recording;
+
+    MS_ASSERT(n == c->n_given);
+    MS_TRY(check_versions(c));
+    MS_TRY(msi_new_array(&l->handle, l->p->n_values, "values"));
+    const ms_status status = run_again(c, grads);
+
+    free_handles(l, l->handle);
+    l->handle = before;
+    tape->recording = recording;
+    if (!tape->retains) {
+        forget_inputs(c);
+    }
     return status;
 }
+
+/* Replace the graph of the region's results by a node that runs it again. */
+static ms_status replace(pass *l, checkpoint *c, uint64_t since)
+{
+    const msi_region *r = &l->p->regions[c->region];
+    ms_tensor *results[MS_CUSTOM_MAX], *out[MS_CUSTOM_MAX];
+
+    for (int32_t i = 0; i < r->n_result; i++) {
+        ms_tensor *t = l->handle[r->result[i]];
+
+        if (t != NULL && t->requires_grad) { /* it is used behind the region */
+            results[c->n_given] = t;
+            c->given[c->n_given++] = r->result[i];
+        }
+    }
+    if (c->n_given == 0) {
+        checkpoint_drop(c);
+        return MS_OK;
+    }
+    const int32_t n = c->n_given;
+
+    MS_TRY(ms_checkpoint_graph(out, results, n, since, recompute, c, checkpoint_drop));
+    for (int32_t i = 0; i < n; i++) {
+        const int32_t value = c->given[i];
+
+        drop(l, value);
+        l->handle[value] = out[i];
+    }
+    return MS_OK;
+}
+
+static ms_status run_region(pass *l, int32_t region)
+{
+    const msi_region *r = &l->p->regions[region];
+    const uint64_t since = msi_autograd_now(l->ctx);
+    checkpoint *c;
+
+    if (r->n_result == 0) {
+        return run_ops(l, r->first, r->first + r->n, region + 1);
+    }
+    MS_TRY(checkpoint_new(&c, l, region));
+    const ms_status status = run_ops(l, r->first, r->first + r->n, region + 1);
+
+    if (status != MS_OK) {
+        checkpoint_drop(c);
+        return status;
+    }
+    return replace(l, c, since);
+}
+
+/* -- a lowering -------------------------------------------------------------------------------- */
 
 static ms_status pass_init(pass *l, const msi_graph_segment *s, msi_plan *plan)
 {
     *l = (pass){.s = s, .p = s->program, .plan = plan};
     MS_TRY(msi_new_array(&l->handle, s->program->n_values, "values"));
+    MS_TRY(msi_new_array(&l->last_use, s->program->n_values, "values"));
     MS_TRY(msi_new_array(&l->sinks, s->n_in + 1, "inputs"));
     MS_TRY(msi_new_array(&l->reached, s->n_in + 1, "inputs"));
     MS_TRY(msi_new_array(&l->dest, s->n_in + 1, "inputs"));
@@ -226,15 +448,15 @@ static ms_status pass_init(pass *l, const msi_graph_segment *s, msi_plan *plan)
 static void pass_dispose(pass *l)
 {
     if (l->ctx != NULL) {
-        for (int32_t i = 0; i < l->p->n_values; i++) {
-            ms_tensor_free(l->handle[i]);
-        }
+        free_handles(l, l->handle);
         for (int32_t i = 0; i < l->s->n_in; i++) {
             msi_storage_release(l->dest[i].storage);
         }
         msi_lowering_end();
+    } else {
+        free(l->handle);
     }
-    free(l->handle);
+    free(l->last_use);
     free(l->sinks);
     free(l->reached);
     free(l->dest);
@@ -290,19 +512,23 @@ static void classify(msi_plan *plan)
     }
 }
 
+static void mark_kept(const pass *l, msi_graph_segment *s, const msi_view *v)
+{
+    const int32_t buffer = v->storage != NULL ? buffer_of(l, v) : -1;
+    const msi_buffer *b = buffer >= 0 ? &l->plan->buffers[buffer] : NULL;
+
+    if (b != NULL && b->kind == MSI_BUFFER_INPUT) {
+        s->keeps[b->index] = true;
+    } else if (b != NULL && b->kind == MSI_BUFFER_OUTPUT) {
+        s->keeps[s->n_in + b->index] = true;
+    }
+}
+
 /* Mark what the rules of a node read of inputs and outputs. */
 static void find_kept(const pass *l, msi_graph_segment *s, const msi_node *node)
 {
     for (int32_t i = 0; i < node->n_saved; i++) {
-        const msi_view *v = &node->saved[i].view;
-        const int32_t buffer = v->storage != NULL ? buffer_of(l, v) : -1;
-        const msi_buffer *b = buffer >= 0 ? &l->plan->buffers[buffer] : NULL;
-
-        if (b != NULL && b->kind == MSI_BUFFER_INPUT) {
-            s->keeps[b->index] = true;
-        } else if (b != NULL && b->kind == MSI_BUFFER_OUTPUT) {
-            s->keeps[s->n_in + b->index] = true;
-        }
+        mark_kept(l, s, &node->saved[i].view);
     }
 }
 
@@ -321,6 +547,11 @@ static ms_status find_all_kept(const pass *l, msi_graph_segment *s)
     msi_list to_visit = {.item = NULL};
     ms_status status = tape != NULL ? MS_OK : MS_OUT_OF_MEMORY;
 
+    for (const checkpoint *c = l->checkpoints; c != NULL; c = c->next) {
+        for (int32_t i = 0; i < c->n_in; i++) {
+            mark_kept(l, s, &c->handle[i]->v);
+        }
+    }
     for (int32_t i = 0; i < s->n_out && status == MS_OK; i++) {
         tape->mark += i == 0;
         status = visit(&to_visit, tape, l->handle[s->out[i]]->grad_fn);

@@ -47,6 +47,9 @@ static void release_program(ms_program *p)
         msi_runs_free(p->segments[i]);
         msi_graph_segment_free(p->segments[i]);
     }
+    for (int32_t i = 0; i < p->n_regions; i++) {
+        free(p->regions[i].result);
+    }
     for (int32_t i = 0; i < p->n_ops; i++) {
         free(p->ops[i].attrs);
         free(p->ops[i].in);
@@ -57,6 +60,7 @@ static void release_program(ms_program *p)
     free(p->segments);
     free(p->values);
     free(p->ops);
+    free(p->regions);
     free(p->draws);
     free(p->steps);
     free(p->frame);
@@ -130,7 +134,8 @@ ms_status ms_program_result(ms_program *p, ms_tensor *t, int32_t *value)
 
 /* [Note: pieces] A node holds what it saved, and asks for the destinations of all its gradients,
  * until its backward has run. So operators whose results exceed PIECE_BYTES are divided, and memory
- * is released as in eager execution, piece by piece. */
+ * is released as in eager execution, piece by piece. A region is not divided; one that would exceed
+ * them begins a piece, since backward needs memory for all of it. */
 enum { PIECE_BYTES = 4 << 20 };
 
 static int64_t result_bytes(const ms_program *p, const msi_recorded *r)
@@ -145,6 +150,28 @@ static int64_t result_bytes(const ms_program *p, const msi_recorded *r)
     return nbytes;
 }
 
+/* The operators from `first` on that are not divided: one, or the outermost region there. */
+static int32_t undivided(const ms_program *p, int32_t first)
+{
+    for (int32_t i = 0; i < p->n_regions; i++) {
+        if (p->regions[i].first == first && p->regions[i].n > 0) {
+            return p->regions[i].n;
+        }
+    }
+    return 1;
+}
+
+/* Take the next operator. */
+static void add_op(ms_program *p, const msi_graph_segment *s)
+{
+    const msi_recorded *r = &p->ops[p->cut++];
+
+    for (int32_t i = 0; i < r->n_out && !r->into; i++) {
+        p->values[r->out[i]].segment = s->number;
+    }
+    p->cut_draws += r->draw >= 0;
+}
+
 /* Take the next operators as a segment. */
 static ms_status add_segment(ms_program *p)
 {
@@ -156,13 +183,17 @@ static ms_status add_segment(ms_program *p)
     *s = (msi_graph_segment){
         .program = p, .number = p->n_segments, .first = p->cut, .first_draw = p->cut_draws};
     while (p->cut < p->n_ops && nbytes <= PIECE_BYTES) {
-        const msi_recorded *r = &p->ops[p->cut++];
+        const int32_t end = p->cut + undivided(p, p->cut);
 
-        for (int32_t i = 0; i < r->n_out && !r->into; i++) {
-            p->values[r->out[i]].segment = s->number;
+        for (int32_t i = p->cut; i < end; i++) {
+            nbytes += result_bytes(p, &p->ops[i]);
         }
-        p->cut_draws += r->draw >= 0;
-        nbytes += result_bytes(p, r);
+        if (end - p->cut > 1 && p->cut > s->first && nbytes > PIECE_BYTES) {
+            break;
+        }
+        while (p->cut < end) {
+            add_op(p, s);
+        }
     }
     s->n = p->cut - s->first;
     s->n_draws = p->cut_draws - s->first_draw;
@@ -170,9 +201,26 @@ static ms_status add_segment(ms_program *p)
     return MS_OK;
 }
 
+ms_status ms_program_region_begin(ms_program *p)
+{
+    MS_ASSERT(p->recording);
+    return msi_record_region(p);
+}
+
+ms_status ms_program_region_end(ms_program *p)
+{
+    MS_ASSERT(p->recording && p->region >= 0);
+    msi_record_region_end(p);
+    return MS_OK;
+}
+
 ms_status ms_program_cut(ms_program *p, int32_t *segment)
 {
     *segment = -1;
+    if (p->region >= 0) {
+        msi_program_break(p, "a step of the host, as of a sharded unit, is inside an activation "
+                             "checkpoint");
+    }
     if (p->n_ops == p->cut || p->broken != NULL) {
         return MS_OK;
     }

@@ -173,12 +173,30 @@ static void observe_begin(void *user, const msi_op_call *call)
     }
 }
 
+/* True if `t` shows memory that the innermost region did not allocate. */
+static bool is_outside(const ms_program *p, const ms_tensor *t)
+{
+    for (int32_t i = 0; i < p->n_values; i++) {
+        const msi_value *v = &p->values[i];
+
+        if (v->serial == t->v.storage->serial &&
+            (v->kind != MSI_VALUE_RESULT || i < p->regions[p->region].first_value)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Every value of the memory that `t` shows is written, which none may be that is kept from run to
  * run. */
 static void record_write(ms_program *p, const msi_op *op, const ms_tensor *t)
 {
     if (msi_record_is_constant(p, t)) {
         msi_program_break(p, "'%s' writes to a constant", op->name);
+    }
+    if (p->region >= 0 && is_outside(p, t)) { /* twice: by forward and by backward */
+        msi_program_break(
+            p, "'%s' inside an activation checkpoint writes to a tensor from outside it", op->name);
     }
     for (int32_t i = 0; i < p->n_values; i++) {
         p->values[i].written |= p->values[i].serial == t->v.storage->serial;
@@ -256,10 +274,70 @@ static void observe_host(void *user, const char *what)
     }
 }
 
+/* -- activation checkpoints -------------------------------------------------------------------- */
+
+ms_status msi_record_region(ms_program *p)
+{
+    MS_TRY(msi_grow(&p->regions, p->n_regions, &p->cap_regions, sizeof(*p->regions)));
+    p->regions[p->n_regions] =
+        (msi_region){.first = p->n_ops, .n = -1, .first_value = p->n_values, .outer = p->region};
+    p->region = p->n_regions++;
+    return MS_OK;
+}
+
+void msi_record_region_end(ms_program *p)
+{
+    msi_region *r = &p->regions[p->region];
+
+    r->n = p->n_ops - r->first;
+    p->region = r->outer;
+}
+
+static ms_status record_checkpoint(ms_program *p, ms_tensor *const *results, ms_tensor *const *out,
+                                   int32_t n)
+{
+    msi_region *r = &p->regions[p->region];
+
+    MS_TRY(msi_new_array(&r->result, n, "results of a checkpoint"));
+    for (r->n_result = 0; r->n_result < n && p->broken == NULL; r->n_result++) {
+        const int32_t i = r->n_result;
+        int32_t *value = &r->result[i];
+
+        MS_TRY(msi_record_value(p, results[i], value));
+        if (*value >= 0) { /* it is an output of the checkpoint's node now */
+            msi_value *v = &p->values[*value];
+
+            v->node = out[i]->grad_fn != NULL ? out[i]->grad_fn->sequence : 0;
+            v->node_out = out[i]->out_index;
+            v->requires_grad = out[i]->requires_grad;
+        }
+    }
+    return MS_OK;
+}
+
+static void observe_checkpoint(void *user, ms_tensor *const *results, ms_tensor *const *out,
+                               int32_t n)
+{
+    ms_program *p = user;
+
+    if (p->broken != NULL) {
+        return;
+    }
+    if (p->region < 0 || p->regions[p->region].result != NULL) {
+        msi_program_break(p, "a checkpoint is made");
+    } else if (record_checkpoint(p, results, out, n) != MS_OK) {
+        msi_program_break(p, "%s", ms_error_message());
+    }
+}
+
 void msi_record_start(ms_program *p)
 {
-    p->observer = (msi_op_observer){
-        .begin = observe_begin, .end = observe_end, .host = observe_host, .user = p};
+    p->observer = (msi_op_observer){.begin = observe_begin,
+                                    .end = observe_end,
+                                    .host = observe_host,
+                                    .checkpoint = observe_checkpoint,
+                                    .user = p};
+    p->region = -1;
     p->since = msi_tensor_state_of(p->ctx)->n_storages;
     p->grads = p->ctx->recorder->recording(p->ctx);
     p->recording = true;

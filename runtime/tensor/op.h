@@ -89,6 +89,9 @@ typedef struct msi_op_observer {
     void (*end)(void *user, const msi_op_call *call, ms_status status);
     void *user;
     void (*host)(void *user, const char *what);
+    /* (or NULL: `host` is called) `out` (n) are handles on the memory of `results`, whose graph is
+     * now one node that computes them again. */
+    void (*checkpoint)(void *user, ms_tensor *const *results, ms_tensor *const *out, int32_t n);
 } msi_op_observer;
 /* Install (NULL removes). One per context. */
 void msi_op_observe(ms_context *ctx, const msi_op_observer *observer);
@@ -96,6 +99,9 @@ void msi_op_observe(ms_context *ctx, const msi_op_observer *observer);
  * calls it that reads or writes values without an operator, or whose effect a repetition of the
  * operators alone would lose. `ctx` may be NULL, as msi_context() if memory is out. */
 void msi_op_host(const ms_context *ctx, const char *what);
+/* Report an activation checkpoint to it. */
+void msi_op_checkpoint(const ms_context *ctx, ms_tensor *const *results, ms_tensor *const *out,
+                       int32_t n);
 /* True if there is one. For callers that make operands only for it. */
 bool msi_op_is_observed(const ms_context *ctx);
 

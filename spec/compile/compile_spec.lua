@@ -224,6 +224,13 @@ describe('a compiled model', function()
       return fsdp.FSDP(model, { sharding_strategy = 'SHARD_GRAD_OP',
         mixed_precision = { param_dtype = 'bf16' } })
     end,
+    checkpointed = function(model)
+      nn.checkpoint(model, { policy = function(module)
+        return ms.is(module, model.h and nn.TransformerBlock or nn.Linear)
+      end })
+      return fsdp.FSDP(model, { auto_wrap_policy = fsdp.ModuleWrapPolicy {
+        nn.checkpoint_wrapper } })
+    end,
     fully_shard = function(model)
       for _, block in ipairs(blocks(model)) do
         fsdp.fully_shard(block)
@@ -257,7 +264,7 @@ describe('a compiled model', function()
   end
 
   for _, name in ipairs { 'mlp', 'gpt' } do
-    for _, kind in ipairs { 'plain', 'FSDP', 'bf16', 'fully_shard' } do
+    for _, kind in ipairs { 'plain', 'FSDP', 'bf16', 'checkpointed', 'fully_shard' } do
       it(('trains as an eager one: %s, %s'):format(name, kind), function()
         for _, world in ipairs { 1, kind ~= 'plain' and 2 or nil } do
           ms.dist.spawn(world, function(rank)
@@ -270,6 +277,23 @@ describe('a compiled model', function()
       end)
     end
   end
+
+  it('names what divides an activation checkpoint', function()
+    local function last_reason(model)
+      model:compile {}
+      for _ = 1, 3 do
+        model(ms.randn(3, 6)):sum():backward()
+      end
+      local breaks = ms.compile_report().breaks
+      return breaks[#breaks].reason
+    end
+    assert.equal("'add_' inside an activation checkpoint writes to a tensor from outside it",
+      last_reason(nn.checkpoint_wrapper(nn.Sequential(mlp(), nn.BatchNorm1d(4))):materialize()))
+    ms.dist.spawn(2, function()
+      assert.equal('a step of the host, as of a sharded unit, is inside an activation checkpoint',
+        last_reason(nn.checkpoint_wrapper(WRAPS.fully_shard(mlp()))))
+    end)
+  end)
 
   it('repeats the steps of its units in order', function()
     ms.dist.spawn(2, function()

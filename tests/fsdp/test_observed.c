@@ -183,7 +183,7 @@ static ms_status run_observed(void *user, int32_t rank)
     ms_memory_stats before, after;
     tiny_model model;
     watch w = {.model = &model};
-    const msi_op_observer observer = {see_begin, see_end, &w, NULL};
+    const msi_op_observer observer = {.begin = see_begin, .end = see_end, .user = &w};
     ms_comm *comm;
 
     MS_TRY(ms_comm_world(&comm));
@@ -224,7 +224,7 @@ static void test_fsdp_observed__units_are_operators_on_tensors(void **state)
 
 static ms_status train_watched(void *user, int32_t rank)
 {
-    static const msi_op_observer observer = {NULL, NULL, NULL, NULL};
+    static const msi_op_observer observer = {.user = NULL};
     const tiny_result *unwatched = user;
     tiny_config config = tiny_defaults();
     tiny_result result;

@@ -31,7 +31,7 @@ static void test_tensor_op__a_watcher_hears_of_beginnings_and_ends(void **state)
 {
     ms_tensor *x = VECTOR(MS_DTYPE_F32, 1, 2), *y = VECTOR(MS_DTYPE_F32, 1, 2, 3), *z;
     heard h = {""};
-    const msi_op_observer observer = {hear_begin, hear_end, &h, NULL};
+    const msi_op_observer observer = {.begin = hear_begin, .end = hear_end, .user = &h};
 
     msi_op_observe(msi_context(), &observer);
     assert_ok(ms_op_exp(&z, x));
@@ -103,7 +103,8 @@ static void test_tensor_op__every_call_is_an_operator_or_is_reported(void **stat
     uint64_t hash;
     int64_t id;
     static heard h;
-    static const msi_op_observer observer = {hear_begin, hear_end, &h, hear_host};
+    static const msi_op_observer observer = {
+        .begin = hear_begin, .end = hear_end, .host = hear_host, .user = &h};
 
     msi_op_observe(msi_context(), &observer);
     SEEN("[empty of 0 OK, a result]", ms_tensor_empty(&t, MS_DTYPE_F64, 1, &n));
@@ -165,7 +166,7 @@ static void test_tensor_op__into_writes_what_is_there_and_records_nothing(void *
     const double one = 1, zero = 0;
     const int64_t two = 2;
     heard h = {""};
-    const msi_op_observer observer = {hear_begin, hear_end, &h, NULL};
+    const msi_op_observer observer = {.begin = hear_begin, .end = hear_end, .user = &h};
 
     assert_false(msi_op_is_observed(ctx));
     msi_op_observe(ctx, &observer);
@@ -201,7 +202,7 @@ static void test_tensor_op__what_fails_leaves_no_result(void **state)
     ms_tensor *x = VECTOR(MS_DTYPE_F32, 1, 2), *y = x;
     const double zero = 0;
     heard h = {""};
-    const msi_op_observer observer = {hear_begin, hear_end, &h, NULL};
+    const msi_op_observer observer = {.begin = hear_begin, .end = hear_end, .user = &h};
 
     msi_op_observe(msi_context(), &observer);
     assert_fails(MS_VALUE_ERROR, "nothing to add", msi_op_run(&op, &zero, &x, 1, &y, 1));

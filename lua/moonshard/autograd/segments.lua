@@ -8,6 +8,7 @@
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
+local capture = require 'moonshard.base.capture'
 local errors = require 'moonshard.base.errors'
 local finally = require 'moonshard.base.finally'
 local offloaded = require 'moonshard.autograd.offloaded'
@@ -141,8 +142,10 @@ function segments.run(fn, offloads, ...)
   local segment = { fn = fn, rng = random.get_rng_state(), hosted = hosted }
   segment.args, segment.versions = kept(args)
   local since = tonumber(C.ms_graph_now())
+  capture.begin_checkpoint()
   local results = record(segment, since,
     pack(scope.run('a checkpoint', fn, unpack(args, 1, args.n))))
+  capture.end_checkpoint()
   return unpack(results, 1, results.n)
 end
 

@@ -44,6 +44,20 @@ function capture.drew(number, stream)
   end
 end
 
+--- What runs until end_checkpoint() is an activation checkpoint: replays compute it again in
+--- backward.
+function capture.begin_checkpoint()
+  if active then
+    active:begin_checkpoint()
+  end
+end
+
+function capture.end_checkpoint()
+  if active then
+    active:end_checkpoint()
+  end
+end
+
 --- A replay that fails after this point calls `restore(state, false, err)`.
 ---@param restore fun(state: any, ok: boolean, err: any)
 ---@param state any

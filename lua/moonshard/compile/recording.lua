@@ -53,7 +53,9 @@ local function value_of(self, value, keep, nested)
         return { argument = i }
       end
     end
-    return { value = program.value(self.program, value, keep) }
+    local of_program = { value = program.value(self.program, value, keep) }
+    -- a leaf from outside stays itself, since it collects its own gradient
+    return value:is_leaf() and value:requires_grad() and { constant = value } or of_program
   elseif type(value) ~= 'table' or getmetatable(value) ~= nil then
     return { constant = value }
   end
@@ -140,6 +142,16 @@ function Recording:drew(number, stream)
   end
   self.draws[#self.draws + 1] = { index = self.n_draws, number = number, stream = stream }
   self.n_draws = self.n_draws + 1
+end
+
+--- See moonshard.base.capture.
+function Recording:begin_checkpoint()
+  program.region_begin(self.program)
+end
+
+--- See moonshard.base.capture.
+function Recording:end_checkpoint()
+  program.region_end(self.program)
 end
 
 --- See moonshard.base.capture.

@@ -34,6 +34,11 @@ MS_API ms_status ms_program_cut(ms_program *p, int32_t *segment);
  * next segment ran, with `keep` until the run ends. -1 if `t` is not a value of the program, which
  * is then broken. */
 MS_API ms_status ms_program_value(ms_program *p, ms_tensor *t, bool keep, int32_t *value);
+/** An activation checkpoint begins: until the matching ms_program_region_end() its operators run,
+ * and then ms_checkpoint_graph() is called, if a result requires grad. Replays compute them again
+ * in backward. Checkpoints may be nested. */
+MS_API ms_status ms_program_region_begin(ms_program *p);
+MS_API ms_status ms_program_region_end(ms_program *p);
 /** Stop recording while a step of the host runs, and go on after it. */
 MS_API void ms_program_pause(ms_program *p, bool pause);
 /** Declare the result of a step of the host, for ms_program_put(). The program is broken if it

@@ -1,6 +1,7 @@
 --- Draws random functions of tensors: 5 to 60 operators over arguments, leaves and frozen tensors,
---- with views, writes in place, broadcasting, reductions, values used several times, and parts
---- without grad. A function is a list of steps; each adds one tensor to the list of values.
+--- with views, writes in place, broadcasting, reductions, values used several times, parts without
+--- grad, and activation checkpoints, also nested. A function is a list of steps; each adds one
+--- tensor to the list of values.
 
 local ms = require 'moonshard'
 
@@ -139,8 +140,36 @@ local function tensor(draw)
   return ms.randn(SIZES[draw(#SIZES)], SIZES[draw(#SIZES)])
 end
 
+local function run(steps, values)
+  for _, s in ipairs(steps) do
+    values[#values + 1] = s.fn(values[s.a], values[s.b])
+  end
+  return values[#values]
+end
+
+local step
+
+-- An activation checkpoint over a function of two values.
+local function checkpoint(draw, values, depth)
+  local a, b = draw(#values), draw(#values)
+  local inner, steps, names_of = { values[a], values[b] }, {}, {}
+  for i = 1, draw(5) do
+    steps[i] = step(draw, inner, depth + 1)
+    names_of[i] = ('%s(v%d, v%d)'):format(steps[i].name, steps[i].a, steps[i].b)
+    inner[#inner + 1] = steps[i].fn(inner[steps[i].a], inner[steps[i].b])
+  end
+  local function fn(...)
+    return run(steps, { ... }):tanh()
+  end
+  return { name = ('checkpoint{%s}'):format(table.concat(names_of, ', ')), a = a, b = b,
+    fn = function(x, y) return ms.nn.checkpoint(fn, x, y) end }
+end
+
 -- The next step: {name, fn, index of a, index of b}.
-local function step(draw, values)
+function step(draw, values, depth)
+  if depth < 3 and draw(8) == 1 then
+    return checkpoint(draw, values, depth)
+  end
   for _ = 1, 50 do
     local f = family(draw)
     local name = f[3][draw(#f[3])]
@@ -151,12 +180,6 @@ local function step(draw, values)
     end
   end
   return { name = 'tanh', fn = UNARY.tanh, a = #values, b = 1 }
-end
-
-local function run(steps, values)
-  for _, s in ipairs(steps) do
-    values[#values + 1] = s.fn(values[s.a], values[s.b])
-  end
 end
 
 ---@class ms.spec.Program
@@ -192,7 +215,7 @@ function maker.draw(seed)
   end
   local values, steps, text = start(unpack(args)), {}, {}
   for i = 1, 4 + draw(56) do
-    steps[i] = step(draw, values)
+    steps[i] = step(draw, values, 1)
     text[i] = ('v%d = %s(v%d, v%d)'):format(#values + 1, steps[i].name, steps[i].a, steps[i].b)
     values[#values + 1] = steps[i].fn(values[steps[i].a], values[steps[i].b])
   end
