@@ -135,7 +135,9 @@ ms_status ms_program_result(ms_program *p, ms_tensor *t, int32_t *value)
 /* [Note: pieces] A node holds what it saved, and asks for the destinations of all its gradients,
  * until its backward has run. So operators whose results exceed PIECE_BYTES are divided, and memory
  * is released as in eager execution, piece by piece. A region is not divided; one that would exceed
- * them begins a piece, since backward needs memory for all of it. */
+ * them begins a piece, since backward needs memory for all of it. An operator whose backward
+ * overwrites the last result belongs to its piece: across pieces the gradient has a destination of
+ * its own. */
 enum { PIECE_BYTES = 4 << 20 };
 
 static int64_t result_bytes(const ms_program *p, const msi_recorded *r)
@@ -172,6 +174,28 @@ static void add_op(ms_program *p, const msi_graph_segment *s)
     p->cut_draws += r->draw >= 0;
 }
 
+static uint64_t memory_of(const ms_program *p, const msi_recorded *r, int32_t k)
+{
+    return k < r->n_in + r->n_out && r->in[k] >= 0 ? p->values[r->in[k]].serial : 0;
+}
+
+/* True if the next operators are views of the last result, up to one that overwrites it. */
+static bool is_overwritten(const ms_program *p)
+{
+    const msi_recorded *last = &p->ops[p->cut - 1];
+    const uint64_t memory = memory_of(p, last, last->n_in);
+
+    for (int32_t i = p->cut; i < p->n_ops && memory_of(p, &p->ops[i], 0) == memory; i++) {
+        if (p->ops[i].op->overwrites) {
+            return true;
+        }
+        if (memory_of(p, &p->ops[i], p->ops[i].n_in) != memory) {
+            return false;
+        }
+    }
+    return false;
+}
+
 /* Take the next operators as a segment. */
 static ms_status add_segment(ms_program *p)
 {
@@ -182,7 +206,7 @@ static ms_status add_segment(ms_program *p)
     MS_TRY(msi_new_array(&s, 1, "segment"));
     *s = (msi_graph_segment){
         .program = p, .number = p->n_segments, .first = p->cut, .first_draw = p->cut_draws};
-    while (p->cut < p->n_ops && nbytes <= PIECE_BYTES) {
+    while (p->cut < p->n_ops && (nbytes <= PIECE_BYTES || is_overwritten(p))) {
         const int32_t end = p->cut + undivided(p, p->cut);
 
         for (int32_t i = p->cut; i < end; i++) {

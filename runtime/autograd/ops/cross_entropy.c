@@ -126,7 +126,8 @@ const msi_op msi_op_cross_entropy = {.name = "cross_entropy",
                                      .forward = cross_entropy_forward,
                                      .backward = cross_entropy_backward,
                                      .attrs_size = sizeof(loss_attrs),
-                                     .n_saved = 4};
+                                     .n_saved = 4,
+                                     .overwrites = true};
 
 ms_status ms_op_cross_entropy(ms_tensor **out, ms_tensor *logits, ms_tensor *targets,
                               int64_t ignore_index, int32_t reduction)
