@@ -68,6 +68,15 @@ local function plain_check(p, label, opaque)
   end
 end
 
+-- May it run operators, whose position in the script a recording notes?
+local function takes_tensors(shim)
+  local takes = shim.gives
+  for _, p in ipairs(shim.params) do
+    takes = takes or p.role == 'in'
+  end
+  return takes
+end
+
 ---@param list ms.gen.Shim[]
 ---@param opaque table<string, boolean>  structs that scripts use only through handles
 ---@return string
@@ -105,6 +114,9 @@ function calls.source(list, opaque)
     end
     if shim.gives then
       say('  local out = Ref()')
+    end
+    if takes_tensors(shim) then
+      say('  if state.at then state.at() end')
     end
     say('  local status = C.%s(%s)', shim.name, args)
     if is_retried(shim) then

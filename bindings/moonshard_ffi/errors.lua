@@ -90,7 +90,9 @@ for i, kind in ipairs(errors.kinds) do
   status_of[kind] = -i
 end
 
-local function caller()
+--- Position in the script of the innermost call from it, as in "model.lua:12"; '' if there is none.
+---@return string
+function errors.caller()
   for level = 3, 40 do
     local info = debug.getinfo(level, 'Sl')
     if not info then
@@ -120,7 +122,7 @@ function errors.new(kind, message)
   return setmetatable({
     kind = kind,
     message = printable(message),
-    where = caller(),
+    where = errors.caller(),
     traceback = debug.traceback('', 2):gsub('^\n', ''),
   }, Error)
 end

@@ -31,8 +31,8 @@ local B = {
   typeof = ffi.typeof,
 }
 
---- `depth`: open scopes.
-B.state = { depth = 0 }
+--- `depth`: open scopes. `at`: called before calls with tensors while they are recorded, or false.
+B.state = { depth = 0, at = false } ---@type { depth: integer, at: false|fun() }
 
 --- A handle and its generation. The methods are defined in moonshard.tensor.
 local Ref = ffi.typeof('ms_ref')

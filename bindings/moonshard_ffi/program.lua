@@ -17,6 +17,11 @@ local LEVELS = {
   replay = C.MS_PROGRAM_REPLAY, partition = C.MS_PROGRAM_PARTITION, fuse = C.MS_PROGRAM_FUSE,
 }
 
+local KINDS = {
+  [C.MS_VALUE_ARGUMENT] = 'argument', [C.MS_VALUE_OUTER] = 'outer', [C.MS_VALUE_RESULT] = 'result',
+  [C.MS_VALUE_STEP] = 'result',
+}
+
 --- Record this thread's operators from now on. RuntimeError if they are observed already.
 ---@param level 'replay'|'partition'|'fuse'
 ---@return ffi.cdata* program  freed when it is collected
@@ -74,6 +79,12 @@ function program.pause(p, pause)
   C.ms_program_pause(p, pause)
 end
 
+--- Set the place of the operators that follow.
+---@param place integer
+function program.place(p, place)
+  C.ms_program_place(p, place)
+end
+
 ---@param reason string
 function program.breaks(p, reason)
   C.ms_program_break(p, reason)
@@ -109,6 +120,51 @@ end
 
 function program.done(p)
   C.ms_program_done(p)
+end
+
+local function numbers(array, n)
+  local out = {}
+  for i = 0, n - 1 do
+    out[i + 1] = array[i]
+  end
+  return out
+end
+
+---@class ms.program.Op  a recorded operator
+---@field name string
+---@field operands integer[]  values, -1 for an omitted operand
+---@field results integer[]  values
+---@field segment integer
+---@field place integer
+---@field in_place boolean  the results are existing values, which it writes
+
+--- The recorded operators in order.
+---@return ms.program.Op[]
+function program.ops(p)
+  local op, out = B.new 'ms_program_op', {}
+  for i = 0, program.info(p).ops - 1 do
+    B.check(C.ms_program_op_get(p, i, op))
+    out[i + 1] = {
+      name = B.string(op.name), operands = numbers(op['in'], op.n_in),
+      results = numbers(op.out, op.n_out), segment = op.segment, place = op.place,
+      in_place = op.in_place,
+    }
+  end
+  return out
+end
+
+--- A value as it was recorded.
+---@return { kind: 'argument'|'outer'|'result', dtype: string, shape: integer[], name?: string }
+function program.describe(p, value)
+  local info, shape = B.new 'ms_program_value_info', {}
+  B.check(C.ms_program_value_get(p, value, info))
+  for d = 0, info.ndim - 1 do
+    shape[d + 1] = tonumber(info.shape[d])
+  end
+  return {
+    kind = KINDS[info.kind], dtype = B.string(C.ms_dtype_name(info.dtype)), shape = shape,
+    name = text(info.name),
+  }
 end
 
 ---@return { segments: integer, ops: integer, kernels: integer, saved_bytes: integer,

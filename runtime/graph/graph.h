@@ -21,7 +21,12 @@
 
 /* -- what is recorded -------------------------------------------------------------------------- */
 
-enum { MSI_VALUE_ARGUMENT, MSI_VALUE_OUTER, MSI_VALUE_RESULT, MSI_VALUE_STEP };
+enum {
+    MSI_VALUE_ARGUMENT = MS_VALUE_ARGUMENT,
+    MSI_VALUE_OUTER = MS_VALUE_OUTER,
+    MSI_VALUE_RESULT = MS_VALUE_RESULT,
+    MSI_VALUE_STEP = MS_VALUE_STEP
+};
 
 typedef struct msi_value {
     int32_t kind;      /* MSI_VALUE_* */
@@ -46,6 +51,7 @@ typedef struct msi_recorded {
     int32_t *in;  /* (n_in) values, -1 for an omitted operand; then (n_out) */
     int32_t *out; /* (n_out); of a write into existing tensors: those */
     int32_t n_in, n_out;
+    int32_t place;
     int32_t draw; /* its random mask, among the program's; -1: none */
     bool into;    /* msi_op_run_into() */
     bool grads;   /* grad mode */
@@ -188,6 +194,7 @@ struct ms_program {
     bool recording;
     bool grads;     /* grad mode at the start */
     int32_t depth;  /* of running operators */
+    int32_t place;  /* of operators that are recorded next */
     bool into;      /* the outermost of them writes existing tensors */
     uint64_t since; /* storages made later are of the program */
     msi_op_observer observer;

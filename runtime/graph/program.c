@@ -262,6 +262,11 @@ void ms_program_pause(ms_program *p, bool pause)
     msi_op_observe(p->ctx, pause ? NULL : &p->observer);
 }
 
+void ms_program_place(ms_program *p, int32_t place)
+{
+    p->place = place;
+}
+
 int32_t ms_program_n_draws(const ms_program *p)
 {
     return p->n_draws;
@@ -485,6 +490,49 @@ void ms_program_info_get(const ms_program *p, ms_program_info *info)
             info->arena_bytes = s->forward.arena_bytes;
         }
     }
+}
+
+/* What the caller runs at a time, by which operator `op` runs. */
+static int32_t step_of(const ms_program *p, int32_t op)
+{
+    int32_t step = 0;
+
+    while (p->segments[p->steps[step] - 1]->first + p->segments[p->steps[step] - 1]->n <= op) {
+        step++;
+    }
+    return step;
+}
+
+ms_status ms_program_op_get(const ms_program *p, int32_t op, ms_program_op *out)
+{
+    MS_ASSERT(p->broken == NULL && !p->recording && op >= 0 && op < p->n_ops);
+    const msi_recorded *r = &p->ops[op];
+
+    *out = (ms_program_op){.name = r->op->name,
+                           .in = r->in,
+                           .out = r->out,
+                           .n_in = r->n_in,
+                           .n_out = r->n_out,
+                           .segment = step_of(p, op),
+                           .place = r->place,
+                           .in_place = r->into};
+    return MS_OK;
+}
+
+ms_status ms_program_value_get(const ms_program *p, int32_t value, ms_program_value_info *out)
+{
+    MS_ASSERT(value >= 0 && value < p->n_values);
+    const msi_value *v = &p->values[value];
+
+    *out = (ms_program_value_info){.kind = v->kind,
+                                   .dtype = v->view.dtype,
+                                   .ndim = v->view.ndim,
+                                   .requires_grad = v->requires_grad};
+    if (v->handle != NULL && v->handle->param != NULL) {
+        out->name = v->handle->param->name;
+    }
+    memcpy(out->shape, v->view.shape, sizeof(out->shape[0]) * (size_t)v->view.ndim);
+    return MS_OK;
 }
 
 /* -- runs -------------------------------------------------------------------------------------- */

@@ -75,7 +75,7 @@ static ms_status add_op(ms_program *p, const msi_op *op, const void *attrs, int3
     MS_TRY(msi_grow(&p->ops, p->n_ops, &p->cap_ops, sizeof(*p->ops)));
     msi_recorded *r = &p->ops[p->n_ops];
 
-    *r = (msi_recorded){.op = op, .n_in = n_in, .n_out = n_out};
+    *r = (msi_recorded){.op = op, .n_in = n_in, .n_out = n_out, .place = p->place};
     r->in = calloc((size_t)(n_in + n_out + 1), sizeof(*r->in));
     r->attrs = op->attrs_size > 0 ? malloc((size_t)op->attrs_size) : NULL;
     if (r->in == NULL || (r->attrs == NULL && op->attrs_size > 0)) {

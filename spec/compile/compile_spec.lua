@@ -97,8 +97,9 @@ describe('ms.compile', function()
     assert.matches('host', breaks[#breaks].reason)
     local strict = ms.compile(f, { fullgraph = true })
     strict(ms.randn(3))
+    local line = debug.getinfo(f, 'S').linedefined
     checks.raises('RuntimeError', 'cannot be replayed as one graph: the host reads values of a '
-      .. 'tensor', strict, ms.randn(3))
+      .. ('tensor (at spec/compile/compile_spec.lua:%d)'):format(line), strict, ms.randn(3))
   end)
 
   it('compiles the other children of a module that breaks', function()
@@ -114,6 +115,70 @@ describe('ms.compile', function()
     local before = graphs()
     compare(8, eager, make():compile(), ms.randn(2, 6))
     assert.equal(before + 3, graphs()) -- model[1], model[2][1] and model[2][3]
+    local broken = ms.compile_report().breaks
+    assert.equal('1.1', broken[#broken].module)
+    assert.matches("%(at spec/compile/compile_spec.lua:%d+, in forward of '1%.1'%)$",
+      broken[#broken].reason)
+  end)
+end)
+
+describe('the graph of a capture', function()
+  local shift = ms.custom_op('spec::shift', { mutates = { 'out' } }, function(x, out)
+    out:add_(x)
+  end)
+  local net = nn.Sequential(nn.Linear(6, 4), nn.ReLU())
+  local function f(x)
+    local y = net(x)
+    local out = ms.zeros(3)
+    shift(x:sum(2), out)
+    return out + 1, y
+  end
+  local function captured_graph()
+    local compiled = ms.compile(f, { fullgraph = true })
+    for _ = 1, 3 do
+      compiled(ms.ones(3, 6))
+    end
+    local captures = ms.compile_report().captures
+    return captures[#captures].graph
+  end
+
+  it('prints its operators with their lines', function()
+    local at = '   -- spec/compile/compile_spec.lua:%d'
+    local line = debug.getinfo(f, 'S').linedefined
+    assert.equal(table.concat({
+      '%0: argument 1 f32 [3, 6]', '%1: 0.weight f32 [4, 6]', '%2: 0.bias f32 [4]',
+      '%3 = linear(%0, %1, %2) f32 [3, 4]' .. at:format(line + 1),
+      '%4 = relu(%3) f32 [3, 4]' .. at:format(line + 1),
+      '%5 = full() f32 [3]' .. at:format(line + 2),
+      '%6 = sum(%0) f32 [3]' .. at:format(line + 3),
+      'spec::shift(%6, %5)' .. at:format(line + 3),
+      '%7 = add(%5) f32 [3]' .. at:format(line + 4),
+    }, '\n'), tostring(captured_graph()))
+  end)
+
+  it('counts operators and steps, and is drawn', function()
+    local graph = captured_graph()
+    assert.equal(1, graph:count 'linear')
+    assert.equal(1, graph:count 'spec::')
+    assert.equal(1, graph:count 'full')
+    local text, declared, edges = graph:dot(), {}, 0
+    for name in text:gmatch '\n  (%w+) %[' do
+      declared[name] = true
+    end
+    for from, to in text:gmatch '\n  (%w+) %-> (%w+)' do
+      assert.is_true(declared[from] and declared[to])
+      edges = edges + 1
+    end
+    assert.equal(8 + 2, edges) -- operands, and what runs before and after the step
+  end)
+
+  it('does not keep the program', function()
+    local graph = captured_graph()
+    collectgarbage()
+    collectgarbage()
+    local captures = ms.compile_report().captures
+    assert.is_nil(captures[#captures].graph)
+    assert.equal(1, graph:count 'relu')
   end)
 end)
 

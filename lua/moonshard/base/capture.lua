@@ -2,6 +2,8 @@
 --- the host, and reasons why a function cannot be replayed. Nothing is declared while no function
 --- is captured (see moonshard.compile).
 
+local B = require 'moonshard_ffi'
+
 local capture = {
   --- Number of fields that were added to modules in this process.
   fields_added = 0,
@@ -20,6 +22,7 @@ end
 ---@param recording ms.compile.Recording?
 function capture.set_active(recording)
   active = recording
+  B.state.at = recording and recording.at or false
 end
 
 --- Call `fn(a, b, c)` now, and at this point of each replay. Tensors among the arguments, also

@@ -39,8 +39,10 @@ local Frame = class 'compile.Frame'
 ---@field guards ms.compile.Guards
 ---@field grads boolean  grad mode
 ---@field steps ms.compile.Step[]
+---@field places string[]  positions in the script, by the operators' places
 ---@field failures { at: integer, restore: function, state: any }[]
 ---@field results ms.compile.Value[]
+---@field info ms.compile.Capture.Info
 ---@field position integer  of a running replay: its current step
 ---@field pinned { at: integer, tensor: ms.Tensor }[]
 
@@ -131,6 +133,7 @@ end
 
 local function replay(self, captured, args)
   captured.position = 0
+  captured.info.replays = captured.info.replays + 1
   return finally.run(end_replay, captured, scope.run, self.name, run_steps, captured,
     signature.leaves(captured.signature, args))
 end
@@ -199,6 +202,7 @@ local function recorded(self, recording, guards, args, text)
     values[i] = recording:result(results[i])
   end
   recording:cut()
+  local broken = recording:broken()
   local changed = guards:miss()
   if changed then
     program.breaks(recording.program, changed .. ' while it ran')
@@ -206,7 +210,7 @@ local function recorded(self, recording, guards, args, text)
     program.breaks(recording.program, 'it changes its arguments')
   end
   program.finish(recording.program)
-  return results, values
+  return results, values, broken or { reason = program.broken(recording.program) }
 end
 
 -- Compile the modules below on their own; lists of modules are not called.
@@ -221,9 +225,8 @@ local function compile_children(self, module)
   end
 end
 
-local function breaks(self, text, reason)
-  self.broken[text] = reason
-  report.add_break(self.name, reason)
+local function breaks(self, text, broken)
+  self.broken[text] = report.add_break(self.name, broken)
   if not self.opts.fullgraph and tree.is_module(self.target) then
     compile_children(self, self.target)
   end
@@ -237,22 +240,22 @@ local function run_captured(self, args, text)
   if not ok then -- something else observes the operators of this thread
     return pack(self.run(unpack(args, 1, args.n)))
   end
-  local results, values = finally.run(end_capture, recording, without_jit.run, recorded, self,
-    recording, guards, args, text)
-  local reason = program.broken(recording.program)
-  if reason then
+  local results, values, broken = finally.run(end_capture, recording, without_jit.run, recorded,
+    self, recording, guards, args, text)
+  if broken.reason then
     program.free(recording.program)
-    breaks(self, text, reason)
+    breaks(self, text, broken)
     return results
   end
   self.seen[text] = nil -- when its guards fail, the next call is eager, too
-  self.captures[#self.captures + 1] = {
+  local captured = {
     program = recording.program, signature = its, guards = guards, grads = B.C.ms_grad_enabled(),
-    steps = recording.steps, failures = recording.failures, results = values, position = 0,
+    steps = recording.steps, places = recording.places, failures = recording.failures,
+    results = values, position = 0,
     pinned = pinned_of(guards, leaves),
   }
-  report.add(self.name, program.info(recording.program), self.opts, #self.captures == 1,
-    recording.steps, guards:count())
+  captured.info = report.add(self.name, self.opts, captured, #self.captures == 0)
+  self.captures[#self.captures + 1] = captured
   return results
 end
 

@@ -12,6 +12,7 @@ local trace = require 'moonshard.base.trace'
 ---@field segment? integer  operators
 ---@field draws? { index: integer, number: function, stream: any }[]  their random masks
 ---@field name? string  a function of the host
+---@field where? string  'file:line' of the script that called it
 ---@field fn? fun(a: any, b: any, c: any): ms.Tensor?
 ---@field grads? boolean  grad mode
 ---@field a? ms.compile.Value
@@ -31,6 +32,11 @@ local trace = require 'moonshard.base.trace'
 ---@field steps ms.compile.Step[]
 ---@field draws table[]  random masks of the current segment
 ---@field n_draws integer  of all segments
+---@field places string[]  positions in the script, by the operators' places
+---@field place_of table<string, integer>
+---@field where? string  position of the call that ran last before it broke, if it did
+---@field module? string  whose forward that was in
+---@field at fun()  called before each call with tensors
 ---@field failures { at: integer, restore: function, state: any }[]  called by failed replays, the
 ---  last first
 local Recording = class 'compile.Recording'
@@ -40,6 +46,10 @@ local Recording = class 'compile.Recording'
 function Recording:init(leaves, backend)
   self.program, self.leaves, self.steps, self.failures = program.begin(backend), leaves, {}, {}
   self.draws, self.n_draws = {}, 0
+  self.places, self.place_of = {}, {}
+  self.at = function()
+    self:note_position()
+  end
   for _, t in ipairs(leaves) do
     program.argument(self.program, t)
   end
@@ -120,7 +130,8 @@ end
 
 --- See moonshard.base.capture.
 function Recording:step(name, fn, a, b, c)
-  local step = { name = name, fn = fn, grads = B.C.ms_grad_enabled() }
+  self:note_position()
+  local step = { name = name, where = self.where, fn = fn, grads = B.C.ms_grad_enabled() }
   if not program.broken(self.program) then
     self:cut()
     step.a, step.b, step.c = self:operand(a), self:operand(b), self:operand(c)
@@ -160,13 +171,32 @@ function Recording:on_failure(restore, state)
   failures[#failures + 1] = { at = #self.steps, restore = restore, state = state }
 end
 
+--- The operators that follow are of the script's current line.
+function Recording:note_position()
+  if program.broken(self.program) then
+    return
+  end
+  local where, module = B.errors.caller(), trace.module()
+  where = where ~= '' and where or nil
+  if where and not self.place_of[where] then
+    self.places[#self.places + 1] = where
+    self.place_of[where] = #self.places
+  end
+  program.place(self.program, self.place_of[where or ''] or 0)
+  self.where, self.module = where, module and module._scope
+end
+
 --- See moonshard.base.capture.
 function Recording:breaks(reason)
-  local module = trace.module()
-  if module then
-    reason = ("%s (in forward of '%s')"):format(reason, module._scope)
-  end
+  self:note_position()
   program.breaks(self.program, reason)
+end
+
+--- Why it cannot be replayed, if an operator or step was the reason.
+---@return ms.compile.Break?
+function Recording:broken()
+  local reason = program.broken(self.program)
+  return reason and { reason = reason, where = self.where, module = self.module }
 end
 
 return Recording

@@ -44,6 +44,9 @@ MS_API void ms_program_pause(ms_program *p, bool pause);
 /** Declare the result of a step of the host, for ms_program_put(). The program is broken if it
  * requires grad. */
 MS_API ms_status ms_program_result(ms_program *p, ms_tensor *t, int32_t *value);
+/** Set what ms_program_op.place is of the operators that follow: a number of the caller's choice
+ * for a position in its source. 0 until it is set. */
+MS_API void ms_program_place(ms_program *p, int32_t place);
 /** Number of random masks recorded so far. */
 MS_API int32_t ms_program_n_draws(const ms_program *p);
 /** Set the call number of a random mask (0: the first recorded) for the next run of its segment;
@@ -68,6 +71,34 @@ typedef struct ms_program_info {
     int64_t arena_bytes; /**< temporary memory of the largest segment */
 } ms_program_info;
 MS_API void ms_program_info_get(const ms_program *p, ms_program_info *info);
+
+/** A recorded operator. The arrays are the program's. */
+typedef struct ms_program_op {
+    const char *name;
+    const int32_t *in;  /**< (n_in) values, -1 for an omitted operand */
+    const int32_t *out; /**< (n_out) values: of an operator in place, those that it writes */
+    int32_t n_in;
+    int32_t n_out;
+    int32_t segment; /**< of ms_program_run() */
+    int32_t place;   /**< of ms_program_place() */
+    bool in_place;
+} ms_program_op;
+/** Operator `op` of a program that is not broken and no longer records: 0 to ops - 1. */
+MS_API ms_status ms_program_op_get(const ms_program *p, int32_t op, ms_program_op *out);
+
+enum { MS_VALUE_ARGUMENT, MS_VALUE_OUTER, MS_VALUE_RESULT, MS_VALUE_STEP };
+
+/** A value of a program as it was recorded. */
+typedef struct ms_program_value_info {
+    int32_t kind; /**< MS_VALUE_*: an argument, another tensor from outside, or of an operator */
+    int32_t dtype;
+    int32_t ndim;
+    int64_t shape[8];
+    bool requires_grad;
+    const char *name; /**< of a parameter from outside; otherwise NULL */
+} ms_program_value_info;
+MS_API ms_status ms_program_value_get(const ms_program *p, int32_t value,
+                                      ms_program_value_info *out);
 
 /** Start a run: set an argument. `*fits` is false if its shape, strides, dtype or requires_grad,
  * or the grad mode, differ from those recorded; ms_program_misfit() describes the difference. */
