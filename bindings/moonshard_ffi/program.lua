@@ -19,7 +19,6 @@ local LEVELS = {
 
 local KINDS = {
   [C.MS_VALUE_ARGUMENT] = 'argument', [C.MS_VALUE_OUTER] = 'outer', [C.MS_VALUE_RESULT] = 'result',
-  [C.MS_VALUE_STEP] = 'result',
 }
 
 --- Record this thread's operators from now on. RuntimeError if they are observed already.
@@ -37,8 +36,7 @@ end
 
 program.argument, program.finish, program.run = calls.program_argument, calls.program_end,
   calls.program_run
-program.get, program.put, program.draw = calls.program_get, calls.program_put,
-  calls.program_draw
+program.get, program.draw = calls.program_get, calls.program_draw
 
 --- Number of random masks recorded so far.
 ---@return integer
@@ -65,11 +63,12 @@ function program.value(p, t, keep)
   return number[0]
 end
 
---- Declare the result of a step, for program.put(). Returns its number.
+--- Declare a tensor that the step of the host made; -1 if it cannot be one.
+---@param step string  its name
 ---@param t ms.Tensor
----@return integer
-function program.result(p, t)
-  calls.program_result(p, t, number)
+---@return integer value
+function program.made(p, step, t)
+  calls.program_made(p, step, t, number)
   return number[0]
 end
 
@@ -96,7 +95,8 @@ function program.broken(p)
   return text(C.ms_program_broken(p))
 end
 
---- Set an argument of the next run; false if it differs from the recorded one.
+--- Set an argument of the next run, or what a step made in this one; false if it differs from the
+--- recorded one.
 ---@param value integer
 ---@param t ms.Tensor
 ---@return boolean
@@ -146,7 +146,7 @@ function program.ops(p)
     B.check(C.ms_program_op_get(p, i, op))
     out[i + 1] = {
       name = B.string(op.name), operands = numbers(op['in'], op.n_in),
-      results = numbers(op.out, op.n_out), segment = op.segment, place = op.place,
+      results = numbers(op.out, op.n_out), segment = op.step, place = op.place,
       in_place = op.in_place,
     }
   end

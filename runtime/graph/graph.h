@@ -24,8 +24,7 @@
 enum {
     MSI_VALUE_ARGUMENT = MS_VALUE_ARGUMENT,
     MSI_VALUE_OUTER = MS_VALUE_OUTER,
-    MSI_VALUE_RESULT = MS_VALUE_RESULT,
-    MSI_VALUE_STEP = MS_VALUE_STEP
+    MSI_VALUE_RESULT = MS_VALUE_RESULT
 };
 
 typedef struct msi_value {
@@ -65,6 +64,21 @@ typedef struct msi_region {
     int32_t *result;     /* (n_result) values that it computes again */
     int32_t n_result;
 } msi_region;
+/* A custom operator, which each run calls. */
+typedef struct msi_call {
+    ms_custom_op_fn fn;
+    void *user;
+    char name[64];
+    int32_t op;      /* recorded operators before it */
+    int32_t segment; /* that runs next; the number of segments: none */
+    int32_t n_in, n_out;
+    int32_t in[MS_CUSTOM_OP_MAX], out[MS_CUSTOM_OP_MAX]; /* values */
+} msi_call;
+
+/* What the caller runs at a time: up to these. */
+typedef struct msi_step {
+    int32_t segments, calls;
+} msi_step;
 
 /* The random mask in attributes of `op`, which has one. */
 static inline msi_draw *msi_draw_in(const msi_op *op, const void *attrs)
@@ -207,7 +221,9 @@ struct ms_program {
     int32_t region; /* innermost that has not ended; -1: none */
     int32_t n_draws, cap_draws, cut_draws;
     int64_t *draws; /* (n_draws) calls, set before the segment runs */
-    int32_t *steps; /* (n_steps) ends of what the caller runs at a time, in segments */
+    msi_call *calls;
+    int32_t n_calls, cap_calls, cut_calls;
+    msi_step *steps;
     int32_t n_steps, cap_steps;
     msi_graph_segment **segments;
     int32_t n_segments, cap_segments;
@@ -225,7 +241,8 @@ void msi_record_stop(ms_program *p);
 /* The value that `t` shows; otherwise -1, and the program is broken. */
 ms_status msi_record_value(ms_program *p, ms_tensor *t, int32_t *value);
 ms_status msi_record_argument(ms_program *p, ms_tensor *t);
-ms_status msi_record_result(ms_program *p, ms_tensor *t, int32_t *value);
+/* A value that a step of the host made. */
+ms_status msi_record_made(ms_program *p, const char *step, ms_tensor *t, int32_t *value);
 /* True if `t` shows memory of a constant, which must not be written or returned. */
 bool msi_record_is_constant(const ms_program *p, const ms_tensor *t);
 ms_status msi_record_region(ms_program *p);
@@ -237,6 +254,8 @@ bool msi_same_view(const msi_view *a, const msi_view *b);
 
 /* Add to the programs that are closed before their context. */
 ms_status msi_graph_enlist(ms_program *p);
+/* The program that the calling thread records, if it is not paused; otherwise NULL. */
+ms_program *msi_graph_recording(void);
 /* The calling thread's context for lowering, made on demand; `under`: the context whose device
  * answers what kernels exist and what scratch they take. */
 ms_status msi_lowering_begin(ms_context *under, ms_context **out, msi_plan *plan);

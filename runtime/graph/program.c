@@ -63,6 +63,7 @@ static void release_program(ms_program *p)
     free(p->regions);
     free(p->draws);
     free(p->steps);
+    free(p->calls);
     free(p->frame);
     free(p);
 }
@@ -125,11 +126,11 @@ ms_status ms_program_value(ms_program *p, ms_tensor *t, bool keep, int32_t *valu
     return MS_OK;
 }
 
-ms_status ms_program_result(ms_program *p, ms_tensor *t, int32_t *value)
+ms_status ms_program_made(ms_program *p, const char *step, ms_tensor *t, int32_t *value)
 {
     MS_ASSERT(p->recording);
     *value = -1;
-    return p->broken == NULL ? msi_record_result(p, t, value) : MS_OK;
+    return p->broken == NULL ? msi_record_made(p, step, t, value) : MS_OK;
 }
 
 /* [Note: pieces] A node holds what it saved, and asks for the destinations of all its gradients,
@@ -196,17 +197,30 @@ static bool is_overwritten(const ms_program *p)
     return false;
 }
 
+/* The next custom operator that the segments so far do not reach; NULL: none. */
+static const msi_call *next_call(const ms_program *p)
+{
+    for (int32_t i = p->cut_calls; i < p->n_calls; i++) {
+        if (p->calls[i].op > p->cut) {
+            return &p->calls[i];
+        }
+    }
+    return NULL;
+}
+
 /* Take the next operators as a segment. */
 static ms_status add_segment(ms_program *p)
 {
     msi_graph_segment *s;
+    const msi_call *call = next_call(p);
+    const int32_t limit = call != NULL ? call->op : p->n_ops;
     int64_t nbytes = 0;
 
     MS_TRY(msi_grow(&p->segments, p->n_segments, &p->cap_segments, sizeof(*p->segments)));
     MS_TRY(msi_new_array(&s, 1, "segment"));
     *s = (msi_graph_segment){
         .program = p, .number = p->n_segments, .first = p->cut, .first_draw = p->cut_draws};
-    while (p->cut < p->n_ops && (nbytes <= PIECE_BYTES || is_overwritten(p))) {
+    while (p->cut < limit && (nbytes <= PIECE_BYTES || is_overwritten(p))) {
         const int32_t end = p->cut + undivided(p, p->cut);
 
         for (int32_t i = p->cut; i < end; i++) {
@@ -245,15 +259,16 @@ ms_status ms_program_cut(ms_program *p, int32_t *segment)
         msi_program_break(p, "a step of the host, as of a sharded unit, is inside an activation "
                              "checkpoint");
     }
-    if (p->n_ops == p->cut || p->broken != NULL) {
+    if ((p->n_ops == p->cut && p->n_calls == p->cut_calls) || p->broken != NULL) {
         return MS_OK;
     }
     MS_TRY(msi_grow(&p->steps, p->n_steps, &p->cap_steps, sizeof(*p->steps)));
     while (p->cut < p->n_ops) {
         MS_TRY(add_segment(p));
     }
+    p->cut_calls = p->n_calls;
     *segment = p->n_steps;
-    p->steps[p->n_steps++] = p->n_segments;
+    p->steps[p->n_steps++] = (msi_step){.segments = p->n_segments, .calls = p->n_calls};
     return MS_OK;
 }
 
@@ -412,6 +427,22 @@ static ms_status make_tables(msi_graph_segment *s)
     return msi_key_new(&s->key, s);
 }
 
+/* Values of custom operators last until the segment behind them has run. */
+static void place_calls(ms_program *p)
+{
+    for (int32_t i = 0, s = 0; i < p->n_calls; i++) {
+        msi_call *c = &p->calls[i];
+
+        while (s < p->n_segments && p->segments[s]->first < c->op) {
+            s++;
+        }
+        c->segment = s;
+        for (int32_t k = 0; k < c->n_in; k++) {
+            use(&p->values[c->in[k]], s);
+        }
+    }
+}
+
 static ms_status prepare(ms_program *p)
 {
     int32_t *index, ignored;
@@ -420,6 +451,7 @@ static ms_status prepare(ms_program *p)
     MS_TRY(msi_new_array(&index, p->n_values + 1, "values"));
     ms_status status = msi_new_array(&p->frame, p->n_values + 1, "values");
 
+    place_calls(p);
     for (int32_t i = 0; i < p->n_segments && status == MS_OK; i++) {
         status = find_inputs(p->segments[i], index);
     }
@@ -480,7 +512,7 @@ void ms_program_free(ms_program *p)
 
 void ms_program_info_get(const ms_program *p, ms_program_info *info)
 {
-    *info = (ms_program_info){.segments = p->n_segments, .ops = p->n_ops};
+    *info = (ms_program_info){.segments = p->n_segments, .steps = p->n_steps, .ops = p->n_ops};
     for (int32_t i = 0; i < p->n_segments; i++) {
         const msi_graph_segment *s = p->segments[i];
 
@@ -495,9 +527,12 @@ void ms_program_info_get(const ms_program *p, ms_program_info *info)
 /* What the caller runs at a time, by which operator `op` runs. */
 static int32_t step_of(const ms_program *p, int32_t op)
 {
-    int32_t step = 0;
+    int32_t segment = 0, step = 0;
 
-    while (p->segments[p->steps[step] - 1]->first + p->segments[p->steps[step] - 1]->n <= op) {
+    while (p->segments[segment]->first + p->segments[segment]->n <= op) {
+        segment++;
+    }
+    while (p->steps[step].segments <= segment) {
         step++;
     }
     return step;
@@ -513,7 +548,7 @@ ms_status ms_program_op_get(const ms_program *p, int32_t op, ms_program_op *out)
                            .out = r->out,
                            .n_in = r->n_in,
                            .n_out = r->n_out,
-                           .segment = step_of(p, op),
+                           .step = step_of(p, op),
                            .place = r->place,
                            .in_place = r->into};
     return MS_OK;
@@ -542,11 +577,10 @@ static bool misfits(ms_program *p, int32_t value, const char *format, ...) MSI_P
 static bool misfits(ms_program *p, int32_t value, const char *format, ...)
 {
     const msi_value *v = &p->values[value];
-    const int n =
-        v->kind == MSI_VALUE_ARGUMENT
-            ? snprintf(p->misfit, sizeof(p->misfit), "argument %d ", (int)value + 1)
-            : snprintf(p->misfit, sizeof(p->misfit), "%.100s ",
-                       v->handle != NULL ? msi_tensor_label(v->handle) : "the result of a step");
+    const int n = v->kind == MSI_VALUE_ARGUMENT
+                      ? snprintf(p->misfit, sizeof(p->misfit), "argument %d ", (int)value + 1)
+                      : snprintf(p->misfit, sizeof(p->misfit), "%.100s ",
+                                 v->handle != NULL ? msi_tensor_label(v->handle) : "a result");
     va_list args;
 
     va_start(args, format);
@@ -620,25 +654,37 @@ static bool misfit(ms_program *p, int32_t value, const ms_tensor *t)
                    p->grads ? "on" : "off");
 }
 
+/* Of the current run. */
+static ms_tensor *value_of(const ms_program *p, int32_t value)
+{
+    return p->values[value].kind == MSI_VALUE_OUTER ? p->values[value].handle : p->frame[value];
+}
+
+/* What a step made: it is read where other values are not, so it may share no memory with them. */
+static bool misfit_made(ms_program *p, int32_t value, const ms_tensor *t)
+{
+    for (int32_t i = 0; i < p->n_values; i++) {
+        const ms_tensor *other = value_of(p, i);
+
+        if (i != value && other != NULL && other->v.storage == t->v.storage) {
+            return misfits(p, value, "is a tensor that the step did not make");
+        }
+    }
+    return misfit_alone(p, value, t) || (t->requires_grad && t->grad_fn == NULL &&
+                                         misfits(p, value, "is a leaf that requires grad"));
+}
+
 ms_status ms_program_set(ms_program *p, int32_t value, ms_tensor *t, bool *fits)
 {
-    MS_ASSERT(p->broken == NULL && value >= 0 && value < p->n_arguments);
-    *fits = !misfit(p, value, t);
+    MS_ASSERT(p->broken == NULL && value >= 0 && value < p->n_values);
+    const msi_value *v = &p->values[value];
+
+    MS_ASSERT(value < p->n_arguments || (v->kind == MSI_VALUE_RESULT && v->segment < 0));
+    *fits = value < p->n_arguments ? !misfit(p, value, t) : !misfit_made(p, value, t);
     if (*fits) {
         ms_tensor_free(p->frame[value]);
         p->frame[value] = ms_tensor_retain(t);
     }
-    return MS_OK;
-}
-
-ms_status ms_program_put(ms_program *p, int32_t value, ms_tensor *t)
-{
-    MS_ASSERT(p->broken == NULL && p->values[value].kind == MSI_VALUE_STEP);
-    if (misfit_alone(p, value, t)) {
-        return MS_FAIL(MS_RUNTIME_ERROR, "compiled program: %s", p->misfit);
-    }
-    ms_tensor_free(p->frame[value]);
-    p->frame[value] = ms_tensor_retain(t);
     return MS_OK;
 }
 
@@ -672,11 +718,54 @@ static ms_status run_segment(ms_program *p, msi_graph_segment *s)
     return MS_OK;
 }
 
+static ms_status set_results(ms_program *p, const msi_call *c, ms_tensor *const *out)
+{
+    for (int32_t i = 0; i < c->n_out; i++) {
+        bool fits = out[i] != NULL;
+
+        if (!fits) {
+            return MS_FAIL(MS_RUNTIME_ERROR, "'%s': result %d is missing", c->name, (int)i + 1);
+        }
+        MS_TRY(ms_program_set(p, c->out[i], out[i], &fits));
+        if (!fits) {
+            return MS_FAIL(MS_RUNTIME_ERROR, "'%s', result %d: %s", c->name, (int)i + 1, p->misfit);
+        }
+    }
+    return MS_OK;
+}
+
+static ms_status run_call(ms_program *p, const msi_call *c)
+{
+    ms_tensor *in[MS_CUSTOM_OP_MAX], *out[MS_CUSTOM_OP_MAX] = {NULL};
+
+    for (int32_t i = 0; i < c->n_in; i++) {
+        in[i] = value_of(p, c->in[i]);
+    }
+    MS_TRY(ms_scope_open(c->name));
+    ms_status status = c->fn(c->user, in, c->n_in, out, c->n_out);
+
+    if (status == MS_OK) {
+        status = set_results(p, c, out);
+    }
+    const ms_status closed = ms_scope_close(NULL, 0);
+
+    return status == MS_OK ? closed : status;
+}
+
 ms_status ms_program_run(ms_program *p, int32_t segment)
 {
     MS_ASSERT(p->broken == NULL && segment >= 0 && segment < p->n_steps);
-    for (int32_t i = segment > 0 ? p->steps[segment - 1] : 0; i < p->steps[segment]; i++) {
-        MS_TRY(run_segment(p, p->segments[i]));
+    const msi_step from = segment > 0 ? p->steps[segment - 1] : (msi_step){0},
+                   to = p->steps[segment];
+    int32_t call = from.calls;
+
+    for (int32_t i = from.segments; i <= to.segments; i++) {
+        while (call < to.calls && p->calls[call].segment <= i) {
+            MS_TRY(run_call(p, &p->calls[call++]));
+        }
+        if (i < to.segments) {
+            MS_TRY(run_segment(p, p->segments[i]));
+        }
     }
     return MS_OK;
 }
@@ -685,8 +774,7 @@ ms_status ms_program_get(ms_tensor **out, ms_program *p, int32_t value)
 {
     *out = NULL;
     MS_ASSERT(value >= 0 && value < p->n_values);
-    const msi_value *v = &p->values[value];
-    ms_tensor *t = v->kind == MSI_VALUE_OUTER ? v->handle : p->frame[value];
+    ms_tensor *t = value_of(p, value);
 
     MS_ASSERT(t != NULL);
     return ms_tensor_alias(out, t);

@@ -138,13 +138,25 @@ ms_status msi_record_argument(ms_program *p, ms_tensor *t)
     return MS_OK;
 }
 
-ms_status msi_record_result(ms_program *p, ms_tensor *t, int32_t *value)
+ms_status msi_record_made(ms_program *p, const char *step, ms_tensor *t, int32_t *value)
 {
-    if (t->requires_grad) {
-        msi_program_break(p, "a step of the host returned a tensor that requires grad");
+    bool shares = t->v.storage->serial <= p->since;
+
+    *value = -1;
+    for (int32_t i = 0; i < p->n_values; i++) {
+        shares |= p->values[i].serial == t->v.storage->serial;
+    }
+    if (shares) {
+        msi_program_break(p, "'%s' returned a tensor that it did not make", step);
         return MS_OK;
     }
-    return add_value(p, t, MSI_VALUE_STEP, value);
+    if (t->requires_grad && t->grad_fn == NULL) {
+        msi_program_break(p, "'%s' returned a leaf that requires grad", step);
+        return MS_OK;
+    }
+    MS_TRY(add_value(p, t, MSI_VALUE_RESULT, value));
+    p->values[*value].segment = -1;
+    return MS_OK;
 }
 
 bool msi_record_is_constant(const ms_program *p, const ms_tensor *t)

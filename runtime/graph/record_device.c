@@ -418,6 +418,18 @@ ms_status msi_graph_enlist(ms_program *p)
     return MS_OK;
 }
 
+ms_program *msi_graph_recording(void)
+{
+    const ms_context *ctx = msi_context();
+    const lowering *l = ctx->room[MSI_ROOM_GRAPH];
+    ms_program *p = l != NULL && msi_op_is_observed(ctx) ? l->programs : NULL;
+
+    while (p != NULL && !p->recording) {
+        p = p->next;
+    }
+    return p;
+}
+
 ms_status msi_lowering_begin(ms_context *under, ms_context **out, msi_plan *plan)
 {
     lowering *l;

@@ -254,15 +254,55 @@ describe('ms.custom_op', function()
     assert.equal(2 * (1 + 2 + 3 + 4 + 5), seen)
   end)
 
-  it('checks its name, and breaks the graph if it returns a value', function()
+  it('returns tensors, through which gradients pass', function()
+    local calls, w = 0, ms.full({ 2 }, 3):requires_grad_()
+    local f = ms.custom_op('spec::two', {}, function(list, factor)
+      calls = calls + 1
+      return list[1] * list[2] * factor, ms.no_grad(function() return list[1] + list[2] end)
+    end)
+    local compiled = ms.compile(function(x)
+      local product, sum = f({ x * 1, w }, 2)
+      return (product + sum):sum()
+    end, { fullgraph = true })
+    for i = 1, 4 do
+      local loss = compiled(ms.full({ 2 }, i))
+      assert.equal(2 * (i * 3 * 2 + i + 3), loss:item())
+      loss:backward()
+      assert.same({ 2 * i, 2 * i }, w:grad():totable())
+      w:set_grad(nil)
+    end
+    assert.equal(4, calls)
+  end)
+
+  it('raises in a replay whose results differ from the recorded ones', function()
+    local x, made = ms.ones(2), { [4] = ms.ones(3), [5] = ms.ones(2, { dtype = ms.f64 }), [7] = 1 }
+    local i = 0
+    local f = ms.custom_op('spec::varies', {}, function()
+      return made[i] or i == 6 and x or ms.ones(2)
+    end)
+    local compiled = ms.compile(function(a) return a + f(a) end, { fullgraph = true })
+    for _, text in ipairs {
+      false, false, false, 'a result has shape %(3%), recorded with %(2%)',
+      'a result is f64, recorded as f32', 'a result is a tensor that the step did not make',
+      'it is a number, recorded as a tensor', false,
+    } do
+      i = i + 1
+      local ok, err = pcall(compiled, x)
+      assert.equal(not text, ok)
+      assert.matches(text and "^RuntimeError: 'spec::varies', result 1: " .. text or '',
+        tostring(err))
+    end
+  end)
+
+  it('checks its name, and breaks the graph if it returns another value', function()
     checks.raises('ValueError', "custom_op: the name is 'add', expected a namespace and a name",
       ms.custom_op, 'add', {}, print)
-    local twice = ms.custom_op('spec::twice', {}, function(x) return x * 2 end)
+    local twice = ms.custom_op('spec::twice', {}, function() return 2 end)
     checks.raises('RuntimeError', "custom_op: 'spec::twice' is registered already", ms.custom_op,
       'spec::twice', {}, print)
     local strict = ms.compile(function(x) return twice(x) end, { fullgraph = true })
     strict(ms.ones(2))
-    checks.raises('RuntimeError', "the custom operator 'spec::twice' returned a value", strict,
+    checks.raises('RuntimeError', "'spec::twice' returned a number, expected tensors", strict,
       ms.ones(2))
   end)
 end)

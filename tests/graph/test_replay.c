@@ -131,6 +131,34 @@ static ms_status segments(ms_program *p, ms_tensor **in, ms_tensor **out)
     return ms_op_mul(out, column, h);
 }
 
+/* Two results: the second has no gradient. */
+static ms_status two_results(void *user, ms_tensor *const *in, int32_t n_in, ms_tensor **out,
+                             int32_t n_out)
+{
+    ms_tensor *detached;
+
+    (void)n_in;
+    (void)n_out;
+    ++*(int32_t *)user;
+    MS_TRY(ms_op_mul(&out[0], in[0], in[1]));
+    MS_TRY(ms_tensor_detach(&detached, in[0]));
+    return ms_op_exp(&out[1], detached);
+}
+
+static int32_t n_calls;
+
+static ms_status custom_operators(ms_program *p, ms_tensor **in, ms_tensor **out)
+{
+    ms_tensor *h, *first[2], *second[2];
+
+    (void)p;
+    MS_TRY(ms_custom_op("test::two", two_results, &n_calls, in, 2, first, 2));
+    MS_TRY(ms_op_add(&h, first[0], first[1]));
+    MS_TRY(
+        ms_custom_op("test::two", two_results, &n_calls, (ms_tensor *[]){h, in[1]}, 2, second, 2));
+    return ms_op_add(out, second[0], second[1]);
+}
+
 static ms_status embedding(ms_program *p, ms_tensor **in, ms_tensor **out)
 {
     ms_tensor *h;
@@ -286,6 +314,7 @@ static const function functions[] = {
     {"a view of an output", view_of_output, 2, {IN('R', 4, 3), IN('W', 3)}, 2, 0},
     {"a returned input", returned_input, 2, {IN('R', 4, 3), IN('W', 3)}, 2, 0},
     {"segments", segments, 3, {IN('R', 4, 3), IN('W', 3), IN('W', 2, 3)}, 1, 0},
+    {"custom operators", custom_operators, 2, {IN('G', 4, 3), IN('W', 3)}, 1, 0},
     {"embedding, tied", embedding, 2, {IN('I', 2, 5), IN('W', 4, 3)}, 1, 0},
     {"attention", attention, 3, {IN('G', 2, 2, 5, 4), IN('G', 2, 2, 5, 4), IN('W', 4)}, 1, 0},
     {"convolution", conv, 3, {IN('G', 2, 2, 5, 4), IN('W', 3, 2, 3, 3), IN('W', 3)}, 1, 0},
@@ -313,7 +342,6 @@ typedef struct instance {
     const function *f;
     ms_tensor *in[MAX_IN], *arg[MAX_IN], *out[MAX_OUT];
     ms_program *p; /* NULL: runs eagerly */
-    int32_t last;  /* its last segment */
     int32_t value[MAX_OUT];
 } instance;
 
@@ -376,12 +404,12 @@ static ms_status record(instance *k)
     for (int32_t i = 0; i < k->f->n_out; i++) {
         MS_TRY(ms_program_value(k->p, k->out[i], true, &k->value[i]));
     }
-    MS_TRY(ms_program_cut(k->p, &k->last));
     return ms_program_end(k->p);
 }
 
 static ms_status replay(instance *k)
 {
+    ms_program_info info;
     int32_t value = 0;
     bool fits;
 
@@ -391,7 +419,8 @@ static ms_status replay(instance *k)
             assert_true(fits);
         }
     }
-    for (int32_t s = 0; s <= k->last; s++) {
+    ms_program_info_get(k->p, &info);
+    for (int32_t s = 0; s < info.steps; s++) {
         MS_TRY(ms_program_run(k->p, s));
     }
     for (int32_t i = 0; i < k->f->n_out; i++) {
@@ -601,6 +630,21 @@ static ms_status step(instance *k)
     MS_TRY(loss_of(k, &loss));
     MS_TRY(ms_backward(loss, NULL));
     return ms_tensor_item(loss, &value);
+}
+
+static void test_graph_replay__each_run_calls_custom_operators(void **state)
+{
+    instance k = make(by_name("custom operators"), MS_DTYPE_F32);
+
+    (void)state;
+    n_calls = 0;
+    assert_ok(record(&k));
+    expect_recorded(&k);
+    assert_int_equal(n_calls, 2);
+    assert_ok(forward(&k));
+    assert_ok(forward(&k));
+    assert_int_equal(n_calls, 6);
+    ms_program_free(k.p);
 }
 
 static void test_graph_replay__an_index_out_of_range_is_the_eager_error(void **state)
@@ -853,8 +897,11 @@ static void fail_each(const function *f, bool of_tensors)
 static void test_graph_replay__each_allocation_may_fail(void **state)
 {
     const function *const some[] = {by_name("linear, gelu, cross entropy"),
-                                    by_name("a written argument"), by_name("segments"),
-                                    by_name("attention"), by_name("nested checkpoints")};
+                                    by_name("a written argument"),
+                                    by_name("segments"),
+                                    by_name("attention"),
+                                    by_name("nested checkpoints"),
+                                    by_name("custom operators")};
 
     for (size_t i = 0; i < sizeof(some) / sizeof(some[0]); i++) {
         instance warm = make(some[i], MS_DTYPE_F32);
@@ -870,6 +917,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         BOOKED_TEST(test_graph_replay__has_the_bits_of_eager_execution),
+        BOOKED_TEST(test_graph_replay__each_run_calls_custom_operators),
         BOOKED_TEST(test_graph_replay__an_index_out_of_range_is_the_eager_error),
         BOOKED_TEST(test_graph_replay__a_write_to_what_was_saved_is_an_error),
         BOOKED_TEST(test_graph_replay__backward_needs_no_program),

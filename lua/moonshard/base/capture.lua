@@ -26,11 +26,10 @@ function capture.set_active(recording)
 end
 
 --- Call `fn(a, b, c)` now, and at this point of each replay. Tensors among the arguments, also
---- inside plain arrays, are those of the replay. It returns nothing or a tensor without gradient,
---- and runs no other operator whose result is used later.
+--- inside plain arrays, are those of the replay, and so are tensors that it returns. Other results
+--- of operators that it runs must not be used later.
 ---@param name string
----@param fn fun(a: any, b: any, c: any): ms.Tensor?
----@return ms.Tensor?
+---@param fn fun(a: any, b: any, c: any)
 function capture.step(name, fn, a, b, c)
   if active then
     return active:step(name, fn, a, b, c)

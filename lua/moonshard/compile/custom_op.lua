@@ -17,21 +17,15 @@ local function check_name(name)
   end
 end
 
--- `args`: the arguments of fn with their number in n. Returns nothing.
+-- `args`: the arguments of fn with their number in n.
 local function call(name, fn, args)
-  scope.run(name, fn, unpack(args, 1, args.n))
-end
-
-local function count_results(name, ...)
-  if select('#', ...) > 0 then
-    capture.breaks(("the custom operator '%s' returned a value"):format(name))
-  end
-  return ...
+  return scope.run(name, fn, unpack(args, 1, args.n))
 end
 
 --- Register a function as an operator, and return a callable that runs it. A compiled function does
---- not look into an operator that only changes its arguments: each replay calls `fn` with the
---- tensors of the replay. An operator that returns values cannot be captured.
+--- not look into an operator: each replay calls `fn` with the tensors of the replay. It may return
+--- new tensors, of the same shapes, strides and dtypes each time; a replay in which they differ is
+--- a RuntimeError. Gradients pass through what `fn` returns, as without compile.
 ---@param name string  'namespace::name', used once
 ---@param opts { mutates: string[] }  mutates: names of the arguments that `fn` writes to
 ---@param fn fun(...): ...
@@ -44,15 +38,11 @@ local function custom_op(name, opts, fn)
   end
   arguments.fn('custom_op', 'fn', fn)
   registered[name] = true
-  local mutates = opts.mutates ~= nil and opts.mutates[1] ~= nil
   return function(...)
-    local recording = capture.active()
-    if not recording then
+    if not capture.active() then
       return fn(...)
-    elseif not mutates then
-      return count_results(name, fn(...))
     end
-    recording:step(name, call, name, fn, { n = select('#', ...), ... })
+    return capture.step(name, call, name, fn, { n = select('#', ...), ... })
   end
 end
 

@@ -7,6 +7,7 @@
 local B = require 'moonshard_ffi'
 local Guards = require 'moonshard.compile.guards'
 local Recording = require 'moonshard.compile.recording'
+local arguments = require 'moonshard_ffi.arguments'
 local capture = require 'moonshard.base.capture'
 local class = require 'moonshard.base.class'
 local errors = require 'moonshard.base.errors'
@@ -86,16 +87,39 @@ local function results_of(captured, leaves, i)
   return resolve(results[i], captured, leaves), results_of(captured, leaves, i + 1)
 end
 
-local function run_step(step, captured, leaves)
+-- The tensors that a step returned become values of the program.
+local function set_results(captured, step, ...)
+  local results = step.results
+  if select('#', ...) ~= #results then
+    errors.raise('RuntimeError', "'%s' returned %d results, recorded with %d", step.name,
+      select('#', ...), #results)
+  end
+  for i = 1, #results do
+    local result = select(i, ...)
+    if not B.is_ref(result) then
+      errors.raise('RuntimeError', "'%s', result %d: it is %s, recorded as a tensor", step.name, i,
+        arguments.noun(result))
+    elseif not program.set(captured.program, results[i], result) then
+      errors.raise('RuntimeError', "'%s', result %d: %s", step.name, i,
+        program.misfit(captured.program))
+    end
+  end
+end
+
+local function run_host(captured, step, leaves)
   local a, b, c = resolve(step.a, captured, leaves), resolve(step.b, captured, leaves),
     resolve(step.c, captured, leaves)
-  if step.grads == captured.grads then
-    return step.fn(a, b, c)
+  if step.grads ~= captured.grads then
+    B.C.ms_grad_enabled_set(step.grads)
   end
-  B.C.ms_grad_enabled_set(step.grads)
-  local result = step.fn(a, b, c)
-  B.C.ms_grad_enabled_set(captured.grads)
-  return result
+  if step.results then
+    set_results(captured, step, step.fn(a, b, c))
+  else
+    step.fn(a, b, c)
+  end
+  if step.grads ~= captured.grads then
+    B.C.ms_grad_enabled_set(captured.grads)
+  end
 end
 
 local function run_steps(captured, leaves)
@@ -109,10 +133,7 @@ local function run_steps(captured, leaves)
       end
       program.run(p, step.segment)
     else
-      local result = run_step(step, captured, leaves)
-      if step.result then
-        program.put(p, step.result, result)
-      end
+      run_host(captured, step, leaves)
     end
   end
   return results_of(captured, leaves, 1)

@@ -47,8 +47,8 @@ local function step_node(step)
     add_values(operands, of)
   end
   return {
-    name = step.name, operands = operands, results = { step.result }, in_place = false, is_step = true,
-    where = step.where,
+    name = step.name, operands = operands, results = step.results or {}, in_place = false,
+    is_step = true, where = step.where,
   }
 end
 
@@ -131,7 +131,8 @@ end
 
 local function origin_of(self, value)
   local info = self.values[value]
-  return info.kind == 'argument' and ('argument %d'):format(value + 1) or info.name or 'from outside'
+  return info.kind == 'argument' and ('argument %d'):format(value + 1) or info.name
+    or 'from outside'
 end
 
 --- One line for each value from outside, then for each operator and step:
@@ -167,7 +168,8 @@ function Graph:dot()
   end
   for i, node in ipairs(self.nodes) do
     say('n%d [label=%s%s];', i,
-      quoted(node.where and node.name .. '\n' .. node.where or node.name), node.is_step and ', shape=box' or '')
+      quoted(node.where and node.name .. '\n' .. node.where or node.name),
+      node.is_step and ', shape=box' or '')
     for _, value in ipairs(node.operands) do
       if made_by[value] then
         say('%s -> n%d;', made_by[value], i)

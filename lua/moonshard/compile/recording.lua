@@ -2,6 +2,7 @@
 --- and functions of the host between them.
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 local capture = require 'moonshard.base.capture'
 local class = require 'moonshard.base.class'
 local finally = require 'moonshard.base.finally'
@@ -13,17 +14,18 @@ local trace = require 'moonshard.base.trace'
 ---@field draws? { index: integer, number: function, stream: any }[]  their random masks
 ---@field name? string  a function of the host
 ---@field where? string  'file:line' of the script that called it
----@field fn? fun(a: any, b: any, c: any): ms.Tensor?
+---@field fn? fun(a: any, b: any, c: any): ...
 ---@field grads? boolean  grad mode
+---@field results? integer[]  values of the program that it makes
 ---@field a? ms.compile.Value
 ---@field b? ms.compile.Value
 ---@field c? ms.compile.Value
----@field result? integer  the value that it returns
 
 ---@class ms.compile.Value  what a step or the caller gets in a replay: one of
 ---@field argument? integer  the leaf of the arguments, from 1
 ---@field value? integer  of the program
 ---@field entries? table<any, ms.compile.Value>  a new table
+---@field has_tensor? boolean  among the entries
 ---@field constant? any
 
 ---@class ms.compile.Recording
@@ -55,34 +57,43 @@ function Recording:init(leaves, backend)
   end
 end
 
--- keep: until the replay ends
-local function value_of(self, value, keep, nested)
+local info = B.new 'ms_tensor_info'
+
+local function is_leaf_with_grad(t)
+  B.calls.tensor_describe(t, info)
+  return info.is_leaf and info.requires_grad
+end
+
+-- keep: until the replay ends; depth: of tables that may hold tensors
+local function value_of(self, value, keep, depth)
   if B.is_ref(value) then
     for i, t in ipairs(self.leaves) do
       if rawequal(t, value) then
         return { argument = i }
       end
     end
-    local of_program = { value = program.value(self.program, value, keep) }
-    -- a leaf from outside stays itself, since it collects its own gradient
-    return value:is_leaf() and value:requires_grad() and { constant = value } or of_program
-  elseif type(value) ~= 'table' or getmetatable(value) ~= nil then
+    if is_leaf_with_grad(value) then
+      return { constant = value } -- it collects its own gradient
+    end
+    return { value = program.value(self.program, value, keep) }
+  elseif type(value) ~= 'table' or getmetatable(value) ~= nil or depth == 0 then
     return { constant = value }
   end
   local entries, has_tensor = {}, false
   for key, entry in next, value do -- in any order: a number for each
-    entries[key] = not nested and value_of(self, entry, keep, true) or { constant = entry }
+    local found = value_of(self, entry, keep, depth - 1)
+    entries[key] = found.has_tensor == false and { constant = entry } or found
     has_tensor = has_tensor or entries[key].constant == nil
   end
-  return nested and { constant = value } or { entries = entries, has_tensor = has_tensor }
+  return { entries = entries, has_tensor = has_tensor }
 end
 
 --- The value of an argument of a step: tables without tensors stay the same table.
 ---@param value any
 ---@return ms.compile.Value
 function Recording:operand(value)
-  local found = value_of(self, value, false)
-  return found.entries and not found.has_tensor and { constant = value } or found
+  local found = value_of(self, value, false, 2)
+  return found.has_tensor == false and { constant = value } or found
 end
 
 local function holds_tensor(value, seen)
@@ -102,7 +113,7 @@ end
 ---@param value any
 ---@return ms.compile.Value
 function Recording:result(value)
-  local found = value_of(self, value, true)
+  local found = value_of(self, value, true, 1)
   for _, entry in next, found.entries or { found } do
     if type(entry.constant) == 'table' and holds_tensor(entry.constant, {}) then
       self:breaks('a result is a table of tensors inside an object or another table')
@@ -128,6 +139,20 @@ local function resume(self)
   program.pause(self.program, false)
 end
 
+-- Tensors that a step returned are values, which each replay sets.
+local function note_results(self, step, ...)
+  for i = 1, program.broken(self.program) and 0 or select('#', ...) do
+    local result = select(i, ...)
+    if B.is_ref(result) then
+      step.results = step.results or {}
+      step.results[i] = program.made(self.program, step.name, result)
+    else
+      self:breaks(("'%s' returned %s, expected tensors"):format(step.name, arguments.noun(result)))
+    end
+  end
+  return ...
+end
+
 --- See moonshard.base.capture.
 function Recording:step(name, fn, a, b, c)
   self:note_position()
@@ -139,11 +164,7 @@ function Recording:step(name, fn, a, b, c)
   end
   program.pause(self.program, true) -- replays call fn, so its operators are not recorded
   capture.set_active(nil)
-  local result = finally.run(resume, self, fn, a, b, c)
-  if B.is_ref(result) then
-    step.result = program.result(self.program, result)
-  end
-  return result
+  return note_results(self, step, finally.run(resume, self, fn, a, b, c))
 end
 
 --- See moonshard.base.capture.

@@ -41,9 +41,11 @@ MS_API ms_status ms_program_region_begin(ms_program *p);
 MS_API ms_status ms_program_region_end(ms_program *p);
 /** Stop recording while a step of the host runs, and go on after it. */
 MS_API void ms_program_pause(ms_program *p, bool pause);
-/** Declare the result of a step of the host, for ms_program_put(). The program is broken if it
- * requires grad. */
-MS_API ms_status ms_program_result(ms_program *p, ms_tensor *t, int32_t *value);
+/** Declare a tensor that a step of the host made: a value, which each run sets at that point with
+ * ms_program_set(). -1 if `t` is a leaf that requires grad or shares memory with a tensor that the
+ * program had before the step; the program is then broken.
+ * @param step  the step's name, for messages */
+MS_API ms_status ms_program_made(ms_program *p, const char *step, ms_tensor *t, int32_t *value);
 /** Set what ms_program_op.place is of the operators that follow: a number of the caller's choice
  * for a position in its source. 0 until it is set. */
 MS_API void ms_program_place(ms_program *p, int32_t place);
@@ -64,7 +66,8 @@ MS_API void ms_program_free(MS_NULLABLE ms_program *p);
 
 /** Numbers of a program, for reports. */
 typedef struct ms_program_info {
-    int32_t segments;
+    int32_t segments; /**< nodes on the tape */
+    int32_t steps;    /**< of ms_program_run() */
     int32_t ops;
     int32_t kernels;     /**< of the forwards */
     int64_t saved_bytes; /**< kept from forward to backward */
@@ -79,14 +82,14 @@ typedef struct ms_program_op {
     const int32_t *out; /**< (n_out) values: of an operator in place, those that it writes */
     int32_t n_in;
     int32_t n_out;
-    int32_t segment; /**< of ms_program_run() */
-    int32_t place;   /**< of ms_program_place() */
+    int32_t step;  /**< of ms_program_run() */
+    int32_t place; /**< of ms_program_place() */
     bool in_place;
 } ms_program_op;
 /** Operator `op` of a program that is not broken and no longer records: 0 to ops - 1. */
 MS_API ms_status ms_program_op_get(const ms_program *p, int32_t op, ms_program_op *out);
 
-enum { MS_VALUE_ARGUMENT, MS_VALUE_OUTER, MS_VALUE_RESULT, MS_VALUE_STEP };
+enum { MS_VALUE_ARGUMENT, MS_VALUE_OUTER, MS_VALUE_RESULT };
 
 /** A value of a program as it was recorded. */
 typedef struct ms_program_value_info {
@@ -100,16 +103,15 @@ typedef struct ms_program_value_info {
 MS_API ms_status ms_program_value_get(const ms_program *p, int32_t value,
                                       ms_program_value_info *out);
 
-/** Start a run: set an argument. `*fits` is false if its shape, strides, dtype or requires_grad,
- * or the grad mode, differ from those recorded; ms_program_misfit() describes the difference. */
+/** Set an argument, which starts a run, or what a step of the host made. `*fits` is false if its
+ * shape, strides, dtype or requires_grad, or the grad mode, differ from those recorded;
+ * ms_program_misfit() describes the difference. */
 MS_API ms_status ms_program_set(ms_program *p, int32_t value, ms_tensor *t, bool *fits);
 /** True if the tensors that the program uses besides its arguments are as recorded. */
 MS_API ms_status ms_program_fits(ms_program *p, bool *fits);
 /** How the last tensor given to ms_program_set(), or an outer tensor of ms_program_run(), differs.
  */
 MS_API const char *ms_program_misfit(const ms_program *p);
-/** Set the result of a step in the current run. MS_RUNTIME_ERROR if it is not as recorded. */
-MS_API ms_status ms_program_put(ms_program *p, int32_t value, ms_tensor *t);
 /** Run a segment. MS_RUNTIME_ERROR, with nothing changed, if a parameter or other outer tensor no
  * longer has the recorded shape, dtype or requires_grad. */
 MS_API ms_status ms_program_run(ms_program *p, int32_t segment);
@@ -117,6 +119,23 @@ MS_API ms_status ms_program_run(ms_program *p, int32_t segment);
 MS_API ms_status ms_program_get(ms_tensor **out, ms_program *p, int32_t value);
 /** End the run: release its values. */
 MS_API void ms_program_done(ms_program *p);
+
+#ifndef MS_FFI_CDEF             /* for C programs */
+enum { MS_CUSTOM_OP_MAX = 16 }; /* operands, and results, of a custom operator */
+
+/** A custom operator: set `out` (n_out), NULL before, to new tensors, which the caller owns. It may
+ * write to operands, which are tensors of the current run. */
+typedef ms_status (*ms_custom_op_fn)(void *user, ms_tensor *const *in, int32_t n_in,
+                                     ms_tensor **out, int32_t n_out);
+/** Call `fn`. While this thread records a program it is a step of it: each run calls `fn` again at
+ * that point, as part of ms_program_run(), and the operators that it runs are not recorded. A run
+ * whose results differ in shape, strides, dtype or requires_grad from the recorded ones is
+ * MS_RUNTIME_ERROR. Results that require grad need a graph, as ms_custom() makes one.
+ * @param name  'namespace::name', for messages
+ * @param user  must stay valid as long as the program */
+MS_API ms_status ms_custom_op(const char *name, ms_custom_op_fn fn, void *user,
+                              ms_tensor *const *in, int32_t n_in, ms_tensor **out, int32_t n_out);
+#endif
 
 #ifdef __cplusplus
 }
