@@ -9,7 +9,8 @@
  * record.c observes the operators of a running program. lower.c runs a segment's operators, and
  * backward over them, in a context of its own whose device (record_device.c) executes nothing and
  * notes every kernel. So gradient rules, hooks and sharded units need to know nothing of graphs.
- * plan.c gives every temporary buffer its place. replay.c runs a segment as one operator. */
+ * partition.c chooses what backward computes again. plan.c gives every temporary buffer its place.
+ * replay.c runs a segment as one operator. */
 #ifndef MSI_GRAPH_H
 #define MSI_GRAPH_H
 
@@ -104,6 +105,7 @@ typedef struct msi_buffer {
     int32_t kind; /* MSI_BUFFER_* */
     int32_t index;
     int64_t offset;
+    int32_t maker;      /* kernel of the forward that backward can run again for it; -1: none */
     int32_t born, died; /* kernels between which it was allocated; died INT32_MAX: not released */
 } msi_buffer;
 
@@ -133,6 +135,7 @@ typedef struct msi_entry {
     int32_t args;  /* offset in the plan's bytes */
     int32_t reloc; /* first of n_relocs */
     int32_t n_relocs;
+    int32_t op;  /* of the program, whose forward it is; -1: none, or one of a region */
     bool faults; /* it may record invalid data or fail */
 } msi_entry;
 
@@ -145,6 +148,7 @@ typedef struct msi_plan {
     int32_t cap_entries, cap_relocs, cap_buffers;
     int64_t n_bytes, cap_bytes;
     int64_t saved_bytes, arena_bytes;
+    int32_t op; /* while lowering: of the next entries */
 } msi_plan;
 
 /* What a backward of a segment depends on, besides the segment. */
@@ -286,6 +290,14 @@ void msi_key_free(msi_backward_key *key);
  * region's first `saved` bytes are a block of their own, which holds the saved buffers until they
  * are released. @return the end of the region, at least `saved` */
 ms_status msi_plan_place(msi_plan *plan, int32_t kind, int64_t saved, int64_t *end);
+
+/* -- partition.c ------------------------------------------------------------------------------- */
+
+/* Let temporary buffers be what backward can compute again of the saved ones. */
+ms_status msi_partition_forward(msi_graph_segment *s);
+/* Drop the forward's kernels, the first n, but those that backward runs again: these go before the
+ * first kernel that needs them. The first `n_buffers` buffers are the forward's. */
+ms_status msi_partition_backward(msi_plan *plan, int32_t n, int32_t n_buffers);
 
 /* -- replay.c ---------------------------------------------------------------------------------- */
 

@@ -33,6 +33,7 @@ typedef struct pass {
     ms_tensor **handle; /* (n_values), owned */
     int32_t *last_use;  /* (n_values) operator behind which a value is dropped; -1: none */
     checkpoint *checkpoints;
+    int32_t n_regions;    /* that run now, one in another */
     msi_grad_sink *sinks; /* (n_in) */
     const msi_backward_key *key;
     bool *reached;  /* (n_in) */
@@ -219,9 +220,12 @@ static ms_status run_ops(pass *l, int32_t first, int32_t end, int32_t region)
         if (region < l->p->n_regions && (r->first < i || r->n == 0)) {
             region++;
         } else if (region < l->p->n_regions && r->first == i) {
+            l->n_regions++;
             MS_TRY(run_region(l, region));
+            l->n_regions--;
             i += r->n;
         } else {
+            l->plan->op = l->n_regions > 0 ? -1 : i;
             const ms_status status = msi_lowering_status(run_op(l, &l->p->ops[i]));
 
             if (status != MS_OK) {
@@ -345,7 +349,9 @@ static ms_status run_again(checkpoint *c, ms_tensor *const *grads)
     for (int32_t i = 0; i < c->n_in; i++) {
         l->handle[c->in[i]] = ms_tensor_retain(c->handle[i]);
     }
+    l->n_regions++;
     MS_TRY(run_ops(l, r->first, r->first + r->n, c->region + 1));
+    l->n_regions--;
     for (int32_t i = 0; i < c->n_given; i++) {
         results[i] = l->handle[c->given[i]];
     }
@@ -582,6 +588,7 @@ ms_status msi_lower_forward(msi_graph_segment *s)
     if (status == MS_OK) {
         status = find_all_kept(&l, s);
         classify(l.plan);
+        status = s->program->level >= MS_PROGRAM_PARTITION ? msi_partition_forward(s) : MS_OK;
     }
     pass_dispose(&l);
     if (status == MS_OK) {
@@ -684,34 +691,10 @@ static ms_status take_forward(msi_plan *plan, const msi_plan *forward)
         MS_ASSERT(b->nbytes == f->nbytes);
         b->kind = f->kind;
         b->index = f->index;
+        b->maker = f->maker;
         b->offset = f->offset;
     }
     return MS_OK;
-}
-
-/* Drop the kernels of the forward from the front. */
-static void cut_forward(msi_plan *plan, int32_t n)
-{
-    const int32_t n_relocs = n < plan->n_entries ? plan->entries[n].reloc : plan->n_relocs;
-
-    plan->n_entries -= n;
-    plan->n_relocs -= n_relocs;
-    if (plan->n_entries > 0) { /* else there may be no arrays */
-        memmove(plan->entries, plan->entries + n, sizeof(*plan->entries) * (size_t)plan->n_entries);
-    }
-    if (plan->n_relocs > 0) {
-        memmove(plan->relocs, plan->relocs + n_relocs,
-                sizeof(*plan->relocs) * (size_t)plan->n_relocs);
-    }
-    for (int32_t i = 0; i < plan->n_entries; i++) {
-        plan->entries[i].reloc -= n_relocs;
-    }
-    for (int32_t i = 0; i < plan->n_buffers; i++) {
-        msi_buffer *b = &plan->buffers[i];
-
-        b->born = b->born > n ? b->born - n : 0;
-        b->died = b->died == INT32_MAX ? INT32_MAX : b->died > n ? b->died - n : 0;
-    }
 }
 
 static ms_status lower_backward(msi_graph_segment *s, msi_backward_plan *b)
@@ -727,6 +710,7 @@ static ms_status lower_backward(msi_graph_segment *s, msi_backward_plan *b)
         n_buffers = b->plan.n_buffers;
     }
     if (status == MS_OK) {
+        b->plan.op = -1;
         status = run_backward(&l);
     }
     for (int32_t i = n_buffers; i < b->plan.n_buffers; i++) {
@@ -740,7 +724,7 @@ static ms_status lower_backward(msi_graph_segment *s, msi_backward_plan *b)
     pass_dispose(&l);
     MS_TRY(status);
     MS_TRY(take_forward(&b->plan, &s->forward));
-    cut_forward(&b->plan, n_forward);
+    MS_TRY(msi_partition_backward(&b->plan, n_forward, s->forward.n_buffers));
     b->plan.saved_bytes = s->forward.saved_bytes;
     int64_t end;
 

@@ -122,6 +122,7 @@ static void record_block(msi_device *d, void *data, int64_t nbytes, bool release
     plan->buffers[plan->n_buffers++] = (msi_buffer){.address = (uint64_t)(uintptr_t)data,
                                                     .nbytes = nbytes,
                                                     .kind = MSI_BUFFER_TEMP,
+                                                    .maker = -1,
                                                     .born = plan->n_entries,
                                                     .died = INT32_MAX};
 }
@@ -184,7 +185,8 @@ static ms_status add_entry(msi_plan *plan, int32_t kind, int32_t kernel, int32_t
                         .kernel = (int16_t)kernel,
                         .dtype = (int8_t)dtype,
                         .args = (int32_t)at,
-                        .reloc = plan->n_relocs};
+                        .reloc = plan->n_relocs,
+                        .op = plan->op};
     return MS_OK;
 }
 
