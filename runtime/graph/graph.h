@@ -32,6 +32,7 @@ typedef struct msi_value {
     int32_t kind;      /* MSI_VALUE_* */
     int32_t segment;   /* that made it; -1: none */
     int32_t last;      /* segment after which it is not used; -1: used by the one that made it */
+    int32_t used;      /* last operator of which it is an operand; -1: none */
     int32_t out_of;    /* an output of its segment: index there; -1: used inside alone */
     bool constant;     /* of attributes alone */
     bool written;      /* in place */

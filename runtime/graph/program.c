@@ -180,13 +180,14 @@ static uint64_t memory_of(const ms_program *p, const msi_recorded *r, int32_t k)
     return k < r->n_in + r->n_out && r->in[k] >= 0 ? p->values[r->in[k]].serial : 0;
 }
 
-/* True if the next operators are views of the last result, up to one that overwrites it. */
-static bool is_overwritten(const ms_program *p)
+/* True if the operators from `at` on are views of the result before them, up to one that
+ * overwrites it. */
+static bool is_overwritten(const ms_program *p, int32_t at)
 {
-    const msi_recorded *last = &p->ops[p->cut - 1];
+    const msi_recorded *last = &p->ops[at - 1];
     const uint64_t memory = memory_of(p, last, last->n_in);
 
-    for (int32_t i = p->cut; i < p->n_ops && memory_of(p, &p->ops[i], 0) == memory; i++) {
+    for (int32_t i = at; i < p->n_ops && memory_of(p, &p->ops[i], 0) == memory; i++) {
         if (p->ops[i].op->overwrites) {
             return true;
         }
@@ -208,30 +209,93 @@ static const msi_call *next_call(const ms_program *p)
     return NULL;
 }
 
+static int64_t bytes_of(const ms_program *p, int32_t first, int32_t end)
+{
+    int64_t nbytes = 0;
+
+    for (int32_t i = first; i < end; i++) {
+        nbytes += result_bytes(p, &p->ops[i]);
+    }
+    return nbytes;
+}
+
+/* The end of the piece that begins with the next operator, at most `limit`. */
+static int32_t end_of_piece(const ms_program *p, int32_t limit)
+{
+    int64_t nbytes = 0;
+    int32_t at = p->cut;
+
+    while (at < limit && (nbytes <= PIECE_BYTES || is_overwritten(p, at))) {
+        const int32_t end = at + undivided(p, at);
+
+        nbytes += bytes_of(p, at, end);
+        if (end - at > 1 && at > p->cut && nbytes > PIECE_BYTES) {
+            break;
+        }
+        at = end;
+    }
+    return at;
+}
+
+/* Bytes of results before `at` that later operators use. */
+static int64_t bytes_across(const ms_program *p, int32_t at)
+{
+    int64_t nbytes = 0;
+
+    for (int32_t i = p->cut; i < at; i++) {
+        const msi_recorded *r = &p->ops[i];
+
+        for (int32_t k = 0; k < r->n_out && !r->into; k++) {
+            const msi_value *v = &p->values[r->out[k]];
+
+            nbytes += v->used >= at ? msi_view_numel(&v->view) * ms_dtype_size(v->view.dtype) : 0;
+        }
+    }
+    return nbytes;
+}
+
+/* A piece computes again what it made, but not what another one did. So at levels that recompute it
+ * ends where the fewest bytes go on, from half a piece on and up to MORE operators behind `end`. */
+static int32_t with_least_across(const ms_program *p, int32_t end, int32_t limit)
+{
+    enum { MORE = 3 };
+    int64_t least = bytes_across(p, end), nbytes = 0;
+    int32_t best = end, more = 0;
+
+    for (int32_t at = p->cut, n; at < limit && more < MORE; at += n) {
+        n = undivided(p, at);
+        if (at >= end && n > 1) {
+            break;
+        }
+        nbytes += bytes_of(p, at, at + n);
+        more += at >= end;
+        const int64_t across = bytes_across(p, at + n);
+
+        if (nbytes >= PIECE_BYTES / 2 && across < least && !is_overwritten(p, at + n)) {
+            least = across;
+            best = at + n;
+        }
+    }
+    return best;
+}
+
 /* Take the next operators as a segment. */
 static ms_status add_segment(ms_program *p)
 {
     msi_graph_segment *s;
     const msi_call *call = next_call(p);
     const int32_t limit = call != NULL ? call->op : p->n_ops;
-    int64_t nbytes = 0;
+    int32_t end = end_of_piece(p, limit);
 
     MS_TRY(msi_grow(&p->segments, p->n_segments, &p->cap_segments, sizeof(*p->segments)));
     MS_TRY(msi_new_array(&s, 1, "segment"));
     *s = (msi_graph_segment){
         .program = p, .number = p->n_segments, .first = p->cut, .first_draw = p->cut_draws};
-    while (p->cut < limit && (nbytes <= PIECE_BYTES || is_overwritten(p))) {
-        const int32_t end = p->cut + undivided(p, p->cut);
-
-        for (int32_t i = p->cut; i < end; i++) {
-            nbytes += result_bytes(p, &p->ops[i]);
-        }
-        if (end - p->cut > 1 && p->cut > s->first && nbytes > PIECE_BYTES) {
-            break;
-        }
-        while (p->cut < end) {
-            add_op(p, s);
-        }
+    if (end < limit && p->level >= MS_PROGRAM_PARTITION) {
+        end = with_least_across(p, end, limit);
+    }
+    while (p->cut < end) {
+        add_op(p, s);
     }
     s->n = p->cut - s->first;
     s->n_draws = p->cut_draws - s->first_draw;

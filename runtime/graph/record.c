@@ -58,6 +58,7 @@ static ms_status add_value(ms_program *p, const ms_tensor *t, int32_t kind, int3
     *v = (msi_value){.kind = kind,
                      .segment = kind == MSI_VALUE_RESULT ? p->n_segments : -1,
                      .last = -1,
+                     .used = -1,
                      .out_of = -1,
                      .serial = t->v.storage->serial,
                      .node = t->grad_fn != NULL ? t->grad_fn->sequence : 0,
@@ -237,6 +238,11 @@ static ms_status record(ms_program *p, const msi_op_call *call)
     memcpy(r->in, in, sizeof(*in) * (size_t)call->n_in);
     const int32_t at = p->n_ops - 1;
 
+    for (int32_t i = 0; i < call->n_in; i++) {
+        if (in[i] >= 0) {
+            p->values[in[i]].used = at;
+        }
+    }
     for (int32_t i = 0; i < call->n_out; i++) {
         int32_t value;
 
