@@ -890,6 +890,47 @@ static void test_graph_replay__partition_saves_what_is_costly_to_compute(void **
     }
 }
 
+static ms_status wide(ms_program *p, ms_tensor **in, ms_tensor **out)
+{
+    ms_tensor *h;
+
+    (void)p;
+    MS_TRY(ms_op_linear_gelu(&h, in[0], in[1], in[2], false));
+    return ms_op_linear(out, h, in[3], NULL);
+}
+
+/* gelu() reads what backward needs in any case; its result is needed by the product behind it. */
+static void test_graph_replay__a_piece_ends_where_little_is_used_behind_it(void **state)
+{
+    const function f = {
+        "wide", wide,
+        4,      {IN('X', ROWS, 4), IN('W', CLASSES, 4), IN('W', CLASSES), IN('W', 4, CLASSES)},
+        1,      0};
+    const int64_t hidden = (int64_t)sizeof(float) * ROWS * CLASSES;
+    instance eager = make(&f, MS_DTYPE_F32);
+
+    assert_ok(step(&eager));
+    for (int32_t level = MS_PROGRAM_REPLAY; level <= MS_PROGRAM_PARTITION; level++) {
+        instance k = make(&f, MS_DTYPE_F32);
+        ms_memory_stats before, after;
+        ms_tensor *loss;
+
+        k.level = level;
+        assert_ok(record(&k));
+        assert_ok(ms_scope_open("step"));
+        ms_memory_stats_get(&before);
+        assert_ok(forward(&k));
+        ms_memory_stats_get(&after);
+        assert_int_equal((tensor_bytes(&after) - tensor_bytes(&before)) / hidden,
+                         level == MS_PROGRAM_REPLAY ? 2 : 1);
+        assert_ok(loss_of(&k, &loss));
+        assert_ok(ms_backward(loss, NULL));
+        expect_equal_steps(&eager, &k);
+        assert_ok(ms_scope_close(NULL, 0));
+        ms_program_free(k.p);
+    }
+}
+
 /* Record, and two steps of the program; what fails for lack of memory ends it. */
 static ms_status live(instance *k)
 {
@@ -970,6 +1011,7 @@ int main(void)
         BOOKED_TEST(test_graph_replay__a_forward_leaves_outputs_and_what_was_saved),
         BOOKED_TEST(test_graph_replay__a_gradient_of_logits_overwrites_them),
         BOOKED_TEST(test_graph_replay__partition_saves_what_is_costly_to_compute),
+        BOOKED_TEST(test_graph_replay__a_piece_ends_where_little_is_used_behind_it),
         BOOKED_TEST(test_graph_replay__each_allocation_may_fail),
     };
 
