@@ -118,14 +118,21 @@ ms_status msi_grad_dest(msi_node *node, int32_t out, msi_view *dst, bool *add)
 }
 
 /* Only owned memory is kept by reference: a unit's may be unbound during backward. */
+bool msi_grad_takes(const msi_node *node, int32_t out, const msi_view *v)
+{
+    const msi_output *output = &node->out[out];
+
+    return !goes_straight(node) && output->grad == NULL && v->dtype == output->dtype &&
+           v->storage->kind == MS_STORAGE_OWNED;
+}
+
 ms_status msi_grad_pass(msi_node *node, int32_t out, const msi_view *v)
 {
     msi_output *output = &node->out[out];
     msi_view dst;
     bool add;
 
-    if (!goes_straight(node) && output->grad == NULL && v->dtype == output->dtype &&
-        v->storage->kind == MS_STORAGE_OWNED) {
+    if (msi_grad_takes(node, out, v)) {
         node->reached = true;
         return take(output, node->tape, v);
     }

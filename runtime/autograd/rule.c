@@ -101,6 +101,15 @@ bool msi_bwd_saved_exclusive(msi_bwd *b, int32_t which)
     return s != NULL && !b->tape->retains && msi_storage_is_private(s);
 }
 
+bool msi_bwd_overwrites(msi_bwd *b, int32_t i, int32_t which)
+{
+    const msi_edge *edge = &b->node->edge[i];
+    const msi_view *v = &b->node->saved[which].view;
+
+    return msi_edge_needs(edge) && msi_bwd_saved_exclusive(b, which) && msi_view_contiguous(v) &&
+           msi_grad_takes(edge->node, edge->out, v);
+}
+
 /* -- operands' gradients ----------------------------------------------------------------------- */
 
 ms_status msi_bwd_dest(msi_bwd *b, int32_t i, msi_view *dst, bool *add)

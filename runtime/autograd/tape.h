@@ -192,6 +192,8 @@ ms_status msi_node_of_leaf(msi_node **out, msi_tape *tape, ms_tensor *leaf);
 ms_status msi_grad_dest(msi_node *node, int32_t out, msi_view *dst, bool *add);
 /* Contribute a view, by reference if that cannot be observed. */
 ms_status msi_grad_pass(msi_node *node, int32_t out, const msi_view *v);
+/* True if msi_grad_pass() would take `v` by reference: nothing was contributed before. */
+bool msi_grad_takes(const msi_node *node, int32_t out, const msi_view *v);
 /* Store or add a separately summed total, if any, to the leaf's gradient. */
 ms_status msi_grad_deliver(msi_node *leaf);
 

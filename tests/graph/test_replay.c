@@ -34,6 +34,14 @@ typedef struct function {
     uint32_t without; /* outputs that get no gradient, by bit */
 } function;
 
+static ms_tensor_info info_of(const ms_tensor *t)
+{
+    ms_tensor_info info;
+
+    assert_ok(ms_tensor_describe(t, &info));
+    return info;
+}
+
 static ms_status cut(ms_program *p)
 {
     int32_t segment;
@@ -310,6 +318,25 @@ static ms_status nested_checkpoints(ms_program *p, ms_tensor **in, ms_tensor **o
     return ms_op_mul(out, y, h);
 }
 
+/* Eager execution keeps handles of h and y until the step ends, so their gradients have memory of
+ * their own; a replay may write them over h and y. Both have an earlier contribution. */
+static ms_status used_twice(ms_program *p, ms_tensor **in, ms_tensor **out)
+{
+    ms_tensor *h, *y, *scaled, *sum, *part;
+
+    (void)p;
+    MS_TRY(ms_op_linear(&h, in[0], in[2], NULL));
+    MS_TRY(ms_op_gelu(&y, h, false));
+    MS_TRY(ms_op_cross_entropy(out, y, in[1], -100, MS_REDUCTION_SUM));
+    for (int32_t i = 0; i < 2; i++) {
+        MS_TRY(ms_op_affine(&scaled, i == 0 ? h : y, 0.3, 0));
+        MS_TRY(ms_op_sum(&sum, scaled, 0, false));
+        MS_TRY(ms_op_cast(&part, sum, info_of(out[0]).dtype));
+        MS_TRY(ms_op_add(&out[0], out[0], part));
+    }
+    return MS_OK;
+}
+
 static const function functions[] = {
     {"linear, gelu, cross entropy",
      mlp,
@@ -317,6 +344,7 @@ static const function functions[] = {
      {IN('G', 6, 4), IN('I', 6), IN('W', 8, 4), IN('W', 8), IN('W', 5, 8)},
      1,
      0},
+    {"operands used twice", used_twice, 3, {IN('G', 40, 8), IN('I', 40), IN('W', 16, 8)}, 1, 0},
     {"a written view", written_view, 3, {IN('X', 4, 3), IN('X', 2, 3), IN('W', 3)}, 1, 0},
     {"a written argument", written_argument, 3, {IN('X', 3), IN('X', 2, 3), IN('W', 3)}, 2, 0},
     {"a leaf used twice", leaf_twice, 2, {IN('X', 4, 3), IN('W', 3)}, 1, 0},
@@ -358,14 +386,6 @@ typedef struct instance {
     int32_t level; /* of its program */
     int32_t value[MAX_OUT];
 } instance;
-
-static ms_tensor_info info_of(const ms_tensor *t)
-{
-    ms_tensor_info info;
-
-    assert_ok(ms_tensor_describe(t, &info));
-    return info;
-}
 
 static bool is_argument(const function *f, int32_t i)
 {

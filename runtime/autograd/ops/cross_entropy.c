@@ -1,6 +1,6 @@
 /* Negative log-likelihood under softmax, fused: forward saves the logits and two numbers per row;
- * backward overwrites the logits with their gradient if they have no other owner. So a (tokens,
- * vocabulary) matrix exists once. */
+ * backward overwrites the logits with their gradient if it may. So a (tokens, vocabulary) matrix
+ * exists once. */
 #include "meta.h"
 #include "operand.h"
 
@@ -109,12 +109,7 @@ static ms_status cross_entropy_backward(msi_bwd *b)
     args.logits = msi_view_ptr(logits);
     args.targets = msi_view_ptr(targets);
     set_stats(&args, stats);
-    if (msi_bwd_saved_exclusive(b, SAVED_LOGITS)) {
-        args.dlogits = msi_view_ptr(logits);
-        MS_TRY(msi_dispatch("cross_entropy", MSI_K_cross_entropy_grad, logits->dtype, &args));
-        return msi_bwd_pass(b, LOGITS, logits);
-    }
-    MS_TRY(msi_target_open(&t, b, LOGITS, logits->dtype, MSI_CAN_ADD));
+    MS_TRY(msi_target_open_over(&t, b, LOGITS, SAVED_LOGITS));
     args.dlogits = t.data;
     args.accumulate = t.add;
     MS_TRY(msi_dispatch("cross_entropy", MSI_K_cross_entropy_grad, logits->dtype, &args));

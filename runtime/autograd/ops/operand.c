@@ -104,6 +104,7 @@ ms_status msi_target_open(msi_target *t, msi_bwd *b, int32_t i, int32_t dtype, i
 {
     t->data = NULL;
     t->add = t->staged = false;
+    t->passes = NULL;
     if (!msi_bwd_needs(b, i)) {
         return MS_OK;
     }
@@ -116,6 +117,18 @@ ms_status msi_target_open(msi_target *t, msi_bwd *b, int32_t i, int32_t dtype, i
     }
     t->view = t->dest;
     t->add = t->dest_add;
+    return msi_view_data(&t->view, &t->data);
+}
+
+ms_status msi_target_open_over(msi_target *t, msi_bwd *b, int32_t i, int32_t which)
+{
+    const msi_view *saved;
+
+    MS_TRY(msi_bwd_saved(b, which, &saved));
+    if (!msi_bwd_overwrites(b, i, which)) {
+        return msi_target_open(t, b, i, saved->dtype, MSI_CAN_ADD);
+    }
+    *t = (msi_target){.view = *saved, .passes = b, .operand = i};
     return msi_view_data(&t->view, &t->data);
 }
 
@@ -135,6 +148,9 @@ bool msi_target_shares(const msi_target *a, const msi_target *b)
 
 ms_status msi_target_close(msi_target *t)
 {
+    if (t->passes != NULL) {
+        return msi_bwd_pass(t->passes, t->operand, &t->view);
+    }
     return t->staged ? msi_copy(&t->dest, &t->view, t->dest_add) : MS_OK;
 }
 

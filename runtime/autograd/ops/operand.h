@@ -49,10 +49,15 @@ typedef struct msi_target {
     msi_view view; /* contiguous, operand's shape */
     msi_view dest;
     bool dest_add, staged;
+    msi_bwd *passes; /* not NULL: the view becomes the gradient of `operand` */
+    int32_t operand;
 } msi_target;
 
 /* Open operand i's destination for a kernel that writes `dtype`; `can` is MSI_CAN_*. */
 ms_status msi_target_open(msi_target *t, msi_bwd *b, int32_t i, int32_t dtype, int32_t can);
+/* The same for a kernel that writes the dtype of saved view `which`, can add, and reads an element
+ * of the view before it writes it: over the view, if msi_bwd_overwrites(). */
+ms_status msi_target_open_over(msi_target *t, msi_bwd *b, int32_t i, int32_t which);
 /* Turn an open target into a temporary of `dtype`. */
 ms_status msi_target_stage(msi_target *t, msi_bwd *b, int32_t dtype);
 /* True if two open targets have one destination (operands that are one tensor). Stage the later one

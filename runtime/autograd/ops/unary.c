@@ -40,16 +40,16 @@ static ms_status unary_backward(msi_bwd *b)
     MS_TRY(msi_bwd_saved(b, 0, &saved));
     const msi_view *in[3] = {msi_bwd_grad(b, 0), saved, saved};
 
-    MS_TRY(msi_target_open(&t, b, 0, saved->dtype, MSI_CAN_ADD));
+    MS_TRY(msi_target_open_over(&t, b, 0, 0));
     MS_TRY(
         msi_ew(msi_kernel_name(f->gradient), f->gradient, &t.view, in, f->n_in, f->scalars, t.add));
     return msi_target_close(&t);
 }
 
-#define UNARY_OP(name_)                                                                            \
+#define UNARY_OP(name_, saves_out_)                                                                \
     {                                                                                              \
         .name = name_, .meta = unary_meta, .forward = unary_forward, .backward = unary_backward,   \
-        .attrs_size = sizeof(unary), .n_saved = 1                                                  \
+        .attrs_size = sizeof(unary), .n_saved = 1, .overwrites = !(saves_out_)                     \
     }
 
 static ms_status run(const msi_op *op, const unary *f, ms_tensor **out, ms_tensor *x)
@@ -62,7 +62,7 @@ static ms_status run(const msi_op *op, const unary *f, ms_tensor **out, ms_tenso
 enum { SAVES_X = false, SAVES_Y = true };
 
 #define UNARY_FUNCTION(A, f, gradient_, saved)                                                     \
-    const msi_op msi_op_##f = UNARY_OP(#f);                                                        \
+    const msi_op msi_op_##f = UNARY_OP(#f, SAVES_##saved);                                         \
                                                                                                    \
     ms_status ms_op_##f(ms_tensor **out, ms_tensor *x)                                             \
     {                                                                                              \
@@ -72,7 +72,7 @@ enum { SAVES_X = false, SAVES_Y = true };
     }
 MSI_UNARY(UNARY_FUNCTION, )
 
-const msi_op msi_op_reciprocal = UNARY_OP("reciprocal");
+const msi_op msi_op_reciprocal = UNARY_OP("reciprocal", SAVES_Y);
 
 ms_status ms_op_reciprocal(ms_tensor **out, ms_tensor *x)
 {
@@ -81,7 +81,7 @@ ms_status ms_op_reciprocal(ms_tensor **out, ms_tensor *x)
     return run(&msi_op_reciprocal, &f, out, x);
 }
 
-const msi_op msi_op_gelu = UNARY_OP("gelu");
+const msi_op msi_op_gelu = UNARY_OP("gelu", SAVES_X);
 
 ms_status ms_op_gelu(ms_tensor **out, ms_tensor *x, bool approximate)
 {
@@ -91,7 +91,7 @@ ms_status ms_op_gelu(ms_tensor **out, ms_tensor *x, bool approximate)
     return run(&msi_op_gelu, approximate ? &tanh_form : &exact, out, x);
 }
 
-const msi_op msi_op_softplus = UNARY_OP("softplus");
+const msi_op msi_op_softplus = UNARY_OP("softplus", SAVES_X);
 
 ms_status ms_op_softplus(ms_tensor **out, ms_tensor *x, double beta, double threshold)
 {
@@ -100,7 +100,7 @@ ms_status ms_op_softplus(ms_tensor **out, ms_tensor *x, double beta, double thre
     return run(&msi_op_softplus, &f, out, x);
 }
 
-const msi_op msi_op_leaky_relu = UNARY_OP("leaky_relu");
+const msi_op msi_op_leaky_relu = UNARY_OP("leaky_relu", SAVES_X);
 
 ms_status ms_op_leaky_relu(ms_tensor **out, ms_tensor *x, double negative_slope)
 {
@@ -109,7 +109,7 @@ ms_status ms_op_leaky_relu(ms_tensor **out, ms_tensor *x, double negative_slope)
     return run(&msi_op_leaky_relu, &f, out, x);
 }
 
-const msi_op msi_op_clamp = UNARY_OP("clamp");
+const msi_op msi_op_clamp = UNARY_OP("clamp", SAVES_X);
 
 /* An infinite bound becomes the end of the integer range. */
 static ms_status whole_bound(int32_t dtype, double *bound)
