@@ -59,6 +59,10 @@ local UNARY = {
     return r == 1 and a:expand(3, c) or a
   end,
   bf16 = function(a) return ms.ops.cast(ms.ops.cast(a, 'bf16') * 0.5, 'f32') end,
+  bf16_twice = function(a) -- the gradient of gelu is added to another
+    local h = ms.ops.cast(a, 'bf16') * 0.5
+    return ms.ops.cast(h:gelu() + h, 'f32')
+  end,
   f64 = function(a) return ms.ops.cast(ms.ops.cast(a, 'f64'):sum(2, true), 'f32'):tanh() end,
   norm = function(a)
     local _, c = shape_of(a)
@@ -100,6 +104,12 @@ local BINARY = {
 local PRODUCTS = {
   matmul = function(a, b) return a:matmul(b):tanh() end,
   linear = function(a, b) return ms.ops.linear(a, b:transpose(1, 2)):tanh() end,
+  linear_gelu = function(a, b) return ms.ops.linear(a, b:transpose(1, 2)):gelu() end,
+  loss = function(a, b)
+    local logits = ms.ops.linear(a, b:transpose(1, 2))
+    local targets = ms.zeros({ (shape_of(a)) }, { dtype = ms.i64 })
+    return ms.ops.cross_entropy(logits, targets):view(1, 1):tanh()
+  end,
 }
 
 local SAME_ROWS = {
