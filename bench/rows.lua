@@ -93,6 +93,9 @@ local function gpt(o)
   ms.capture_warnings(function() -- of frozen and trainable parameters in a unit
     sharded = SHARDED[o.api or 'FSDP'](model, low, o)
   end)
+  if o.compile then
+    sharded:compile { backend = o.compile }
+  end
   local trained = {}
   for _, p in ipairs(sharded:parameters()) do
     trained[#trained + 1] = p:requires_grad() and p or nil
