@@ -283,6 +283,7 @@ end
 ---@field gradient_homes integer  dedicated gradient slots
 ---@field gathered integer  bytes of other ranks' parameters that this rank reads in a step
 ---@field reduced integer  bytes of other ranks' gradients, or of their sums, that this rank reads
+---@field activations? integer  of compiled modules: results, saved and temporary memory
 ---@field same_numerics boolean  all ranks compute alike, so bits do not depend on strategy and
 ---  world size
 

@@ -141,8 +141,9 @@ end
 --- The recorded operators in order.
 ---@return ms.program.Op[]
 function program.ops(p)
-  local op, out = B.new 'ms_program_op', {}
-  for i = 0, program.info(p).ops - 1 do
+  local op, info, out = B.new 'ms_program_op', B.new 'ms_program_info', {}
+  C.ms_program_info_get(p, info)
+  for i = 0, info.ops - 1 do
     B.check(C.ms_program_op_get(p, i, op))
     out[i + 1] = {
       name = B.string(op.name), operands = numbers(op['in'], op.n_in),
@@ -167,14 +168,28 @@ function program.describe(p, value)
   }
 end
 
----@return { segments: integer, ops: integer, kernels: integer, saved_bytes: integer,
----  arena_bytes: integer }
+---@class ms.program.Info  see moonshard/program.h
+---@field segments integer
+---@field ops integer
+---@field kernels integer
+---@field saved_bytes integer
+---@field arena_bytes integer
+---@field planned_peak integer
+---@field unplanned_peak integer
+---@field backward_plans integer
+---@field backward_kernels integer
+
+---@return ms.program.Info
 function program.info(p)
-  local info = B.new 'ms_program_info'
+  local info, memory = B.new 'ms_program_info', B.new 'ms_program_memory'
   C.ms_program_info_get(p, info)
+  B.check(C.ms_program_memory_get(p, memory))
   return {
     segments = info.segments, ops = info.ops, kernels = info.kernels,
     saved_bytes = tonumber(info.saved_bytes), arena_bytes = tonumber(info.arena_bytes),
+    planned_peak = tonumber(memory.planned_peak),
+    unplanned_peak = tonumber(memory.unplanned_peak),
+    backward_plans = memory.backward_plans, backward_kernels = memory.backward_kernels,
   }
 end
 

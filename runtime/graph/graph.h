@@ -150,6 +150,7 @@ typedef struct msi_plan {
     int64_t n_bytes, cap_bytes;
     int64_t saved_bytes, arena_bytes;
     int32_t op; /* while lowering: of the next entries */
+    int64_t unplanned_bytes; /* peak of saved and temporary buffers if each had its own memory */
 } msi_plan;
 
 /* What a backward of a segment depends on, besides the segment. */
@@ -291,6 +292,9 @@ void msi_key_free(msi_backward_key *key);
  * region's first `saved` bytes are a block of their own, which holds the saved buffers until they
  * are released. @return the end of the region, at least `saved` */
 ms_status msi_plan_place(msi_plan *plan, int32_t kind, int64_t saved, int64_t *end);
+
+/* The most bytes that are live at one kernel in buffers of these kinds (-1: no second one). */
+int64_t msi_plan_live(const msi_plan *plan, int32_t kind, int32_t other);
 
 /* -- partition.c ------------------------------------------------------------------------------- */
 

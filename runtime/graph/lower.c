@@ -587,6 +587,7 @@ ms_status msi_lower_forward(msi_graph_segment *s)
     }
     if (status == MS_OK) {
         status = find_all_kept(&l, s);
+        s->forward.unplanned_bytes = msi_plan_live(l.plan, MSI_BUFFER_TEMP, -1);
         classify(l.plan);
         status = s->program->level >= MS_PROGRAM_PARTITION ? msi_partition_forward(s) : MS_OK;
     }
@@ -726,6 +727,7 @@ static ms_status lower_backward(msi_graph_segment *s, msi_backward_plan *b)
     MS_TRY(take_forward(&b->plan, &s->forward));
     MS_TRY(msi_partition_backward(&b->plan, n_forward, s->forward.n_buffers));
     b->plan.saved_bytes = s->forward.saved_bytes;
+    b->plan.unplanned_bytes = msi_plan_live(&b->plan, MSI_BUFFER_SAVED, MSI_BUFFER_BACKWARD);
     int64_t end;
 
     MS_TRY(msi_plan_place(&b->plan, MSI_BUFFER_BACKWARD, b->plan.saved_bytes, &end));

@@ -73,6 +73,26 @@ static void insert(msi_buffer **placed, int32_t n, msi_buffer *b)
     placed[i] = b;
 }
 
+int64_t msi_plan_live(const msi_plan *plan, int32_t kind, int32_t other)
+{
+    int64_t most = 0;
+
+    for (int32_t i = 0; i < plan->n_buffers; i++) {
+        int64_t live = 0;
+
+        for (int32_t k = 0; k < plan->n_buffers; k++) {
+            const msi_buffer *b = &plan->buffers[k];
+
+            if ((b->kind == kind || b->kind == other) && b->born <= plan->buffers[i].born &&
+                b->died > plan->buffers[i].born) {
+                live += b->nbytes;
+            }
+        }
+        most = live > most ? live : most;
+    }
+    return most;
+}
+
 ms_status msi_plan_place(msi_plan *plan, int32_t kind, int64_t saved, int64_t *end)
 {
     msi_buffer **todo, **placed = NULL;

@@ -400,6 +400,39 @@ describe('a compiled model', function()
     end)
   end)
 
+  it('uses the memory that its report has as the peak', function()
+    for _, name in ipairs { 'mlp', 'gpt' } do
+      local model, x = MODELS[name]()
+      local compiled = ms.compile(function(a)
+        return model(a):square():mean()
+      end, { fullgraph = true, backend = 'replay' })
+      local before
+      for _ = 1, 5 do
+        collectgarbage()
+        ms.reset_peak_memory()
+        before = ms.memory().live.activation
+        ms.scope(function() compiled(x):backward() end)
+      end
+      local captures = ms.compile_report().captures
+      local last = captures[#captures]
+      assert.equal(ms.memory().peak.activation - before, last.planned_peak)
+      assert.equal(3, last.replays)
+      assert.equal(2, last.backward_plans) -- gradients of parameters are stored, then added
+    end
+  end)
+
+  it('adds its memory to the plan of a sharded model', function()
+    ms.dist.spawn(2, function()
+      local model = WRAPS.FSDP(mlp()):compile { backend = 'replay' }
+      assert.equal(0, model:plan().activations)
+      for _ = 1, 3 do
+        model(ms.randn(2, 6)):sum():backward()
+      end
+      -- backward of the second Linear: results (2, 8), (2, 8) and (2, 4), gradients of the last two
+      assert.equal(4 * (16 + 16 + 8 + 8 + 16), model:plan().activations)
+    end)
+  end)
+
   it('repeats the steps of its units in order', function()
     ms.dist.spawn(2, function()
       local model = WRAPS.fully_shard(mlp())

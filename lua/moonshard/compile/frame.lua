@@ -328,6 +328,17 @@ function Frame:call(...)
   return run_other(self, args)
 end
 
+--- Bytes that a forward and its backward take by the plans, the largest of all captures: see
+--- ms.compile.Capture.Info. 0 while there is none.
+---@return integer
+function Frame:planned_peak()
+  local most = 0
+  for _, captured in ipairs(self.captures) do
+    most = math.max(most, program.info(captured.program).planned_peak)
+  end
+  return most
+end
+
 --- Compile a module in place: its later calls are those of the frame.
 ---@param module ms.nn.Module
 ---@param opts table

@@ -29,6 +29,11 @@ local report = {}
 ---@field kernels integer   of the forward
 ---@field saved_bytes integer  kept from forward to backward
 ---@field arena_bytes integer  temporary memory of the largest segment
+---@field planned_peak integer  bytes of a forward and its backward beside parameters, gradients of
+---  leaves and arguments
+---@field unplanned_peak integer  the same if each buffer of these kernels had memory of its own
+---@field backward_plans integer  one for each way in which gradients arrive and are stored
+---@field backward_kernels integer  of the most recent plans
 
 local frames, graphs, ops, fsdp_nodes, n_guards = 0, 0, 0, 0, 0
 local captures, breaks = {}, {}
@@ -74,8 +79,11 @@ local function describe(self)
   local lines = { ('%d graphs of %d functions and modules: %d operators, %d guards'):format(
     self.graphs, self.frames, self.ops, self.guards) }
   for _, c in ipairs(self.captures) do
-    lines[#lines + 1] = ('  %s (%s): %d segments, %d kernels, %d bytes saved, %d temporary')
-      :format(c.name, c.backend, c.segments, c.kernels, c.saved_bytes, c.arena_bytes)
+    lines[#lines + 1] = ('  %s (%s): %d replays of %d segments, %d kernels forward and %d backward')
+      :format(c.name, c.backend, c.replays, c.segments, c.kernels, c.backward_kernels)
+    lines[#lines + 1] = ('    peak %d bytes, %d unplanned; %d backward plans; %d bytes saved, %d '
+      .. 'temporary'):format(c.planned_peak, c.unplanned_peak, c.backward_plans, c.saved_bytes,
+      c.arena_bytes)
   end
   for _, b in ipairs(self.breaks) do
     lines[#lines + 1] = ('  %s is not replayed: %s'):format(b.what, b.reason)

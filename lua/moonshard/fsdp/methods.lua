@@ -276,6 +276,17 @@ local function sum_of(plans)
   return sum
 end
 
+-- Adds what forward and backward of compiled modules take besides.
+local function with_compiled(self, sum)
+  for _, module in ipairs(self.outer_module:modules()) do
+    local frame = rawget(module, '_compiled')
+    if frame then
+      sum.activations = (sum.activations or 0) + frame:planned_peak()
+    end
+  end
+  return sum
+end
+
 --- Bytes of this rank for parameters, gradients, optimizer states and slots when a step is
 --- `micro_batches` backwards (default: one) of which all but the last run in no_sync. The plan is
 --- of the whole model, for every instance. Frozen parameters count as they are now. The first call
@@ -289,13 +300,13 @@ function methods:plan(opts)
   opts = errors.options('plan', opts, { 'micro_batches', 'dry_run' })
   local micro_batches = arguments.whole('plan', 'micro_batches', opts.micro_batches, 1, 1)
   if arguments.flag('plan', 'dry_run', opts.dry_run, false) then
-    return sum_of(without_jit.run(first_use.dry_run, self, micro_batches))
+    return with_compiled(self, sum_of(without_jit.run(first_use.dry_run, self, micro_batches)))
   end
   local plans, top = {}, self:_lazy_init()
   for i, tree in ipairs(first_use.trees(top.outer or top)) do
     plans[i] = runtime.plan(tree.handle, micro_batches, false)
   end
-  return sum_of(plans)
+  return with_compiled(self, sum_of(plans))
 end
 
 --- Collectives this rank has called in the instance's group so far, by kind.

@@ -75,6 +75,18 @@ typedef struct ms_program_info {
 } ms_program_info;
 MS_API void ms_program_info_get(const ms_program *p, ms_program_info *info);
 
+/** Memory of results and of what is kept and computed between them, of a forward and the backward
+ * behind it, as the most recent plan of each segment has it; the caller keeps the results. Without
+ * arguments, parameters and their gradients. */
+typedef struct ms_program_memory {
+    int64_t planned_peak;
+    int64_t unplanned_peak;   /**< if each buffer of the same kernels had memory of its own */
+    int32_t backward_plans;   /**< of all segments */
+    int32_t backward_kernels; /**< of the most recent plans */
+} ms_program_memory;
+/** Zeros for a program that is broken or records. */
+MS_API ms_status ms_program_memory_get(const ms_program *p, ms_program_memory *out);
+
 /** A recorded operator. The arrays are the program's. */
 typedef struct ms_program_op {
     const char *name;
