@@ -46,6 +46,11 @@ typedef struct msi_value {
     msi_view view; /* storage NULL */
 } msi_value;
 
+static inline void msi_value_use(msi_value *v, int32_t segment)
+{
+    v->last = v->last > segment ? v->last : segment;
+}
+
 typedef struct msi_recorded {
     const msi_op *op;
     void *attrs;  /* copied */
@@ -136,7 +141,8 @@ typedef struct msi_entry {
     int32_t args;  /* offset in the plan's bytes */
     int32_t reloc; /* first of n_relocs */
     int32_t n_relocs;
-    int32_t op;  /* of the program, whose forward it is; -1: none, or one of a region */
+    int32_t op; /* of the program, whose forward it is; -1: none */
+    bool in_region;
     bool faults; /* it may record invalid data or fail */
 } msi_entry;
 
@@ -149,7 +155,8 @@ typedef struct msi_plan {
     int32_t cap_entries, cap_relocs, cap_buffers;
     int64_t n_bytes, cap_bytes;
     int64_t saved_bytes, arena_bytes;
-    int32_t op; /* while lowering: of the next entries */
+    int32_t op;              /* while lowering: of the next entries */
+    bool in_region;          /* likewise */
     int64_t unplanned_bytes; /* peak of saved and temporary buffers if each had its own memory */
 } msi_plan;
 
@@ -303,6 +310,13 @@ ms_status msi_partition_forward(msi_graph_segment *s);
 /* Drop the forward's kernels, the first n, but those that backward runs again: these go before the
  * first kernel that needs them. The first `n_buffers` buffers are the forward's. */
 ms_status msi_partition_backward(msi_plan *plan, int32_t n, int32_t n_buffers);
+
+/* -- segments.c -------------------------------------------------------------------------------- */
+
+/* Take the next operators as a segment. */
+ms_status msi_segment_add(ms_program *p);
+/* Find what each segment needs of others. */
+ms_status msi_segments_prepare(ms_program *p);
 
 /* -- replay.c ---------------------------------------------------------------------------------- */
 

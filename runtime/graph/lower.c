@@ -225,7 +225,8 @@ static ms_status run_ops(pass *l, int32_t first, int32_t end, int32_t region)
             l->n_regions--;
             i += r->n;
         } else {
-            l->plan->op = l->n_regions > 0 ? -1 : i;
+            l->plan->op = i;
+            l->plan->in_region = l->n_regions > 0;
             const ms_status status = msi_lowering_status(run_op(l, &l->p->ops[i]));
 
             if (status != MS_OK) {

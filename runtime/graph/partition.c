@@ -5,7 +5,11 @@
  * unchanged: parameters, inputs and outputs that are kept anyway, saved buffers, or results of
  * other such kernels. Kernels are deterministic, so gradients have the same bits. A fresh buffer is
  * written by the first kernel that uses it. Operators write to their results alone, so the only
- * later writes are those of the same operator and of operators in place. */
+ * later writes are those of the same operator and of operators in place.
+ *
+ * Backwards run in reverse order of operators. One that overwrites an operand thus comes after all
+ * kernels that read the results of its operator and of later ones, but before some that read those
+ * of earlier operators. */
 #include "graph.h"
 
 #include <stdlib.h>
@@ -56,6 +60,7 @@ typedef struct origin {
     int32_t last;  /* entry */
     int32_t depth; /* kernels that run again for it alone */
     bool changes;  /* after that entry */
+    int32_t over;  /* last operator whose backward may overwrite it; -1: none */
     bool again;    /* its entry can run again */
     bool needed;   /* an entry that runs again reads it */
 } origin;
@@ -64,7 +69,7 @@ typedef struct origin {
 static bool may_change(const msi_graph_segment *s, const msi_entry *e, const msi_entry *by,
                        int64_t offset)
 {
-    if (e->op >= 0 && s->program->ops[e->op].into) {
+    if (s->program->ops[e->op].into) {
         return true;
     }
     return class_of(e) == COSTLY ? by != NULL && by->op == e->op : is_result(e, offset);
@@ -77,6 +82,7 @@ static void find_makers(const msi_graph_segment *s, origin *made)
 
     for (int32_t i = 0; i < plan->n_buffers; i++) {
         made[i].by = -1;
+        made[i].over = -1;
     }
     for (int32_t i = 0; i < plan->n_entries; i++) {
         const msi_entry *e = &plan->entries[i];
@@ -95,6 +101,7 @@ static void find_makers(const msi_graph_segment *s, origin *made)
             if (made[b].by != i) {
                 made[b].changes |=
                     may_change(s, e, made[b].by >= 0 ? &plan->entries[made[b].by] : NULL, offset);
+                made[b].over = s->program->ops[e->op].op->overwrites ? e->op : made[b].over;
             }
         }
     }
@@ -135,7 +142,7 @@ static void consider(const msi_graph_segment *s, origin *made, int32_t i)
     const msi_entry *e = &plan->entries[i];
     int64_t saves = 0, reads = 0;
     int32_t depth = 0;
-    bool may = class_of(e) != COSTLY && e->op >= 0;
+    bool may = class_of(e) != COSTLY && !e->in_region;
 
     for (int32_t k = e->reloc; k < e->reloc + e->n_relocs && may; k++) {
         const int32_t b = plan->relocs[k].buffer;
@@ -149,7 +156,7 @@ static void consider(const msi_graph_segment *s, origin *made, int32_t i)
                   (buffer->kind == MSI_BUFFER_TEMP || buffer->kind == MSI_BUFFER_SAVED);
             saves += buffer->kind == MSI_BUFFER_SAVED ? buffer->nbytes : 0;
         } else {
-            may = made[b].by != i && is_available(s, made, b);
+            may = made[b].by != i && e->op >= made[b].over && is_available(s, made, b);
             reads += buffer->nbytes;
             if (buffer->kind == MSI_BUFFER_TEMP && made[b].depth > depth) {
                 depth = made[b].depth;

@@ -186,7 +186,8 @@ static ms_status add_entry(msi_plan *plan, int32_t kind, int32_t kernel, int32_t
                         .dtype = (int8_t)dtype,
                         .args = (int32_t)at,
                         .reloc = plan->n_relocs,
-                        .op = plan->op};
+                        .op = plan->op,
+                        .in_region = plan->in_region};
     return MS_OK;
 }
 
