@@ -72,6 +72,38 @@ local function in_place_rows(sizes)
   return rows
 end
 
+-- Eager, replay and fuse; PyTorch has eager and torch.compile.
+local function compiled(eager)
+  return eager, { args = with(eager.args, { compile = 'replay' }), ours_only = true },
+    { args = with(eager.args, { compile = 'fuse' }) }
+end
+
+local function variants_of(...)
+  local out = {}
+  for _, eager in ipairs { ... } do
+    out[#out + 1], out[#out + 2], out[#out + 3] = compiled(eager)
+  end
+  return out
+end
+
+-- Rows of the variants of one model, `at` its eager one.
+local function compiled_rows(rows, model, at, kind, field)
+  for i, mode in ipairs { 'eager', 'replay', 'fuse (PyTorch: torch.compile)' } do
+    rows[#rows + 1] = row(kind, ('%s, %s'):format(model, mode), at + i - 1, field)
+    rows[#rows + 1] = row('resident', '  resident peak a rank', at + i - 1)
+    rows[#rows + 1] = row('counted', '  of it tensors, exactly', at + i - 1)
+  end
+  return rows
+end
+
+local function compiled_models(names)
+  local rows = {}
+  for i, name in ipairs(names) do
+    compiled_rows(rows, name, 3 * i - 2, 'plain_speed')
+  end
+  return rows
+end
+
 return {
   { name = 'default', about = 'GPT 4 x 256, T=128, 1,024 tokens a rank and step', row = 'train',
     runs = 5,
@@ -176,6 +208,14 @@ return {
   { name = 'tiny', about = 'a sharded step of two Linear(32, 32)', row = 'tiny_step',
     variants = { { args = { ranks = RANKS } } },
     rows = { row('time', 'sharded step of two Linear(32, 32)', 1, 'step') } },
+  { name = 'compile_step', about = 'a compiled sharded step of two Linear(32, 32) with SGD',
+    row = 'tiny_step', runs = 5,
+    variants = variants_of { args = { ranks = RANKS, optimizer = 'SGD' } },
+    rows = compiled_rows({}, 'sharded step of two Linear(32, 32), SGD', 1, 'time', 'step') },
+  { name = 'compile', about = 'the three models compiled, against eager', row = 'train',
+    variants = variants_of(training('default', { warmup = 4, steps = 10, micro = 4 }),
+      training('small', { warmup = 4, steps = 4 }), training('gpt2', { warmup = 4, steps = 2 })),
+    rows = compiled_models { 'GPT 3.2M, 4 micro-batches', 'GPT 10.8M', 'GPT-2 124M' } },
   { name = 'products', about = 'f32 products of 27 shapes, one rank; MS_CPU_ISA=v3 for AVX2',
     row = 'products',
     variants = { { args = { ranks = 1 } } },

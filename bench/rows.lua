@@ -116,19 +116,29 @@ local function batch(o, rank)
   return ms.tensor(ids, { dtype = ms.i64 }), ms.tensor(targets, { dtype = ms.i64 })
 end
 
-local function step(model, opt, x, y)
+local function micro_batch(model, x, y, parts)
   local t0 = ms.time()
   local loss = model(x, y)
   local value = loss:item()
   local t1 = ms.time()
   loss:backward()
-  local t2 = ms.time()
-  fsdp.get_state(model):clip_grad_norm_(1.0)
+  parts.forward, parts.backward = parts.forward + t1 - t0, parts.backward + ms.time() - t1
+  assert(value == value, 'the loss is not a number')
+end
+
+-- Seconds of one step: `micro` forwards and backwards, all but the last without communication.
+local function step(model, opt, x, y, micro)
+  local state, parts, t0 = fsdp.get_state(model), { forward = 0, backward = 0 }, ms.time()
+  for _ = 2, micro or 1 do
+    state:no_sync(micro_batch, model, x, y, parts)
+  end
+  micro_batch(model, x, y, parts)
+  local t1 = ms.time()
+  state:clip_grad_norm_(1.0)
   opt:step()
   opt:zero_grad()
-  local t3 = ms.time()
-  assert(value == value, 'the loss is not a number')
-  return { forward = t1 - t0, backward = t2 - t1, optimizer = t3 - t2, all = t3 - t0 }
+  parts.optimizer, parts.all = ms.time() - t1, ms.time() - t0
+  return parts
 end
 
 -- Floating-point operations per second of matrix products on this rank, the best in about
@@ -159,14 +169,17 @@ function rows.train(o)
   ms.dist.barrier() -- all cores busy while the peak is measured
   local peak = over_ranks(matmul_peak(o.dtype, 0.5), 'sum')
   local model, opt, flops = gpt(o)
+  if o.compile then
+    model:compile { backend = o.compile }
+  end
   local x, y = batch(o, world.rank)
   for _ = 1, o.warmup do
-    step(model, opt, x, y)
+    step(model, opt, x, y, o.micro)
   end
   local parts = { forward = {}, backward = {}, optimizer = {}, all = {} }
   local waited = ms.dist.wait_seconds()
   for s = 1, o.steps do
-    for name, seconds in pairs(step(model, opt, x, y)) do
+    for name, seconds in pairs(step(model, opt, x, y, o.micro)) do
       parts[name][s] = seconds
     end
   end
@@ -178,7 +191,8 @@ function rows.train(o)
   local planned = plan.masters + plan.gradients + 2 * plan.per_state + plan.arena
   if world.rank == 0 then
     emit {
-      tokens_per_s = world.world_size * o.rows * o.context / stats.median(parts.all),
+      tokens_per_s = world.world_size * (o.micro or 1) * o.rows * o.context
+        / stats.median(parts.all),
       flops_per_token = flops, peak_flops = peak, rss_bytes = rss, exact_bytes = exact,
       kinds = kinds, state_bytes = state, planned_bytes = planned,
       device_bytes = device.total_bytes - device.free_bytes, forward = stats.median(parts.forward),
@@ -248,15 +262,17 @@ function rows.tiny_step(o)
   local model = fsdp.FSDP(nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)), {
     auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear }, use_orig_params = true,
   })
-  local opt = optim.AdamW(model:parameters(), { lr = 1e-3 })
+  local opt = optim[o.optimizer or 'AdamW'](model:parameters(), { lr = 1e-3 })
   local x, y = ms.randn(8, 32), ms.randn(8, 32)
-  local seconds = median_call(9, 200, function()
+  local function train_step()
     ms.ops.mse_loss(model(x), y):backward()
     opt:step()
     opt:zero_grad()
-  end)
+  end
+  local seconds = median_call(9, 200,
+    o.compile and ms.compile_step(train_step, { backend = o.compile }) or train_step)
   if world.rank == 0 then
-    emit { step = seconds }
+    emit { step = seconds, rss_bytes = peak_rss(), exact_bytes = ms.memory().peak_total }
   end
 end
 

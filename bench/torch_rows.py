@@ -140,6 +140,9 @@ def trainer(o, rank):
     if "lora" in o:
         adapt(model, o["lora"])
     forward = sharded(model, o)
+    if o.get("compile"):
+        forward = torch.compile(forward)
+    micro = o.get("micro", 1)
     opt = adamw(model, lr=3e-4, weight_decay=0.1)
     draw = random.Random(rank + 1)
 
@@ -150,9 +153,12 @@ def trainer(o, rank):
     x, y = tokens(), tokens()
 
     def step():
-        loss = forward(x, y)
-        loss.item()
-        loss.backward()
+        for i in range(micro):
+            if micro > 1:
+                model.set_requires_gradient_sync(i == micro - 1)
+            loss = forward(x, y)
+            loss.item()
+            loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         opt.step()
         opt.zero_grad()
@@ -171,7 +177,7 @@ def train(o, rank):
         seconds.append(time.perf_counter() - begin)
     rss = torch.tensor(float(peak_rss()), dtype=torch.float64)
     dist.all_reduce(rss, dist.ReduceOp.MAX)
-    tokens = o["ranks"] * o["rows"] * o["context"]
+    tokens = o["ranks"] * o.get("micro", 1) * o["rows"] * o["context"]
     return {"tokens_per_s": tokens / statistics.median(seconds), "rss_bytes": rss.item()}
 
 
@@ -211,15 +217,17 @@ def tiny_step(o, rank):
     for layer in (model[0], model[2]):
         fully_shard(layer)
     fully_shard(model)
-    opt = adamw(model, lr=1e-3)
+    sgd = o.get("optimizer") == "SGD"
+    opt = torch.optim.SGD(model.parameters(), lr=1e-3) if sgd else adamw(model, lr=1e-3)
     x, y = torch.randn(8, 32), torch.randn(8, 32)
+    forward = torch.compile(model) if o.get("compile") else model
 
     def step():
-        F.mse_loss(model(x), y).backward()
+        F.mse_loss(forward(x), y).backward()
         opt.step()
         opt.zero_grad()
 
-    return {"step": median_call(9, 10, step)}
+    return {"step": median_call(9, 10, step), "rss_bytes": peak_rss()}
 
 
 def conv(o, rank):
