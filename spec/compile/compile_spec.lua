@@ -533,11 +533,103 @@ describe('a compiled model', function()
     end)
   end)
 
+  it('leaves what an eager call leaves where a replay fails', function()
+    local fails -- 'raise': the operator raises; 'shape': its result does not fit what follows
+    local op = ms.custom_op('spec::sometimes', {}, function(x)
+      if fails == 'raise' then
+        ms.error('ValueError', 'too large')
+      end
+      return fails == 'shape' and ms.ones(5) or x:detach():relu()
+    end)
+    local Net = nn.Module.extend 'Net'
+    function Net:init()
+      self:child('first', nn.Linear(6, 8))
+      self:child('second', nn.Linear(8, 4))
+    end
+    function Net:forward(x)
+      local h = self.first(x)
+      return self.second(h + op(h))
+    end
+    local function run(compiled)
+      ms.manual_seed(1)
+      local model = WRAPS.FSDP(Net())
+      if compiled then
+        model:compile { fullgraph = true }
+      end
+      local opt, seen = optim.SGD(model:parameters(), { lr = 0.1 }), {}
+      for i, failure in ipairs { '', '', '', 'raise', '', 'shape', 'raise', '' } do
+        fails = failure
+        local ok, loss = pcall(function()
+          return model(ms.full({ 2, 6 }, i)):square():mean()
+        end)
+        assert(ok == (failure == ''))
+        local state = { loss = ok and loss:item() }
+        if ok then
+          loss:backward()
+        end
+        if i % 2 == 0 then -- steps also use gradients of calls before one that failed
+          opt:step()
+          opt:zero_grad()
+        end
+        for _, unit in ipairs(model:units()) do
+          state[#state + 1] = { unit.state, unit.training }
+        end
+        state.hash, state.live = model:hash(), ms.memory().live.gradient
+        seen[i] = state
+      end
+      return seen
+    end
+    ms.dist.spawn(2, function()
+      assert.same(run(false), run(true))
+    end)
+  end)
+
   it('is copied as an eager one', function()
     local model = mlp():compile()
     compare(3, mlp(), model, ms.ones(2, 6))
     local copy = model:deepcopy()
     model[1].weight:detach():fill_(0)
     compare(2, mlp(), copy, ms.ones(2, 6))
+  end)
+
+  it('needs no more memory after many replays and captures', function()
+    local function memory()
+      collectgarbage()
+      collectgarbage()
+      local statm = assert(io.open '/proc/self/statm')
+      local _, pages = statm:read('*n', '*n')
+      statm:close()
+      local now = ms.memory()
+      return {
+        lua = collectgarbage 'count' * 1024, resident = 4096 * pages,
+        bytes = now.live.activation + now.live.gradient, handles = now.live_handles,
+      }
+    end
+    local w, x = ms.full({ 8 }, 2):requires_grad_(), ms.ones(8)
+    local function step(f)
+      f(x):backward()
+      w:set_grad(nil)
+    end
+    local function captures_and_replays(n)
+      local f
+      for _ = 1, n do -- each function is captured, and freed with its program
+        f = ms.compile(function(a) return (a * w):sum() end, { fullgraph = true })
+        for _ = 1, 3 do
+          ms.scope(step, f)
+        end
+      end
+      for _ = 1, 50 * n do
+        ms.scope(step, f)
+      end
+    end
+    captures_and_replays(50)
+    local before, graphs_before = memory(), graphs()
+    captures_and_replays(200)
+    assert.equal(200, graphs() - graphs_before)
+    local after = memory()
+    assert.equal(before.bytes, after.bytes)
+    assert.equal(before.handles, after.handles)
+    assert.is_true(after.lua - before.lua < 200 * 1024, after.lua - before.lua)
+    assert.is_true(after.resident - before.resident < 2 ^ 21, after.resident - before.resident)
   end)
 end)
