@@ -265,6 +265,15 @@ local runs = {
     finds('state_bytes', succeeds(command:gsub('layers=4 width=256', 'layers=1 width=48')
       :gsub('steps=20', 'steps=1')))
   end,
+  ['luajit bench/rows.lua train ranks=2 layers=12 width=768 heads=12 context=512 rows=2 vocab=50257 '
+    .. 'dtype=bf16 warmup=2 steps=2 compile=fuse'] = function(command)
+    finds('state_bytes', succeeds(command:gsub('layers=12 width=768', 'layers=1 width=48')
+      :gsub('vocab=50257', 'vocab=256')))
+  end,
+  ['./dev bench compile compile_step --python=...'] = function(command)
+    finds('SGD, replay', succeeds(command:gsub(' compile comp', ' comp'):gsub('--python.*',
+      '--no-torch --quick')))
+  end,
   ['./dev build'] = part_of_ci,
   ['./dev bundle'] = part_of_dev, -- bundle_spec.lua
   ['./dev test'] = part_of_ci,

@@ -10,8 +10,8 @@ local tree = require 'moonshard.nn.tree'
 
 ---@class ms.compile.Options
 ---@field backend? 'replay'|'partition'|'fuse'  or PyTorch's name: 'aot_eager',
----  'aot_eager_decomp_partition', 'inductor'. Default 'fuse'. All of them replay the recorded
----  kernels
+---  'aot_eager_decomp_partition', 'inductor'. All replay the recorded kernels; 'partition' and
+---  'fuse' (default) compute cheap results again in backward in place of saving them
 ---@field fullgraph? boolean  RuntimeError for a call that cannot be captured (default false)
 ---@field skip_fsdp_hooks? boolean  the report does not count the steps of sharded units (default
 ---  true)
