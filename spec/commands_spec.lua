@@ -265,8 +265,8 @@ local runs = {
     finds('state_bytes', succeeds(command:gsub('layers=4 width=256', 'layers=1 width=48')
       :gsub('steps=20', 'steps=1')))
   end,
-  ['luajit bench/rows.lua train ranks=2 layers=12 width=768 heads=12 context=512 rows=2 vocab=50257 '
-    .. 'dtype=bf16 warmup=2 steps=2 compile=fuse'] = function(command)
+  ['luajit bench/rows.lua train ranks=2 layers=12 width=768 heads=12 context=512 rows=2 '
+    .. 'vocab=50257 dtype=bf16 warmup=2 steps=2 compile=fuse'] = function(command)
     finds('state_bytes', succeeds(command:gsub('layers=12 width=768', 'layers=1 width=48')
       :gsub('vocab=50257', 'vocab=256')))
   end,
