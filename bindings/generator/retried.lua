@@ -4,6 +4,7 @@
 local MAKERS = {
   ms_data_map = true,
   ms_safetensors_get = true,
+  ms_safetensors_slice = true,
   ms_tensor_arange = true,
   ms_tensor_detach = true,
   ms_tensor_empty = true,

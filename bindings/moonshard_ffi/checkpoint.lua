@@ -153,15 +153,51 @@ function checkpoint.export(comm, path, names, tensors)
   calls.safetensors_export(comm, path, refs, n, texts_of(names))
 end
 
+---@return ffi.cdata* file
+function checkpoint.open_safetensors(path)
+  local out = B.new('ms_safetensors *[1]')
+  B.check(C.ms_safetensors_open(out, path))
+  return B.gc(out[0], C.ms_safetensors_close)
+end
+
+function checkpoint.close_safetensors(file)
+  B.gc(file, nil)
+  C.ms_safetensors_close(file)
+end
+
+---@return string[]  in file order
+function checkpoint.safetensors_names(file)
+  local names = {}
+  for i = 1, C.ms_safetensors_n(file) do
+    names[i] = B.string(C.ms_safetensors_name(file, i - 1))
+  end
+  return names
+end
+
+--- Shape of the i-th tensor, counted from 1, and its number of elements.
+---@return integer[] shape, integer numel
+function checkpoint.safetensors_shape(file, i)
+  local extent, shape = B.new('ms_param_extent'), {}
+  B.check(C.ms_safetensors_extent(file, i - 1, extent))
+  for d = 1, extent.ndim do
+    shape[d] = tonumber(extent.shape[d - 1])
+  end
+  return shape, tonumber(extent.numel)
+end
+
+--- Elements [start, start + numel) of the i-th tensor, counted from 1.
+---@param start integer  from 0
+---@return ms.Tensor  (numel)
+function checkpoint.safetensors_slice(file, i, start, numel)
+  return calls.safetensors_slice(file, i - 1, start, numel)
+end
+
 --- Copies of all tensors of a file, in file order.
 ---@return string[] names, ms.Tensor[] tensors
 function checkpoint.load_safetensors(path)
-  local out = B.new('ms_safetensors *[1]')
-  B.check(C.ms_safetensors_open(out, path))
-  local file = B.gc(out[0], C.ms_safetensors_close)
-  local names, tensors = {}, {}
-  for i = 1, C.ms_safetensors_n(file) do
-    names[i] = B.string(C.ms_safetensors_name(file, i - 1))
+  local file, tensors = checkpoint.open_safetensors(path), {}
+  local names = checkpoint.safetensors_names(file)
+  for i = 1, #names do
     tensors[i] = calls.safetensors_get(file, i - 1)
   end
   return names, tensors

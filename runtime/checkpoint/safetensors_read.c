@@ -361,35 +361,81 @@ ms_status msi_st_read(int fd, const char *path, int32_t dtype, void *to, int64_t
     return MS_OK;
 }
 
-ms_status ms_safetensors_get(ms_tensor **out, const ms_safetensors *f, int32_t i)
+/* Entry `i`, of a dtype and a number of dimensions that tensors have. */
+static ms_status readable_entry(const st_entry **out, const ms_safetensors *f, int32_t i)
 {
-    *out = NULL;
-    msi_op_host(msi_context(), "a tensor is read from a file");
     if (i < 0 || i >= f->n) {
         return MS_FAIL(MS_INDEX_ERROR, "tensor %d of %s, which has %d", i, f->path, f->n);
     }
     const st_entry *e = &f->entries[i];
-    int32_t dtype = msi_st_dtype(e->dtype);
 
-    if (dtype == MS_DTYPE_NONE || e->ndim > MS_MAX_DIMS) {
+    if (msi_st_dtype(e->dtype) == MS_DTYPE_NONE || e->ndim > MS_MAX_DIMS) {
         return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
                        "%s: tensor '%s' is %s with %d dimensions; f32, f64, bf16, f16, i64, i32, "
                        "u8 and bool with up to %d can be read",
                        f->path, msi_foreign_name(e->name), e->dtype, e->ndim, MS_MAX_DIMS);
     }
-    MS_TRY(ms_tensor_empty(out, dtype, e->ndim, e->shape));
+    *out = e;
+    return MS_OK;
+}
+
+/* A new tensor of the elements of `e` from byte `begin` of the data section on. */
+static ms_status read_elements(ms_tensor **out, const ms_safetensors *f, const st_entry *e,
+                               int64_t begin, int32_t ndim, const int64_t *shape)
+{
+    const int32_t dtype = msi_st_dtype(e->dtype);
     msi_host_view host;
+
+    MS_TRY(ms_tensor_empty(out, dtype, ndim, shape));
+    const int64_t nbytes = msi_view_numel(&(*out)->v) * ms_dtype_size(dtype);
     ms_status status = msi_host_view_begin(&host, &(*out)->v, MSI_HOST_WRITES);
 
     if (status == MS_OK) {
-        status =
-            msi_st_read(f->fd, f->path, dtype, host.data, e->end - e->begin, f->data + e->begin);
+        status = msi_st_read(f->fd, f->path, dtype, host.data, nbytes, f->data + begin);
         status = msi_host_view_end(&host, status);
     }
-
     if (status != MS_OK) {
         ms_tensor_free(*out);
         *out = NULL;
     }
     return status;
+}
+
+ms_status ms_safetensors_extent(const ms_safetensors *f, int32_t i, ms_param_extent *extent)
+{
+    const st_entry *e;
+
+    MS_TRY(readable_entry(&e, f, i));
+    *extent = (ms_param_extent){.ndim = e->ndim, .dtype = msi_st_dtype(e->dtype)};
+    memcpy(extent->shape, e->shape, sizeof(extent->shape));
+    extent->numel = (e->end - e->begin) / ms_dtype_size(extent->dtype);
+    return MS_OK;
+}
+
+ms_status ms_safetensors_get(ms_tensor **out, const ms_safetensors *f, int32_t i)
+{
+    const st_entry *e;
+
+    *out = NULL;
+    msi_op_host(msi_context(), "a tensor is read from a file");
+    MS_TRY(readable_entry(&e, f, i));
+    return read_elements(out, f, e, e->begin, e->ndim, e->shape);
+}
+
+ms_status ms_safetensors_slice(ms_tensor **out, const ms_safetensors *f, int32_t i, int64_t start,
+                               int64_t numel)
+{
+    ms_param_extent whole;
+
+    *out = NULL;
+    msi_op_host(msi_context(), "a tensor is read from a file");
+    MS_TRY(ms_safetensors_extent(f, i, &whole));
+    if (start < 0 || numel < 0 || numel > whole.numel || start > whole.numel - numel) {
+        return MS_FAIL(MS_INDEX_ERROR, "%s: %lld elements from %lld of tensor '%s', which has %lld",
+                       f->path, (long long)numel, (long long)start,
+                       msi_foreign_name(f->entries[i].name), (long long)whole.numel);
+    }
+    const st_entry *e = &f->entries[i];
+
+    return read_elements(out, f, e, e->begin + start * ms_dtype_size(whole.dtype), 1, &numel);
 }

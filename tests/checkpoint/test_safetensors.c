@@ -37,6 +37,7 @@ static void test_checkpoint_safetensors__reads_a_file_made_by_hand(void **state)
         "\"s\":{\"dtype\":\"BF16\",\"shape\":[],\"data_offsets\":[8,10]}}   ";
     const char *path = make_file("hand", header, sizeof(header) - 1, data, sizeof(data));
     ms_safetensors *f;
+    ms_param_extent extent;
     ms_tensor_info info;
     ms_tensor *t;
 
@@ -67,6 +68,25 @@ static void test_checkpoint_safetensors__reads_a_file_made_by_hand(void **state)
     assert_bytes("\1\0\1", t, 3); /* no third truth value */
     ms_tensor_free(t);
     assert_fails(MS_INDEX_ERROR, "tensor 4", ms_safetensors_get(&t, f, 4));
+
+    assert_ok(ms_safetensors_extent(f, 0, &extent));
+    assert_int_equal(MS_DTYPE_F32, extent.dtype);
+    assert_int_equal(2, extent.numel);
+    assert_int_equal(2, extent.ndim);
+    assert_int_equal(2, extent.shape[1]);
+    assert_ok(ms_safetensors_slice(&t, f, 0, 1, 1));
+    assert_int_equal(1, t->v.ndim);
+    assert_bytes("\0\0\0\xbf", t, 4);
+    ms_tensor_free(t);
+    assert_ok(ms_safetensors_slice(&t, f, 3, 1, 2));
+    assert_bytes("\0\1", t, 2);
+    ms_tensor_free(t);
+    assert_ok(ms_safetensors_slice(&t, f, 1, 0, 0));
+    assert_int_equal(0, msi_view_numel(&t->v));
+    ms_tensor_free(t);
+    assert_fails(MS_INDEX_ERROR, "2 elements from 1 of tensor 'w', which has 2",
+                 ms_safetensors_slice(&t, f, 0, 1, 2));
+    assert_fails(MS_INDEX_ERROR, "tensor -1", ms_safetensors_extent(f, -1, &extent));
     ms_safetensors_close(f);
 }
 

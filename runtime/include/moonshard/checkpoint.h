@@ -174,6 +174,11 @@ MS_API int32_t ms_safetensors_n(const ms_safetensors *f);
 MS_API const char *ms_safetensors_name(const ms_safetensors *f, int32_t i);
 /** Copy of tensor `i`. The caller owns `*out`. */
 MS_API ms_status ms_safetensors_get(ms_tensor **out, const ms_safetensors *f, int32_t i);
+/** Shape and dtype of tensor `i` (start 0, numel its size), if ms_safetensors_get() can read it. */
+MS_API ms_status ms_safetensors_extent(const ms_safetensors *f, int32_t i, ms_param_extent *extent);
+/** Copy of elements [start, start + numel) of tensor `i`, 1-D. The caller owns `*out`. */
+MS_API ms_status ms_safetensors_slice(ms_tensor **out, const ms_safetensors *f, int32_t i,
+                                      int64_t start, int64_t numel);
 
 #ifdef __cplusplus
 }
