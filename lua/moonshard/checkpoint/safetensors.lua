@@ -39,6 +39,7 @@ end
 ---@param path string  equal on all ranks if FSDP units hold parameters; see write_safetensors()
 ---@param model ms.nn.Module
 ---@param opts? ms.checkpoint.ExportOptions
+---@return boolean  did this rank write the file
 function safetensors.export(path, model, opts)
   validate.path('checkpoint.export', 'path', path)
   opts = errors.options('checkpoint.export', opts, { process_group = 'group', dtype = 'floating' })
@@ -46,9 +47,10 @@ function safetensors.export(path, model, opts)
   local comm = validate.group('checkpoint.export', list, opts.process_group)
   model:materialize()
   local own = apart(comm, path, model)
+  local writes = own or B.C.ms_comm_rank(comm) == 0
   local sd = model:state_dict { rank0_only = true }
   local names, tensors, seen = {}, {}, {}
-  if own or B.C.ms_comm_rank(comm) == 0 then
+  if writes then
     for _, name in ipairs(sd) do
       local key = parameter.key(sd[name])
       if not seen[key] then -- write a tied parameter once: the format does not allow shared memory
@@ -64,6 +66,7 @@ function safetensors.export(path, model, opts)
   else
     runtime.export(comm, path, names, tensors)
   end
+  return writes
 end
 
 local function read_tensors(path)

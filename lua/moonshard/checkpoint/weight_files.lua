@@ -1,0 +1,182 @@
+--- The tensors of a model's folder: `model.safetensors`, or the files that
+--- `model.safetensors.index.json` lists. They are read into parameters one by one, and each rank
+--- reads its own elements only.
+
+local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
+local class = require 'moonshard.base.class'
+local errors = require 'moonshard.base.errors'
+local finally = require 'moonshard.base.finally'
+local json = require 'moonshard.base.json'
+local parameter = require 'moonshard_ffi.parameter'
+local runtime = require 'moonshard_ffi.checkpoint'
+local tree = require 'moonshard.nn.tree'
+local util = require 'moonshard.base.util'
+
+---@class ms.checkpoint.WeightFiles
+---@field path string  of the file, or of the index
+---@field names string[]  of all tensors, sorted
+---@field _at table<string, { file: ffi.cdata*, index: integer, path: string }>  by name
+---@field _files ffi.cdata*[]
+local WeightFiles = class('checkpoint.WeightFiles')
+
+local SINGLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
+
+-- The text of a file; nil if it cannot be opened.
+local function text_of(path)
+  local file = io.open(path, 'rb')
+  local text = file and file:read '*a'
+  if file then
+    file:close()
+  end
+  return text
+end
+
+local function add_file(self, path)
+  local file = runtime.open_safetensors(path)
+  self._files[#self._files + 1] = file
+  local at = {}
+  for index, name in ipairs(runtime.safetensors_names(file)) do
+    at[name] = { file = file, index = index, path = path }
+  end
+  return at
+end
+
+-- The file of each tensor by its name, of an index.
+local function weight_map(path, text)
+  local index = json.decode(text, path)
+  local map = type(index) == 'table' and index.weight_map
+  if type(map) ~= 'table' then
+    errors.raise('FormatError', "%s: 'weight_map' is %s, expected the file of each tensor by its "
+      .. 'name', path, arguments.noun(map or nil))
+  end
+  for _, name in ipairs(util.sorted_keys(map)) do
+    local file = map[name]
+    if type(file) ~= 'string' or file == '' or file:find '[/\\]' then
+      errors.raise('FormatError', "%s: the file of '%s' is %s, expected a name in the same folder",
+        path, name, type(file) == 'string' and "'" .. file .. "'" or arguments.noun(file))
+    end
+  end
+  return map
+end
+
+local function open_index(self, folder, text)
+  local files = {}
+  local map = weight_map(self.path, text)
+  for _, name in ipairs(util.sorted_keys(map)) do
+    local path = folder .. '/' .. map[name]
+    files[path] = files[path] or add_file(self, path)
+    self._at[name] = files[path][name] or errors.raise('FormatError', "%s: has no tensor '%s', "
+      .. 'which %s says is there', path, name, INDEX)
+  end
+end
+
+--- Open the files of a folder and check their headers. IOError if it has neither a file nor an
+--- index; if it has both, the file is read.
+---@param folder string
+function WeightFiles:init(folder)
+  self._files, self._at, self.path = {}, {}, folder .. '/' .. INDEX
+  local text = not text_of(folder .. '/' .. SINGLE) and text_of(self.path)
+  if text then
+    open_index(self, folder, text)
+  else
+    self.path = folder .. '/' .. SINGLE
+    self._at = add_file(self, self.path)
+  end
+  self.names = util.sorted_keys(self._at)
+end
+
+function WeightFiles:close()
+  for _, file in ipairs(self._files) do
+    runtime.close_safetensors(file)
+  end
+  self._files, self._at = {}, {}
+end
+
+---@param name string
+---@return boolean
+function WeightFiles:has(name)
+  return self._at[name] ~= nil
+end
+
+--- Elements [start, start + numel) of a tensor.
+---@param name string
+---@param start integer  from 0
+---@param numel integer
+---@return ms.Tensor  (numel)
+function WeightFiles:slice(name, start, numel)
+  local at = self._at[name]
+  return runtime.safetensors_slice(at.file, at.index, start, numel)
+end
+
+---@param name string
+---@return integer[] shape, integer numel
+function WeightFiles:shape(name)
+  local at = self._at[name]
+  return runtime.safetensors_shape(at.file, at.index)
+end
+
+local BLOCK = 2 ^ 20 -- elements that are compared at a time
+
+--- Do two tensors have equal shapes, dtypes and bytes?
+---@param a string
+---@param b string
+---@return boolean
+function WeightFiles:equal(a, b)
+  local shape, numel = self:shape(a)
+  if not util.equal(shape, (self:shape(b))) then
+    return false
+  end
+  for start = 0, numel - 1, BLOCK do
+    local n = math.min(BLOCK, numel - start)
+    local x, y = self:slice(a, start, n), self:slice(b, start, n)
+    if x:dtype() ~= y:dtype() or parameter.hash_number(x) ~= parameter.hash_number(y) then
+      return false
+    end
+  end
+  return true
+end
+
+local function check_shape(self, name, p)
+  local shape = self:shape(name)
+  if not util.equal(shape, p.shape) then
+    errors.raise('ValueError', "%s: '%s' has shape (%s), the model's has (%s)", self._at[name].path,
+      name, table.concat(shape, ', '), table.concat(p.shape, ', '))
+  end
+end
+
+local function read_into(self, list)
+  for _, entry in ipairs(list) do
+    local part, extent = parameter.part(entry.tensor)
+    if part then
+      B.calls.tensor_copy(part, self:slice(entry.name, extent.start, extent.numel))
+    end
+    parameter.touch(entry.tensor)
+  end
+end
+
+--- Read all parameters of a model, cast to their dtypes. Shapes are checked before anything is
+--- written. Collective if parameters are sharded.
+---@param model ms.nn.Module
+---@param name_of fun(name: string): string?  the tensor of the parameter of that name
+---@return table<string, boolean> read  the names of the tensors that were read
+function WeightFiles:load(model, name_of)
+  local list, missing, read = {}, {}, {}
+  for _, p in ipairs(tree.prepared_params(model:materialize())) do
+    local name = name_of(p.name)
+    if name and self:has(name) then
+      check_shape(self, name, p)
+      list[#list + 1], read[name] = { tensor = p.tensor, name = name }, true
+    else
+      missing[#missing + 1] = p.name
+    end
+  end
+  if #missing > 0 then
+    errors.raise('KeyError', '%s: has no %s, which the model expects', self.path,
+      table.concat(missing, ', '))
+  end
+  finally.run(B.give_back, nil, read_into, self, list) -- a step may need the files' memory
+  return read
+end
+
+return WeightFiles
