@@ -1,7 +1,12 @@
---- Predefined models.
+--- Predefined models, and models from folders.
 
 local namespace = require 'moonshard.base.namespace'
 
 ---@class ms.models
 ---@field GPT ms.models.GPT
-return namespace.space('models', {}, { GPT = 'moonshard.models.gpt' })
+---@field Decoder ms.models.Decoder
+---@field from_pretrained fun(path: string, opts?: table): ms.models.Decoder
+return namespace.space('models', {}, {
+  GPT = 'moonshard.models.gpt', Decoder = 'moonshard.models.decoder',
+  from_pretrained = 'moonshard.models.from_pretrained',
+})

@@ -1,0 +1,155 @@
+--- Decoder-only models of several families (Llama, Qwen 2, Qwen 3, GPT-2), built from the fields of
+--- a config.json. Paths of modules are those of the families' files.
+---
+--- Shapes: B rows, T tokens, V vocabulary
+---         ids (B, T) -> logits (B, T, V), or with targets (B, T) the mean loss ()
+--- Init:   weights N(0, initializer_range), biases zero, norms one.
+
+local Dropout = require 'moonshard.nn.dropout'
+local Embedding = require 'moonshard.nn.embedding'
+local GPT = require 'moonshard.models.gpt'
+local Linear = require 'moonshard.nn.linear'
+local Module = require 'moonshard.nn.module'
+local ModuleList = require 'moonshard.nn.module_list'
+local Rotary = require 'moonshard.models.rotary'
+local arguments = require 'moonshard_ffi.arguments'
+local create = require 'moonshard.base.create'
+local errors = require 'moonshard.base.errors'
+local families = require 'moonshard.models.families'
+local folder = require 'moonshard.models.folder'
+local ops = require 'moonshard.ops'
+local parts = require 'moonshard.models.decoder_parts'
+local rules = require 'moonshard.nn.rules'
+local without_jit = require 'moonshard.base.without_jit'
+
+-- -- the model without its head ------------------------------------------------------------------
+
+---@class ms.models.DecoderBody: ms.nn.Module
+---@overload fun(of: ms.models.Parts): ms.models.DecoderBody
+local DecoderBody = Module.extend('models.DecoderBody')
+
+local function build_body(self, of)
+  local shape, names = of.shape, of.family.names
+  local table_of = { dtype = of.dtype, init = of.init or rules.normal(0, shape.deviation) }
+  self._names, self.context = names, shape.context
+  self:child(names.embedding, Embedding(shape.vocab, shape.width, {
+    dtype = of.dtype, init = table_of.init, padding_idx = shape.pad,
+  }))
+  if shape.rotary then
+    self._rotary = Rotary(shape.head_dim, shape.rotary)
+  else
+    self:child('wpe', Embedding(shape.context, shape.width, table_of))
+  end
+  self:child('drop', Dropout(shape.embedding_dropout))
+  local layers = ModuleList()
+  self:child(names.layers, layers)
+  for i = 1, shape.layers do
+    layers:append(parts.DecoderLayer(of, i))
+  end
+  self:child(names.norm, parts.norm(of))
+end
+
+function DecoderBody:init(of)
+  without_jit.run(build_body, self, of)
+end
+
+---@param ids ms.Tensor  i64 (B, T)
+---@return ms.Tensor  (B, T, C)
+function DecoderBody:forward(ids)
+  local names, length = self._names, ids:size(2)
+  local x, cos, sin = self[names.embedding](ids), nil, nil
+  if self._rotary then
+    cos, sin = self._rotary:tables(length, x:dtype())
+  elseif length > self.context then
+    errors.raise('ValueError', 'rows have %d tokens, the model has %d positions', length,
+      self.context)
+  else
+    x = x + self.wpe(create.arange(length))
+  end
+  x = self.drop(x)
+  for _, layer in ipairs(self[names.layers]) do
+    x = layer(x, cos, sin)
+  end
+  return self[names.norm](x)
+end
+
+-- -- the model -----------------------------------------------------------------------------------
+
+---@class ms.models.Decoder: ms.nn.Module
+---@field config table  the fields of config.json
+---@field vocab integer
+---@field context integer  max_position_embeddings, or n_positions
+---@field lm_head ms.nn.Linear  (V, C); tied to the embedding if the config says so
+---@overload fun(config: table, opts?: ms.models.Decoder.Options): ms.models.Decoder
+local Decoder = Module.extend('models.Decoder')
+
+---@class ms.models.Decoder.Options
+---@field dtype? ms.DType  of the master weights (default 'f32')
+---@field init? ms.nn.InitRule  of all weights (default: the family's rules)
+
+local function build(self, config, opts)
+  local family, shape = families.of(self._name, config), families.read(self._name, config)
+  local names = family.names
+  self.config, self.vocab, self.context = config, shape.vocab, shape.context
+  self:child(names.body,
+    DecoderBody { family = family, shape = shape, dtype = opts.dtype, init = opts.init })
+  self._body = names.body
+  self:child('lm_head', Linear(shape.width, shape.vocab, {
+    bias = false, dtype = opts.dtype, init = opts.init or rules.normal(0, shape.deviation),
+    weight = shape.tie and self[names.body][names.embedding].weight or nil,
+  }))
+end
+
+--- A model with random weights. from_pretrained() reads them from a folder.
+---@param config table  the fields of config.json: `architectures` or `model_type`, sizes, ...;
+---  absent ones have the family's defaults
+---@param opts? ms.models.Decoder.Options
+function Decoder:init(config, opts)
+  arguments.list(self._name, 'config', config)
+  opts = errors.options(self._name, opts, { dtype = 'floating', init = 'rule' })
+  without_jit.run(build, self, config, opts)
+end
+
+---@param ids ms.Tensor  i64 (B, T)
+---@param targets? ms.Tensor  i64 (B, T): the token after each; -100 is ignored
+---@return ms.Tensor  loss () with targets, else logits (B, T, V)
+function Decoder:forward(ids, targets)
+  if arguments.tensor(self._name, 'ids', ids):dim() ~= 2 then
+    errors.raise('ValueError', '%s: ids have shape (%s), expected (rows, tokens)', self._name,
+      table.concat(ids:shape(), ', '))
+  end
+  local logits = self.lm_head(self[self._body](ids))
+  if targets == nil then
+    return logits
+  end
+  return ops.cross_entropy(logits, targets)
+end
+
+--- Continue a row of tokens, as ms.models.GPT does.
+---@param ids integer[]  at least one token, from 0
+---@param n integer  number of tokens to add
+---@param opts? ms.models.GPT.GenerateOptions
+---@return integer[]  the new tokens
+function Decoder:generate(ids, n, opts)
+  return GPT.generate(self, ids, n, opts)
+end
+
+---@class ms.models.SaveOptions
+---@field dtype? ms.DType  of the file (default: unchanged)
+---@field process_group? ms.dist.Group  as in checkpoint.export()
+
+--- Write config.json and model.safetensors, which `transformers` and from_pretrained() read. Fields
+--- of the config that was loaded are kept, with its spelling; its dtype becomes that of the file. A
+--- tied tensor is written once. Collective as checkpoint.export() is.
+---@param path string  of the folder
+---@param opts? ms.models.SaveOptions
+function Decoder:save_pretrained(path, opts)
+  opts = errors.options('save_pretrained', opts, { dtype = 'floating', process_group = 'group' })
+  folder.save(path, self, opts)
+end
+
+function Decoder:extra_repr()
+  return ('vocab=%d, context=%d'):format(self.vocab, self.context)
+end
+
+return Decoder

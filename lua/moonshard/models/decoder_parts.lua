@@ -1,0 +1,206 @@
+--- Parts of Decoder: attention with grouped heads, the feed-forward network, and the block around
+--- them. A family's row gives their names and kinds, config.json their shape.
+
+local Dropout = require 'moonshard.nn.dropout'
+local LayerNorm = require 'moonshard.nn.layer_norm'
+local Linear = require 'moonshard.nn.linear'
+local Module = require 'moonshard.nn.module'
+local RMSNorm = require 'moonshard.nn.rms_norm'
+local Rotary = require 'moonshard.models.rotary'
+local dropout_streams = require 'moonshard.base.dropout_streams'
+local ops = require 'moonshard.ops'
+local rules = require 'moonshard.nn.rules'
+
+local parts = {}
+
+---@class ms.models.Parts  what all parts of a model are made from
+---@field family ms.models.Family
+---@field shape ms.models.Shape
+---@field dtype ms.DType?
+---@field init ms.nn.InitRule?  of all weights
+
+-- -- linear layers and norms ---------------------------------------------------------------------
+
+-- Linear with the weight (in, out), as GPT-2's files have it.
+---@class ms.models.Conv1D: ms.nn.Module
+---@overload fun(in_features: integer, out_features: integer, opts: table): ms.models.Conv1D
+local Conv1D = Module.extend('models.Conv1D')
+
+function Conv1D:init(in_features, out_features, opts)
+  self.in_features, self.out_features = in_features, out_features
+  self:param('weight', { in_features, out_features }, opts.init, { dtype = opts.dtype })
+  if opts.bias then
+    self:param('bias', { out_features }, opts.bias_init, { dtype = opts.dtype })
+  end
+end
+
+function Conv1D:forward(x)
+  return ops.linear(x, self.weight:t(), self.bias)
+end
+
+function Conv1D:extra_repr()
+  return ('in_features=%d, out_features=%d'):format(self.in_features, self.out_features)
+end
+
+-- GPT-2 divides the initial weights that write into the residual.
+local function linear(of, in_features, out_features, bias, is_residual)
+  local shape = of.shape
+  local deviation = of.family.transposed and is_residual
+    and shape.deviation / math.sqrt(2 * shape.layers) or shape.deviation
+  return (of.family.transposed and Conv1D or Linear)(in_features, out_features, {
+    bias = bias, dtype = of.dtype, init = of.init or rules.normal(0, deviation),
+    bias_init = rules.zeros(),
+  })
+end
+
+local NORMS = { RMSNorm = RMSNorm, LayerNorm = LayerNorm }
+
+---@param of ms.models.Parts
+---@param width? integer
+---@return ms.nn.Module
+function parts.norm(of, width)
+  return NORMS[of.family.norm](width or of.shape.width, { eps = of.shape.eps, dtype = of.dtype })
+end
+
+-- -- attention -----------------------------------------------------------------------------------
+
+---@class ms.models.Attention: ms.nn.Module
+---@overload fun(of: ms.models.Parts, layer: integer): ms.models.Attention
+local Attention = Module.extend('models.Attention')
+
+Attention._is_dropout = true -- of the attention weights
+Attention._settings = { 'heads', 'kv_heads', 'head_dim', 'scale', 'attention_dropout' }
+
+local function declare_projections(self, of)
+  local shape, width = of.shape, of.shape.width
+  local q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+  if of.family.packed then
+    self:child('c_attn', linear(of, width, q + 2 * kv, shape.qkv_bias))
+    return
+  end
+  self:child('q_proj', linear(of, width, q, shape.qkv_bias))
+  self:child('k_proj', linear(of, width, kv, shape.qkv_bias))
+  self:child('v_proj', linear(of, width, kv, shape.qkv_bias))
+end
+
+function Attention:init(of, layer)
+  local shape, o = of.shape, of.family.names.o
+  self.heads, self.kv_heads, self.head_dim = shape.heads, shape.kv_heads, shape.head_dim
+  self.scale = (shape.scaled and shape.head_dim ^ -0.5 or 1)
+    / (shape.scaled_by_layer and layer or 1)
+  self.attention_dropout, self._o = shape.attention_dropout, o
+  declare_projections(self, of)
+  self:child(o, linear(of, self.heads * self.head_dim, shape.width, shape.o_bias, true))
+  if shape.qk_norm then
+    self:child('q_norm', parts.norm(of, self.head_dim))
+    self:child('k_norm', parts.norm(of, self.head_dim))
+  end
+  self:child('resid_dropout', Dropout(shape.residual_dropout))
+  self:_take_stream()
+end
+
+function Attention:_materialized(path, stream)
+  self._site = dropout_streams.of_module(path, stream, self._site)
+end
+
+-- Queries, keys and values, (B, T, heads, head_dim).
+local function project(self, x)
+  local rows, length = x:size(1), x:size(2)
+  local function heads(t, n)
+    return t:reshape(rows, length, n, self.head_dim)
+  end
+  if not self.c_attn then
+    return heads(self.q_proj(x), self.heads), heads(self.k_proj(x), self.kv_heads),
+      heads(self.v_proj(x), self.kv_heads)
+  end
+  local all, n = self.c_attn(x), self.heads + 2 * self.kv_heads
+  all = heads(all, n)
+  return all:narrow(3, 1, self.heads), all:narrow(3, self.heads + 1, self.kv_heads),
+    all:narrow(3, self.heads + self.kv_heads + 1, self.kv_heads)
+end
+
+function Attention:forward(x, cos, sin)
+  local q, k, v = project(self, x)
+  if self.q_norm then
+    q, k = self.q_norm(q), self.k_norm(k)
+  end
+  if cos then
+    q, k = Rotary.turn(q, cos, sin), Rotary.turn(k, cos, sin)
+  end
+  local p = self.training and self.attention_dropout or 0
+  local y = ops.scaled_dot_product_attention(q:transpose(2, 3), k:transpose(2, 3),
+    v:transpose(2, 3), {
+      is_causal = true, enable_gqa = true, scale = self.scale, dropout_p = p,
+      site = p > 0 and (self._site or self:materialize()._site) or nil,
+    })
+  y = y:transpose(2, 3):reshape(x:size(1), x:size(2), self.heads * self.head_dim)
+  return self.resid_dropout(self[self._o](y))
+end
+
+-- -- the feed-forward network --------------------------------------------------------------------
+
+local function gelu_tanh(x)
+  return ops.gelu(x, 'tanh')
+end
+
+-- By their names in config.json.
+parts.activations = {
+  silu = ops.silu, swish = ops.silu, relu = ops.relu, gelu = function(x) return ops.gelu(x) end,
+  gelu_new = gelu_tanh, gelu_pytorch_tanh = gelu_tanh,
+}
+
+-- down(act(up(x))), or of gated ones down(act(gate(x)) up(x)) (arXiv:2002.05202).
+---@class ms.models.FeedForward: ms.nn.Module
+---@overload fun(of: ms.models.Parts): ms.models.FeedForward
+local FeedForward = Module.extend('models.FeedForward')
+
+FeedForward._settings = { 'activation' }
+
+function FeedForward:init(of)
+  local shape, names = of.shape, of.family.names
+  self.activation, self._up, self._down = shape.activation, names.up, names.down
+  if of.family.gated then
+    self:child('gate_proj', linear(of, shape.width, shape.hidden, shape.mlp_bias))
+  end
+  self:child(names.up, linear(of, shape.width, shape.hidden, shape.mlp_bias))
+  self:child(names.down, linear(of, shape.hidden, shape.width, shape.mlp_bias, true))
+  self:child('dropout', Dropout(shape.residual_dropout))
+end
+
+function FeedForward:forward(x)
+  local activate, up = parts.activations[self.activation], self[self._up](x)
+  local y = self.gate_proj and activate(self.gate_proj(x)) * up or activate(up)
+  return self.dropout(self[self._down](y))
+end
+
+-- -- the block -----------------------------------------------------------------------------------
+
+--- One layer of a Decoder: x + attention(norm(x)), then x + feed-forward(norm(x)).
+---@class ms.models.DecoderLayer: ms.nn.Module
+---@overload fun(of: ms.models.Parts, layer: integer): ms.models.DecoderLayer
+local DecoderLayer = Module.extend('models.DecoderLayer')
+
+---@param of ms.models.Parts
+---@param layer integer  from 1
+function DecoderLayer:init(of, layer)
+  local names = of.family.names
+  self._names = names
+  self:child(names.attention_norm, parts.norm(of))
+  self:child(names.attention, Attention(of, layer))
+  self:child(names.mlp_norm, parts.norm(of))
+  self:child(names.mlp, FeedForward(of))
+end
+
+---@param x ms.Tensor  (B, T, C)
+---@param cos? ms.Tensor  rotary positions: see ms.models.Rotary
+---@param sin? ms.Tensor
+---@return ms.Tensor  (B, T, C)
+function DecoderLayer:forward(x, cos, sin)
+  local names = self._names
+  x = x + self[names.attention](self[names.attention_norm](x), cos, sin)
+  return x + self[names.mlp](self[names.mlp_norm](x))
+end
+
+parts.DecoderLayer = DecoderLayer
+
+return parts

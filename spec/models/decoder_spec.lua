@@ -1,0 +1,307 @@
+-- lua/moonshard/models: folders that the transformers package wrote (tests/fixtures/models.py) give
+-- its logits, losses and gradients, are trained sharded, and are saved; damaged ones are refused.
+local ms = require 'moonshard'
+local json = require 'moonshard.base.json'
+local checks = require 'support.checks'
+local numbers = require 'support.numbers'
+local shell = require 'support.shell'
+local fsdp, optim = ms.fsdp, ms.optim
+
+local SOURCE = 'tests/fixtures/models/'
+local TOLERANCE = numbers.TOLERANCE.f32
+
+local folder
+
+local function decoded(path)
+  return json.decode(shell.read(path))
+end
+
+-- Change fields of a JSON file; json.null removes one.
+local function change(path, changes)
+  local value = decoded(path)
+  for name, new in next, changes do
+    if new == json.null then
+      new = nil
+    end
+    value[name] = new
+  end
+  shell.write(path, json.encode(value))
+end
+
+local function copy_of(name, changes)
+  assert(os.execute(("cp -R '%s%s/.' '%s'"):format(SOURCE, name, folder)) == 0)
+  if changes then
+    change(folder .. '/config.json', changes)
+  end
+  return folder
+end
+
+local function batch_of(case)
+  return ms.tensor(case.ids, { dtype = 'i64' }), ms.tensor(case.targets, { dtype = 'i64' })
+end
+
+-- Five steps of AdamW have the losses of the case.
+local function trains_as(case, model)
+  local ids, targets = batch_of(case)
+  local opt = optim.AdamW(model:parameters(), { lr = 0.01, eps = 1e-4, weight_decay = 0.1 })
+  for step, wanted in ipairs(case.losses) do
+    local loss = model(ids, targets)
+    numbers.near('loss ' .. step, loss:item(), wanted, TOLERANCE)
+    loss:backward()
+    opt:step()
+    opt:zero_grad()
+  end
+end
+
+local CASES = numbers.read 'models'
+
+describe('a folder of transformers', function()
+  before_each(function() folder = shell.make_folder() end)
+  after_each(function() shell.remove_folder(folder) end)
+  teardown(function()
+    collectgarbage()
+    collectgarbage()
+    assert.equal(0, checks.live_handles())
+  end)
+
+  for _, name in ipairs {
+    'llama', 'llama, linear', 'llama, llama3', 'llama, yarn', 'llama, yarn with scales', 'qwen2',
+    'qwen3', 'gpt2', 'gpt2, scales',
+  } do
+    it('gives logits, gradients and losses of ' .. name, function()
+      local case = CASES[name]
+      local model = ms.models.from_pretrained(copy_of(case.folder, case.changes))
+      local ids, targets = batch_of(case)
+      local logits = model(ids)
+      numbers.close('logits', logits, case.logits, TOLERANCE)
+      numbers.close('last logits', logits:narrow(2, logits:size(2) - 2, 3), case.last, TOLERANCE)
+      model(ids, targets):backward()
+      local n = 0
+      for _, entry in ipairs(model:named_parameters()) do
+        numbers.close(entry.name, entry.tensor:grad(), case.gradients[entry.name], TOLERANCE)
+        n = n + 1
+      end
+      for _ in next, case.gradients do
+        n = n - 1
+      end
+      assert.equal(0, n)
+      model:zero_grad()
+      trains_as(case, model)
+    end)
+  end
+
+  local WRAPPERS = {
+    FSDP = function(model)
+      return fsdp.FSDP(model, {
+        auto_wrap_policy = fsdp.ModuleWrapPolicy { getmetatable(model.transformer.h[1]) },
+      })
+    end,
+    fully_shard = function(model)
+      for _, layer in ipairs(model.transformer.h) do
+        fsdp.fully_shard(layer)
+      end
+      fsdp.fully_shard(model)
+    end,
+  }
+
+  for _, wrapper in ipairs { 'FSDP', 'fully_shard' } do
+    it('is read and saved by two ranks with ' .. wrapper, function()
+      ms.dist.spawn(2, function()
+        local model = ms.models.from_pretrained(SOURCE .. 'gpt2', { wrap = WRAPPERS[wrapper] })
+        model:save_pretrained(folder)
+        trains_as(CASES.gpt2, model)
+      end)
+      local before = ms.checkpoint.read_safetensors(SOURCE .. 'gpt2/model.safetensors')
+      local after = ms.checkpoint.read_safetensors(folder .. '/model.safetensors')
+      assert.equal(#before, #after)
+      for _, name in ipairs(before) do
+        assert.equal(before[name]:hash(), after[name]:hash())
+      end
+    end)
+  end
+
+  it('is written with the fields and the spelling that were read, tied weights once', function()
+    local path = copy_of 'qwen2'
+    local before = decoded(path .. '/config.json')
+    ms.models.from_pretrained(path):save_pretrained(path .. '/saved', { dtype = 'bf16' })
+    local after = decoded(path .. '/saved/config.json')
+    assert.same(before, after)
+    assert.equal(json.null, after.of_another_tool[2])
+    local old = ms.checkpoint.read_safetensors(path .. '/model.safetensors')
+    local new = ms.checkpoint.read_safetensors(path .. '/saved/model.safetensors')
+    assert.equal(#old, #new)
+    assert.is_nil(new['lm_head.weight'])
+    for _, name in ipairs(old) do
+      assert.equal(old[name]:hash(), new[name]:hash())
+    end
+    ms.models.from_pretrained(path, { dtype = 'f16' }):save_pretrained(path .. '/saved')
+    before.torch_dtype = 'float16'
+    assert.same(before, decoded(path .. '/saved/config.json'))
+  end)
+
+  -- Rename and add tensors of the folder's only file; `edit` gets them by name.
+  local function edit_tensors(edit)
+    local path = folder .. '/model.safetensors'
+    local sd, all = ms.checkpoint.read_safetensors(path), {}
+    for _, name in ipairs(sd) do
+      all[name] = sd[name]
+    end
+    ms.checkpoint.write_safetensors(path, edit(all) or all)
+  end
+
+  local function logits_of(case)
+    return ms.models.from_pretrained(folder)((batch_of(case))):hash()
+  end
+
+  it('may lack the name of the body, hold masks, or have only the head of tied tensors', function()
+    local case = CASES.gpt2
+    copy_of 'gpt2'
+    local expected = logits_of(case)
+    edit_tensors(function(all)
+      local short = { ['h.0.attn.bias'] = ms.ones(1), ['h.1.attn.masked_bias'] = ms.ones(1) }
+      for name, tensor in next, all do
+        short[name:gsub('^transformer%.', '')] = tensor
+      end
+      return short
+    end)
+    assert.equal(expected, logits_of(case))
+    edit_tensors(function(all)
+      all['lm_head.weight'], all['wte.weight'] = all['wte.weight'], nil
+    end)
+    assert.equal(expected, logits_of(case))
+  end)
+
+  it('has two parameters if tensors that its config ties differ', function()
+    copy_of 'qwen2'
+    local expected = logits_of(CASES.qwen2)
+    edit_tensors(function(all) all['lm_head.weight'] = all['model.embed_tokens.weight'] + 0 end)
+    assert.equal(expected, logits_of(CASES.qwen2))
+    edit_tensors(function(all) all['lm_head.weight'] = all['lm_head.weight'] * 2 end)
+    local model
+    local warnings = ms.errors.capture_warnings(function()
+      model = ms.models.from_pretrained(folder)
+    end)
+    assert.truthy(warnings[1].message:find("'model.embed_tokens.weight' and 'lm_head.weight' have "
+      .. 'different values', 1, true))
+    checks.close((model.model.embed_tokens.weight * 2):totable(), model.lm_head.weight, 0)
+    model:save_pretrained(folder)
+    assert.is_false(decoded(folder .. '/config.json').tie_word_embeddings)
+    assert.not_nil(ms.checkpoint.read_safetensors(folder .. '/model.safetensors')['lm_head.weight'])
+  end)
+
+  local function index(changes)
+    return function()
+      local path = folder .. '/model.safetensors.index.json'
+      local map = decoded(path).weight_map
+      change(path, { weight_map = changes(map) or map })
+    end
+  end
+
+  for _, row in ipairs {
+    { 'FormatError', 'config.json: hidden_size is wide, expected a whole number above 0',
+      'llama', { hidden_size = 'wide' } },
+    { 'FormatError', 'config.json: attention_bias is 1, expected true or false',
+      'llama', { attention_bias = 1 } },
+    { 'FormatError', "config.json: rotary positions of kind 'llama3' have no 'low_freq_factor'",
+      'llama', { rope_parameters = { rope_type = 'llama3', factor = 8 } } },
+    { 'NotImplementedError', "config.json: rotary positions of kind 'longrope' are not supported, "
+      .. 'expected one of default, linear, llama3, yarn',
+      'llama', { rope_parameters = json.null, rope_scaling = { type = 'longrope' } } },
+    { 'NotImplementedError', "config.json: the architecture is 'BertModel', expected one of "
+      .. 'GPT2LMHeadModel, LlamaForCausalLM', 'llama', { architectures = { 'BertModel' } } },
+    { 'NotImplementedError', 'config.json: pretraining_tp is 2, which is not supported, expected 1',
+      'llama', { pretraining_tp = 2 } },
+    { 'NotImplementedError', 'config.json: quantization_config is an object',
+      'llama', { quantization_config = { bits = 4 } } },
+    { 'NotImplementedError', "config.json: layer_types[1] is 'sliding_attention'",
+      'qwen2', { layer_types = { 'full_attention', 'sliding_attention' } } },
+    { 'NotImplementedError', "config.json: the activation is 'quick_gelu', expected one of gelu, ",
+      'gpt2', { activation_function = 'quick_gelu' } },
+    { 'ValueError', "model-00001-of-00002.safetensors: 'model.embed_tokens.weight' has shape (31, "
+      .. "20), the model's has (32, 20)", 'llama', { vocab_size = 32 } },
+    { 'KeyError', 'model.safetensors.index.json: has no model.layers.2.input_layernorm.weight, '
+      .. 'model.layers.2.self_attn.q_proj.weight', 'llama', { num_hidden_layers = 3 } },
+    { 'KeyError', 'model.safetensors.index.json: has model.layers.0.mlp.down_proj.bias, '
+      .. 'model.layers.0.mlp.gate_proj.bias', 'llama', { mlp_bias = false } },
+    { 'FormatError', 'config.json: malformed JSON at line 1', 'llama', {}, function()
+      shell.write(folder .. '/config.json', '{"hidden_size": 20,}')
+    end },
+    { 'IOError', 'config.json: No such file', 'llama', {}, function()
+      os.remove(folder .. '/config.json')
+    end },
+    { 'IOError', 'model.safetensors', 'qwen2', {}, function()
+      os.remove(folder .. '/model.safetensors')
+    end },
+    { 'FormatError', "the file of 'lm_head.weight' is '../w', expected a name in the same folder",
+      'llama', {}, index(function(map) map['lm_head.weight'] = '../w' end) },
+    { 'FormatError', "model-00001-of-00002.safetensors: has no tensor 'none', which "
+      .. 'model.safetensors.index.json says is there', 'llama', {}, index(function(map)
+      map.none = 'model-00001-of-00002.safetensors'
+    end) },
+    { 'FormatError', "model.safetensors.index.json: 'weight_map' is nil", 'llama', {}, function()
+      shell.write(folder .. '/model.safetensors.index.json', '{}')
+    end },
+  } do
+    local kind, text, name, changes, damage = unpack(row)
+    it('is refused: ' .. text, function()
+      copy_of(name, changes)
+      if damage then
+        damage()
+      end
+      checks.raises(kind, text, ms.models.from_pretrained, folder)
+    end)
+  end
+
+  it('may have more tensors with strict = false', function()
+    ms.models.from_pretrained(copy_of('llama', { mlp_bias = false }), { strict = false })
+  end)
+end)
+
+describe('models.Decoder', function()
+  it('has the initial values of its family, and learns and generates', function()
+    local model = ms.models.Decoder {
+      model_type = 'gpt2', vocab_size = 64, n_layer = 2, n_head = 2, n_embd = 128, n_positions = 8,
+    }
+    model:materialize()
+    local function deviation(t)
+      return math.sqrt((t * t):mean():item())
+    end
+    checks.close(0.02, deviation(model.transformer.h[1].mlp.c_fc.weight), 0.0005)
+    checks.close(0.01, deviation(model.transformer.h[2].attn.c_proj.weight), 0.0005)
+    model = ms.models.Decoder {
+      model_type = 'llama', vocab_size = 11, num_hidden_layers = 1, num_attention_heads = 2,
+      hidden_size = 16, intermediate_size = 24, max_position_embeddings = 8,
+    }
+    local opt = optim.AdamW(model:parameters(), { lr = 0.02, weight_decay = 0 })
+    local x = ms.tensor({ { 1, 2, 3, 4, 5 } }, { dtype = 'i64' })
+    local y = ms.tensor({ { 2, 3, 4, 5, 1 } }, { dtype = 'i64' })
+    for _ = 1, 60 do
+      model(x, y):backward()
+      opt:step()
+      opt:zero_grad()
+    end
+    assert.same({ 3, 4, 5 }, model:generate({ 1, 2 }, 3, { temperature = 0 }))
+  end)
+
+  it('draws dropout in training only', function()
+    local model = ms.models.from_pretrained(SOURCE .. 'gpt2')
+    local ids = batch_of(CASES.gpt2)
+    local expected = model(ids):hash()
+    model:train()
+    assert.not_equal(expected, model(ids):hash())
+    assert.not_equal(model(ids):hash(), model(ids):hash())
+    for _, module in ipairs(model:modules()) do -- the attention weights alone
+      if module.p then
+        module.p = 0
+      end
+    end
+    assert.not_equal(expected, model(ids):hash())
+    assert.equal(expected, model:eval()(ids):hash())
+  end)
+
+  it('refuses rows longer than its learned positions', function()
+    local model = ms.models.from_pretrained(SOURCE .. 'gpt2')
+    checks.raises('ValueError', 'rows have 14 tokens, the model has 13 positions', model,
+      ms.zeros(1, 14, { dtype = 'i64' }))
+  end)
+end)
