@@ -10,6 +10,7 @@ local finally = require 'moonshard.base.finally'
 local json = require 'moonshard.base.json'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.checkpoint'
+local scope = require 'moonshard.base.scope'
 local tree = require 'moonshard.nn.tree'
 local util = require 'moonshard.base.util'
 
@@ -118,6 +119,11 @@ end
 
 local BLOCK = 2 ^ 20 -- elements that are compared at a time
 
+local function equal_blocks(self, a, b, start, n)
+  local x, y = self:slice(a, start, n), self:slice(b, start, n)
+  return x:dtype() == y:dtype() and parameter.hash_number(x) == parameter.hash_number(y)
+end
+
 --- Do two tensors have equal shapes, dtypes and bytes?
 ---@param a string
 ---@param b string
@@ -128,9 +134,8 @@ function WeightFiles:equal(a, b)
     return false
   end
   for start = 0, numel - 1, BLOCK do
-    local n = math.min(BLOCK, numel - start)
-    local x, y = self:slice(a, start, n), self:slice(b, start, n)
-    if x:dtype() ~= y:dtype() or parameter.hash_number(x) ~= parameter.hash_number(y) then
+    if not scope.run('from_pretrained', equal_blocks, self, a, b, start,
+      math.min(BLOCK, numel - start)) then
       return false
     end
   end
@@ -145,13 +150,18 @@ local function check_shape(self, name, p)
   end
 end
 
+local function read_parameter(self, tensor, name)
+  local part, extent = parameter.part(tensor)
+  if part then
+    B.calls.tensor_copy(part, self:slice(name, extent.start, extent.numel))
+  end
+  parameter.touch(tensor)
+end
+
+-- The scope releases what was read before the next parameter is.
 local function read_into(self, list)
   for _, entry in ipairs(list) do
-    local part, extent = parameter.part(entry.tensor)
-    if part then
-      B.calls.tensor_copy(part, self:slice(entry.name, extent.start, extent.numel))
-    end
-    parameter.touch(entry.tensor)
+    scope.run('from_pretrained', read_parameter, self, entry.tensor, entry.name)
   end
 end
 
