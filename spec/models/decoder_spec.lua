@@ -58,7 +58,7 @@ local CASES = numbers.read 'models'
 local WRAPPERS = {
   FSDP = function(model)
     return fsdp.FSDP(model, {
-      auto_wrap_policy = fsdp.ModuleWrapPolicy { getmetatable(model.transformer.h[1]) },
+      auto_wrap_policy = fsdp.ModuleWrapPolicy { ms.models.DecoderLayer },
     })
   end,
   fully_shard = function(model)
@@ -229,9 +229,13 @@ describe('a folder of transformers', function()
     { 'ValueError', "model-00001-of-00002.safetensors: 'model.embed_tokens.weight' has shape (31, "
       .. "20), the model's has (32, 20)", 'llama', { vocab_size = 32 } },
     { 'KeyError', 'model.safetensors.index.json: has no model.layers.2.input_layernorm.weight, '
-      .. 'model.layers.2.self_attn.q_proj.weight', 'llama', { num_hidden_layers = 3 } },
+      .. 'model.layers.2.self_attn.q_proj.weight, model.layers.2.self_attn.q_proj.bias, '
+      .. 'model.layers.2.self_attn.k_proj.weight and 12 more, which the model expects', 'llama',
+      { num_hidden_layers = 3 } },
     { 'KeyError', 'model.safetensors.index.json: has model.layers.0.mlp.down_proj.bias, '
-      .. 'model.layers.0.mlp.gate_proj.bias', 'llama', { mlp_bias = false } },
+      .. 'model.layers.0.mlp.gate_proj.bias, model.layers.0.mlp.up_proj.bias, '
+      .. 'model.layers.1.mlp.down_proj.bias and 2 more, which the model does not have', 'llama',
+      { mlp_bias = false } },
     { 'FormatError', 'config.json: malformed JSON at line 1', 'llama', {}, function()
       shell.write(folder .. '/config.json', '{"hidden_size": 20,}')
     end },

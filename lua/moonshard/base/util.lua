@@ -127,6 +127,15 @@ function util.slice(list, first, last)
   return out
 end
 
+--- The first `most` names as text, and how many there are beside them.
+---@param names string[]
+---@param most integer
+---@return string
+function util.listed(names, most)
+  local text = table.concat(util.slice(names, 1, math.min(#names, most)), ', ')
+  return #names > most and ('%s and %d more'):format(text, #names - most) or text
+end
+
 --- Number of entries of a table, whatever their keys.
 ---@param t table
 ---@return integer

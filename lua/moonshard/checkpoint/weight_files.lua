@@ -165,28 +165,48 @@ local function read_into(self, list)
   end
 end
 
---- Read all parameters of a model, cast to their dtypes. Shapes are checked before anything is
---- written. Collective if parameters are sharded.
----@param model ms.nn.Module
----@param name_of fun(name: string): string?  the tensor of the parameter of that name
----@return table<string, boolean> read  the names of the tensors that were read
-function WeightFiles:load(model, name_of)
-  local list, missing, read = {}, {}, {}
+-- The tensor of each parameter, checked.
+local function plan(self, model, name_of)
+  local list, missing = {}, {}
   for _, p in ipairs(tree.prepared_params(model:materialize())) do
     local name = name_of(p.name)
-    if name and self:has(name) then
+    if self:has(name) then
       check_shape(self, name, p)
-      list[#list + 1], read[name] = { tensor = p.tensor, name = name }, true
+      list[#list + 1] = { tensor = p.tensor, name = name }
     else
       missing[#missing + 1] = p.name
     end
   end
   if #missing > 0 then
     errors.raise('KeyError', '%s: has no %s, which the model expects', self.path,
-      table.concat(missing, ', '))
+      util.listed(missing, 4))
   end
+  return list
+end
+
+local function check_rest(self, list, is_ignored)
+  local read, rest = {}, {}
+  for _, entry in ipairs(list) do
+    read[entry.name] = true
+  end
+  for _, name in ipairs(self.names) do
+    rest[#rest + 1] = not read[name] and not is_ignored(name) and name or nil
+  end
+  if #rest > 0 then
+    errors.raise('KeyError', '%s: has %s, which the model does not have (strict = false ignores '
+      .. 'them)', self.path, util.listed(rest, 4))
+  end
+end
+
+--- Read all parameters of a model, cast to their dtypes. Names and shapes are checked before
+--- anything is read. Collective if parameters are sharded.
+---@param model ms.nn.Module
+---@param name_of fun(name: string): string  the tensor of the parameter of that name
+---@param is_ignored fun(name: string): boolean?  may the model have no parameter for this tensor
+function WeightFiles:load(model, name_of, is_ignored)
+  local list = plan(self, model, name_of)
+  check_rest(self, list, is_ignored)
   finally.run(B.give_back, nil, read_into, self, list) -- a step may need the files' memory
-  return read
 end
 
 return WeightFiles

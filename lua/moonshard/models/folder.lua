@@ -92,45 +92,35 @@ end
 
 -- -- loading and saving --------------------------------------------------------------------------
 
-local function check_unexpected(files, ignored, read)
-  local names = {}
-  for _, name in ipairs(files.names) do
-    local known = read[name]
-    for _, pattern in ipairs(ignored) do
-      known = known or name:find(pattern)
-    end
-    names[#names + 1] = not known and name or nil
-  end
-  if #names > 0 then
-    errors.raise('KeyError', '%s: has %s, which the model does not have (strict = false ignores '
-      .. 'them)', files.path, table.concat(names, ', '))
-  end
-end
-
 --- Read the parameters of a model, sharded or not. Collective if they are sharded.
 ---@param files ms.checkpoint.WeightFiles
 ---@param model ms.nn.Module  a Decoder, or a wrapper around one
 ---@param names ms.models.TiedNames
 ---@param tie boolean  embedding and head are one parameter
----@param ignored string[]?  patterns of names without weights; nil: all names are ignored
+---@param ignored string[]  patterns of names in files that the model need not have
 function folder.load(files, model, names, tie, ignored)
   local find = finder(files, names.body)
   local head_only = tie and not files:has(find(names.embedding))
-  local read = files:load(model, function(name)
+  files:load(model, function(name)
     return head_only and name == names.embedding and names.head or find(name)
+  end, function(name)
+    if tie and name == names.head then
+      return true
+    end
+    for _, pattern in ipairs(ignored) do
+      if name:find(pattern) then
+        return true
+      end
+    end
   end)
-  read[names.head] = read[names.head] or tie
-  if ignored then
-    check_unexpected(files, ignored, read)
-  end
 end
 
 ---@param path string
 ---@param model ms.nn.Module
 ---@param opts { dtype?: ms.DType, process_group?: ms.dist.Group }
 function folder.save(path, model, opts)
-  local text = json.encode(config_of(model, opts.dtype)) -- before anything is written
   arguments.text('save_pretrained', 'path', path)
+  local text = json.encode(config_of(model, opts.dtype)) -- may fail: before anything is written
   if checkpoint.export(path .. '/model.safetensors', model, opts) then
     write(path .. '/config.json', text)
   end

@@ -28,7 +28,7 @@ local function load(files, config, from, opts)
   end
   local model = Decoder(config, { dtype = opts.dtype, init = { kind = 'none' } })
   model = opts.wrap and opts.wrap(model) or model
-  folder.load(files, model, names, tie, opts.strict ~= false and family.ignored or nil)
+  folder.load(files, model, names, tie, opts.strict == false and { '' } or family.ignored)
   return model:eval()
 end
 
