@@ -134,7 +134,7 @@ describe('a folder of transformers', function()
     local before = decoded(path .. '/config.json')
     ms.models.from_pretrained(path):save_pretrained(path .. '/saved', { dtype = 'bf16' })
     local after = decoded(path .. '/saved/config.json')
-    assert.same(before, after)
+    assert.equal(shell.read(path .. '/config.json'), shell.read(path .. '/saved/config.json'))
     assert.equal(json.null, after.of_another_tool[2])
     local old = ms.checkpoint.read_safetensors(path .. '/model.safetensors')
     local new = ms.checkpoint.read_safetensors(path .. '/saved/model.safetensors')
@@ -144,8 +144,17 @@ describe('a folder of transformers', function()
       assert.equal(old[name]:hash(), new[name]:hash())
     end
     ms.models.from_pretrained(path, { dtype = 'f16' }):save_pretrained(path .. '/saved')
-    before.torch_dtype = 'float16'
+    assert.equal((shell.read(path .. '/config.json'):gsub('"bfloat16"', '"float16"')),
+      shell.read(path .. '/saved/config.json'))
+    local model = ms.models.from_pretrained(path)
+    before.torch_dtype, before.added, before.of_another_tool = 'float32', '50% {', { 2 }
+    model.config.added, model.config.of_another_tool = before.added, before.of_another_tool
+    model:save_pretrained(path .. '/saved')
     assert.same(before, decoded(path .. '/saved/config.json'))
+    model.config.of_another_tool = { 1, json.null }
+    model:save_pretrained(path .. '/saved')
+    local text = shell.read(path .. '/saved/config.json')
+    assert.truthy(text:find('{\n  "added": "50% {",\n', 1, true))
   end)
 
   -- Rename and add tensors of the folder's only file; `edit` gets them by name.

@@ -77,6 +77,7 @@ end
 
 ---@class ms.models.Decoder: ms.nn.Module
 ---@field config table  the fields of config.json
+---@field config_text string?  config.json as it was read
 ---@field vocab integer
 ---@field context integer  max_position_embeddings, or n_positions
 ---@field lm_head ms.nn.Linear  (V, C); tied to the embedding if the config says so

@@ -12,7 +12,7 @@ local folder = {}
 
 --- Read config.json.
 ---@param path string  of the folder
----@return table config, string file
+---@return table config, string file, string text
 function folder.config(path)
   local name = path .. '/config.json'
   local file, reason = io.open(name, 'rb')
@@ -25,7 +25,7 @@ function folder.config(path)
   if type(config) ~= 'table' or getmetatable(config) == json.array or config == json.null then
     errors.raise('FormatError', '%s: expected an object', name)
   end
-  return config, name
+  return config, name, text
 end
 
 local function write(path, text)
@@ -56,6 +56,36 @@ local function config_of(model, dtype)
   local field = config.torch_dtype ~= nil and 'torch_dtype' or 'dtype'
   config[field] = DTYPES[dtype or tree.params(model)[1].tensor:dtype()]
   return config
+end
+
+-- `text` with the value of a field replaced, or inserted at the beginning.
+local function with_field(text, name, value)
+  local key = '("' .. name:gsub('%p', '%%%0') .. '"%s*:%s*)'
+  value = json.encode(value):gsub('%%', '%%%%')
+  for _, old in ipairs { '"[^"]*"', '[^%s,}]+' } do
+    if text:find(key .. old) then
+      return (text:gsub(key .. old, '%1' .. value, 1))
+    end
+  end
+  return (text:gsub('{', ('{\n  "%s": %s,'):format(name, value), 1))
+end
+
+-- The text of a config. Of one that was read, only changed fields differ from its text, so that
+-- order, lines and spelling of numbers stay.
+local function text_of(config, read)
+  local encoded = json.encode(config)
+  if not read then
+    return encoded
+  end
+  local before, text = json.decode(read), read
+  for _, name in ipairs(util.sorted_keys(config)) do
+    local value = config[name]
+    if type(value) ~= 'table' and value ~= before[name] then
+      text = with_field(text, name, value)
+    end
+  end
+  local ok, after = pcall(json.decode, text)
+  return ok and json.encode(after) == encoded and text:gsub('%s*$', '') or encoded
 end
 
 -- -- tied weights --------------------------------------------------------------------------------
@@ -120,7 +150,7 @@ end
 ---@param opts { dtype?: ms.DType, process_group?: ms.dist.Group }
 function folder.save(path, model, opts)
   arguments.text('save_pretrained', 'path', path)
-  local text = json.encode(config_of(model, opts.dtype)) -- may fail: before anything is written
+  local text = text_of(config_of(model, opts.dtype), model.config_text) -- may fail
   if checkpoint.export(path .. '/model.safetensors', model, opts) then
     write(path .. '/config.json', text)
   end

@@ -16,7 +16,7 @@ local util = require 'moonshard.base.util'
 ---  in place
 ---@field strict? boolean  the files have no tensors beside the model's (default true)
 
-local function load(files, config, from, opts)
+local function load(files, config, from, text, opts)
   local family = families.of(from, config)
   local names = {
     body = family.names.body, head = 'lm_head.weight',
@@ -27,6 +27,7 @@ local function load(files, config, from, opts)
     config, tie = util.merged(config, { tie_word_embeddings = false }), false
   end
   local model = Decoder(config, { dtype = opts.dtype, init = { kind = 'none' } })
+  model.config_text = text
   model = opts.wrap and opts.wrap(model) or model
   folder.load(files, model, names, tie, opts.strict == false and { '' } or family.ignored)
   return model:eval()
@@ -43,8 +44,9 @@ return function(path, opts)
   arguments.text('from_pretrained', 'path', path)
   opts = errors.options('from_pretrained', opts,
     { dtype = 'floating', wrap = 'fn', strict = 'flag' })
-  local config, from = folder.config(path)
+  local config, from, text = folder.config(path)
   families.read(from, config) -- before the files are opened
   local files = WeightFiles(path)
-  return finally.run(function() files:close() end, nil, load, files, config, from, opts)
+  return finally.run(function() files:close() end, nil, load, files, config, from, text,
+    opts)
 end

@@ -124,7 +124,9 @@ end
 local function check_numbers(from, kind, p)
   for _, name in ipairs(NUMBERS) do
     local value = p[name]
-    if value ~= nil and not (type(value) == 'number' and value > 0 and value < math.huge) then
+    local is_valid = type(value) == 'number' and value < math.huge
+      and (value > 0 or value == 0 and name:find '^mscale') -- 0: as if absent
+    if value ~= nil and not is_valid then
       errors.raise('FormatError', "%s: '%s' of the rotary positions is %s, expected a number above "
         .. '0', from, name, tostring(value))
     end
