@@ -147,14 +147,14 @@ describe('a folder of transformers', function()
     assert.equal((shell.read(path .. '/config.json'):gsub('"bfloat16"', '"float16"')),
       shell.read(path .. '/saved/config.json'))
     local model = ms.models.from_pretrained(path)
-    before.torch_dtype, before.added, before.of_another_tool = 'float32', '50% {', { 2 }
-    model.config.added, model.config.of_another_tool = before.added, before.of_another_tool
+    before.torch_dtype, before['%s'], before.of_another_tool = 'float32', '50% {', { 2 }
+    model.config['%s'], model.config.of_another_tool = '50% {', before.of_another_tool
     model:save_pretrained(path .. '/saved')
     assert.same(before, decoded(path .. '/saved/config.json'))
     model.config.of_another_tool = { 1, json.null }
     model:save_pretrained(path .. '/saved')
     local text = shell.read(path .. '/saved/config.json')
-    assert.truthy(text:find('{\n  "added": "50% {",\n', 1, true))
+    assert.truthy(text:find('{\n  "%s": "50% {",\n', 1, true))
   end)
 
   -- Rename and add tensors of the folder's only file; `edit` gets them by name.

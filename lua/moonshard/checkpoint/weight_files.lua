@@ -23,14 +23,19 @@ local WeightFiles = class('checkpoint.WeightFiles')
 
 local SINGLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 
--- The text of a file; nil if it cannot be opened.
-local function text_of(path)
+-- What `read` returns of the open file, or nil if the file cannot be opened.
+local function of_file(path, read)
   local file = io.open(path, 'rb')
-  local text = file and file:read '*a'
-  if file then
-    file:close()
+  if not file then
+    return nil
   end
-  return text
+  local found = read(file)
+  file:close()
+  return found
+end
+
+local function exists(path)
+  return of_file(path, function() return true end)
 end
 
 local function add_file(self, path)
@@ -77,7 +82,8 @@ end
 ---@param folder string
 function WeightFiles:init(folder)
   self._files, self._at, self.path = {}, {}, folder .. '/' .. INDEX
-  local text = not text_of(folder .. '/' .. SINGLE) and text_of(self.path)
+  local text = not exists(folder .. '/' .. SINGLE)
+    and of_file(self.path, function(file) return file:read '*a' end)
   if text then
     open_index(self, folder, text)
   else

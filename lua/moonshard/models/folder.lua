@@ -67,7 +67,7 @@ local function with_field(text, name, value)
       return (text:gsub(key .. old, '%1' .. value, 1))
     end
   end
-  return (text:gsub('{', ('{\n  "%s": %s,'):format(name, value), 1))
+  return (text:gsub('{', ('{\n  "%s": %s,'):format(name:gsub('%%', '%%%%'), value), 1))
 end
 
 -- The text of a config. Of one that was read, only changed fields differ from its text, so that
