@@ -299,7 +299,8 @@ int lua_json_decode(lua_State *L)
 
     lua_settop(L, 3);
     const char *text = luaL_checklstring(L, VALUE, &n);
-    json_t *tree = json_loadb(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &error);
+    json_t *tree =
+        json_loadb(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
 
     if (tree == NULL) {
         snprintf(m.text, sizeof(m.text), "malformed JSON at line %d, byte %d: %.80s", error.line,

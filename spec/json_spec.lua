@@ -23,6 +23,7 @@ describe('json', function()
     assert.equal(json.null, json.decode('null'))
     assert.equal('[]', json.encode(json.decode('[]')))
     assert.equal('\195\164', json.decode('"\\u00e4"'))
+    assert.equal('a\0b', json.decode(json.encode('a\0b')))
   end)
 
   it('refuses what has no JSON form', function()
