@@ -19,5 +19,6 @@ enum { MS_VERSION_MAJOR = 0, MS_VERSION_MINOR = 1, MS_VERSION_PATCH = 0 };
 #include "moonshard/optim.h"
 #include "moonshard/program.h"
 #include "moonshard/tensor.h"
+#include "moonshard/tokenizer.h"
 
 #endif
