@@ -1,4 +1,4 @@
---- Datasets, token files, and loaders that shard samples over ranks.
+--- Datasets, tokenizers, token files, and loaders that shard samples over ranks.
 
 local namespace = require 'moonshard.base.namespace'
 local data = require 'moonshard.data.tokens'
@@ -9,4 +9,5 @@ return namespace.space('data', data, {
   Dataset = 'moonshard.data.dataset',
   TensorDataset = 'moonshard.data.tensor_dataset',
   Subset = 'moonshard.data.subset',
+  Tokenizer = 'moonshard.data.tokenizer',
 })

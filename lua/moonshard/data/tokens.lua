@@ -13,6 +13,7 @@ local collate = require 'moonshard.data.collate'
 ---@field Dataset ms.data.Dataset
 ---@field TensorDataset ms.data.TensorDataset
 ---@field Subset ms.data.Subset
+---@field Tokenizer ms.data.Tokenizer
 local data = {}
 
 --- See moonshard.data.collate.

@@ -1,0 +1,58 @@
+--- Tokenizers: see moonshard/tokenizer.h.
+
+local B = require 'moonshard_ffi'
+
+local C = B.C
+
+local tokenizer = {}
+
+local handle = B.new('ms_tokenizer *[1]')
+local ids_out, text_out = B.new('const int32_t *[1]'), B.new('const char *[1]')
+local n_out, invalid_out = B.new('int64_t[1]'), B.new('int64_t[1]')
+local Ids = B.typeof('int32_t[?]')
+
+---@param path string
+---@return ffi.cdata*
+function tokenizer.load(path)
+  B.check(C.ms_tokenizer_load(handle, path))
+  return B.gc(handle[0], C.ms_tokenizer_free)
+end
+
+---@param flags integer
+---@return integer[] ids, integer n_invalid
+function tokenizer.encode(t, text, flags)
+  B.check(C.ms_tokenizer_encode(t, text, #text, flags, ids_out, n_out, invalid_out))
+  local ids, found = {}, ids_out[0]
+  for i = 1, tonumber(n_out[0]) do
+    ids[i] = found[i - 1]
+  end
+  return ids, tonumber(invalid_out[0])
+end
+
+---@param ids integer[]  of 32 bits
+---@param flags integer
+---@return string
+function tokenizer.decode(t, ids, flags)
+  local n = #ids
+  B.check(C.ms_tokenizer_decode(t, Ids(n, ids), n, flags, text_out, n_out))
+  return B.string(text_out[0], n_out[0])
+end
+
+---@return integer
+function tokenizer.n_ids(t)
+  return C.ms_tokenizer_n_ids(t)
+end
+
+---@return integer?
+function tokenizer.id(t, token)
+  local id = C.ms_tokenizer_id(t, token, #token)
+  return id >= 0 and id or nil
+end
+
+---@return string?
+function tokenizer.token(t, id)
+  local text = C.ms_tokenizer_token(t, id, n_out)
+  return text ~= nil and B.string(text, n_out[0]) or nil
+end
+
+return tokenizer
