@@ -105,7 +105,7 @@ describe('a folder of transformers', function()
 
   for _, name in ipairs {
     'llama', 'llama, linear', 'llama, llama3', 'llama, yarn', 'llama, yarn with scales', 'qwen2',
-    'qwen3', 'gpt2', 'gpt2, scales',
+    'qwen2, window', 'qwen3', 'qwen3, window', 'mistral', 'gpt2', 'gpt2, scales',
   } do
     it('gives logits, gradients and losses of ' .. name, function()
       local case = CASES[name]
@@ -231,8 +231,8 @@ describe('a folder of transformers', function()
       'llama', { pretraining_tp = 2 } },
     { 'NotImplementedError', 'config.json: quantization_config is an object',
       'llama', { quantization_config = { bits = 4 } } },
-    { 'NotImplementedError', "config.json: layer_types[1] is 'sliding_attention'",
-      'qwen2', { layer_types = { 'full_attention', 'sliding_attention' } } },
+    { 'NotImplementedError', "config.json: layer_types[1] is 'chunked_attention'",
+      'qwen2', { layer_types = { 'full_attention', 'chunked_attention' } } },
     { 'NotImplementedError', "config.json: the activation is 'quick_gelu', expected one of gelu, ",
       'gpt2', { activation_function = 'quick_gelu' } },
     { 'ValueError', "model-00001-of-00002.safetensors: 'model.embed_tokens.weight' has shape (31, "

@@ -1,5 +1,5 @@
---- Decoder-only models of several families (Llama, Qwen 2, Qwen 3, GPT-2), built from the fields of
---- a config.json. Paths of modules are those of the families' files.
+--- Decoder-only models of several families (Llama, Qwen 2, Qwen 3, Mistral, GPT-2), built from the
+--- fields of a config.json. Paths of modules are those of the families' files.
 ---
 --- Shapes: B rows, T tokens, V vocabulary
 ---         ids (B, T) -> logits (B, T, V), or with targets (B, T) the mean loss ()
@@ -28,10 +28,13 @@ local without_jit = require 'moonshard.base.without_jit'
 ---@overload fun(of: ms.models.Parts): ms.models.DecoderBody
 local DecoderBody = Module.extend('models.DecoderBody')
 
+DecoderBody._settings = { 'window' }
+
 local function build_body(self, of)
   local shape, names = of.shape, of.family.names
   local table_of = { dtype = of.dtype, init = of.init or rules.normal(0, shape.deviation) }
   self._names, self.context = names, shape.context
+  self.window = shape.window
   self:child(names.embedding, Embedding(shape.vocab, shape.width, {
     dtype = of.dtype, init = table_of.init, padding_idx = shape.pad,
   }))
@@ -53,6 +56,11 @@ function DecoderBody:init(of)
   without_jit.run(build_body, self, of)
 end
 
+-- Query i attends to keys i - window + 1 to i.
+local function window_mask(length, window)
+  return ops.gt(ops.triu(ops.tril(create.ones(length, length)), 1 - window), 0)
+end
+
 ---@param ids ms.Tensor  i64 (B, T)
 ---@return ms.Tensor  (B, T, C)
 function DecoderBody:forward(ids)
@@ -67,8 +75,9 @@ function DecoderBody:forward(ids)
     x = x + self.wpe(create.arange(length))
   end
   x = self.drop(x)
+  local window = self.window and self.window < length and window_mask(length, self.window) or nil
   for _, layer in ipairs(self[names.layers]) do
-    x = layer(x, cos, sin)
+    x = layer(x, cos, sin, window)
   end
   return self[names.norm](x)
 end

@@ -69,7 +69,9 @@ end
 local Attention = Module.extend('models.Attention')
 
 Attention._is_dropout = true -- of the attention weights
-Attention._settings = { 'heads', 'kv_heads', 'head_dim', 'scale', 'attention_dropout' }
+Attention._settings = {
+  'heads', 'kv_heads', 'head_dim', 'scale', 'attention_dropout', 'windowed',
+}
 
 local function declare_projections(self, of)
   local shape, width = of.shape, of.shape.width
@@ -89,6 +91,7 @@ function Attention:init(of, layer)
   self.scale = (shape.scaled and shape.head_dim ^ -0.5 or 1)
     / (shape.scaled_by_layer and layer or 1)
   self.attention_dropout, self._o = shape.attention_dropout, o
+  self.windowed = shape.windowed[layer]
   declare_projections(self, of)
   self:child(o, linear(of, self.heads * self.head_dim, shape.width, shape.o_bias, true))
   if shape.qk_norm then
@@ -119,7 +122,7 @@ local function project(self, x)
     all:narrow(3, self.heads + self.kv_heads + 1, self.kv_heads)
 end
 
-function Attention:forward(x, cos, sin)
+function Attention:forward(x, cos, sin, window)
   local q, k, v = project(self, x)
   if self.q_norm then
     q, k = self.q_norm(q), self.k_norm(k)
@@ -128,9 +131,11 @@ function Attention:forward(x, cos, sin)
     q, k = Rotary.turn(q, cos, sin), Rotary.turn(k, cos, sin)
   end
   local p = self.training and self.attention_dropout or 0
+  local mask = self.windowed and window or nil
   local y = ops.scaled_dot_product_attention(q:transpose(2, 3), k:transpose(2, 3),
     v:transpose(2, 3), {
-      is_causal = true, enable_gqa = true, scale = self.scale, dropout_p = p,
+      is_causal = mask == nil, attn_mask = mask, enable_gqa = true, scale = self.scale,
+      dropout_p = p,
       site = p > 0 and (self._site or self:materialize()._site) or nil,
     })
   y = y:transpose(2, 3):reshape(x:size(1), x:size(2), self.heads * self.head_dim)
@@ -194,10 +199,11 @@ end
 ---@param x ms.Tensor  (B, T, C)
 ---@param cos? ms.Tensor  rotary positions: see ms.models.Rotary
 ---@param sin? ms.Tensor
+---@param window? ms.Tensor  bool (T, T): the mask of layers with a window
 ---@return ms.Tensor  (B, T, C)
-function DecoderLayer:forward(x, cos, sin)
+function DecoderLayer:forward(x, cos, sin, window)
   local names = self._names
-  x = x + self[names.attention](self[names.attention_norm](x), cos, sin)
+  x = x + self[names.attention](self[names.attention_norm](x), cos, sin, window)
   return x + self[names.mlp](self[names.mlp_norm](x))
 end
 

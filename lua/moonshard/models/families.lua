@@ -48,6 +48,9 @@ local families = {}
 ---@field scaled boolean  scores are divided by the square root of head_dim
 ---@field scaled_by_layer boolean  and by the layer's number
 ---@field rotary table?  of Rotary.read(); nil: learned positions
+---@field window integer?  keys that a query of a windowed layer attends to, its own among them;
+---  nil: no layer has a window
+---@field windowed boolean[]  by layer
 ---@field attention_dropout number
 ---@field residual_dropout number
 ---@field embedding_dropout number
@@ -83,12 +86,23 @@ local QWEN2 = util.merged(LLAMA, {
   hidden = field('intermediate_size', 'count', 22016),
   kv_heads = field('num_key_value_heads', 'count', 32, json.null),
   context = field('max_position_embeddings', 'count', 32768),
+  window = field('sliding_window', 'count', 4096, json.null),
+  uses_window = field('use_sliding_window', 'flag', false),
+  first_windowed = field('max_window_layers', 'number', 28),
   qkv_bias = true, o_bias = false, mlp_bias = false,
 })
 
 local QWEN3 = util.merged(QWEN2, {
   head_dim = field('head_dim', 'count', 128),
   qkv_bias = LLAMA.qkv_bias, o_bias = LLAMA.o_bias, qk_norm = true,
+})
+
+local MISTRAL = util.merged(LLAMA, {
+  hidden = field('intermediate_size', 'count', 14336),
+  kv_heads = field('num_key_value_heads', 'count', 8),
+  context = field('max_position_embeddings', 'count', 131072),
+  window = QWEN2.window, uses_window = true, first_windowed = 0,
+  qkv_bias = false, o_bias = false, mlp_bias = false,
 })
 
 local GPT2 = {
@@ -134,6 +148,7 @@ families.rows = {
   LlamaForCausalLM = of_llama('llama', LLAMA),
   Qwen2ForCausalLM = of_llama('qwen2', QWEN2),
   Qwen3ForCausalLM = of_llama('qwen3', QWEN3),
+  MistralForCausalLM = of_llama('mistral', MISTRAL),
   GPT2LMHeadModel = {
     model_type = 'gpt2', names = GPT2_NAMES, fields = GPT2, norm = 'LayerNorm', rotary = false,
     packed = true, gated = false, transposed = true,
@@ -172,8 +187,8 @@ end
 
 -- Fields that change what a model computes, and the only value that is supported.
 local ONLY = {
-  pretraining_tp = 1, use_sliding_window = false, add_cross_attention = false,
-  reorder_and_upcast_attn = false, quantization_config = json.null,
+  pretraining_tp = 1, add_cross_attention = false, reorder_and_upcast_attn = false,
+  quantization_config = json.null,
 }
 
 local function refuse(from, config)
@@ -185,9 +200,9 @@ local function refuse(from, config)
     end
   end
   for i, kind in ipairs(type(config.layer_types) == 'table' and config.layer_types or {}) do
-    if kind ~= 'full_attention' then
+    if kind ~= 'full_attention' and kind ~= 'sliding_attention' then
       errors.raise('NotImplementedError', "%s: layer_types[%d] is '%s', which is not supported, "
-        .. "expected 'full_attention'", from, i - 1, tostring(kind))
+        .. "expected 'full_attention' or 'sliding_attention'", from, i - 1, tostring(kind))
     end
   end
 end
@@ -206,7 +221,21 @@ function families.of(from, config)
     table.concat(util.sorted_keys(families.rows), ', '))
 end
 
+-- The layers with a window: those that `layer_types` names, else all from a first one on.
+local function set_windows(config, shape)
+  local kinds = type(config.layer_types) == 'table' and config.layer_types
+  local window = shape.uses_window and shape.window
+  shape.windowed, shape.window = {}, nil
+  for i = 1, shape.layers do
+    local is_windowed = kinds and kinds[i] == 'sliding_attention'
+      or not kinds and i > (shape.first_windowed or 0)
+    shape.windowed[i] = window and is_windowed or false
+    shape.window = shape.windowed[i] and window or shape.window
+  end
+end
+
 local function complete(from, config, shape)
+  set_windows(config, shape)
   shape.kv_heads = shape.kv_heads or shape.heads
   shape.hidden = shape.hidden or 4 * shape.width
   if not shape.head_dim and shape.width % shape.heads ~= 0 then
