@@ -142,6 +142,10 @@ function Attention:forward(x, cos, sin, window)
   return self.resid_dropout(self[self._o](y))
 end
 
+function Attention:extra_repr()
+  return ('heads=%d, kv_heads=%d, head_dim=%d'):format(self.heads, self.kv_heads, self.head_dim)
+end
+
 -- -- the feed-forward network --------------------------------------------------------------------
 
 local function gelu_tanh(x)

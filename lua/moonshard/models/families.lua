@@ -216,8 +216,9 @@ function families.of(from, config)
   for _, name in ipairs(named and {} or util.sorted_keys(families.rows)) do
     named = families.rows[name].model_type == config.model_type and name or named
   end
-  return families.rows[named] or errors.raise('NotImplementedError', "%s: the architecture is "
-    .. "'%s', expected one of %s", from, tostring(named or config.model_type),
+  named = named or config.model_type
+  return families.rows[named] or errors.raise('NotImplementedError', '%s: the architecture is %s, '
+    .. 'expected one of %s', from, type(named) == 'string' and "'" .. named .. "'" or 'missing',
     table.concat(util.sorted_keys(families.rows), ', '))
 end
 
