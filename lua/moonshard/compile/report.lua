@@ -54,10 +54,10 @@ function report.add(name, opts, captured, is_first)
   for _, step in ipairs(opts.skip_fsdp_hooks and {} or captured.steps) do
     fsdp_nodes = fsdp_nodes + (step.name and step.name:find('fsdp.', 1, true) == 1 and 1 or 0)
   end
-  local entry = { name = name, backend = opts.backend, replays = 0 }
-  captures[#captures + 1] = entry
-  alive[entry] = captured
-  return entry
+  info.name, info.backend, info.replays = name, opts.backend, 0
+  captures[#captures + 1] = info
+  alive[info] = captured
+  return info
 end
 
 ---@param what string  the function or module
