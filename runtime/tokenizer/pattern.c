@@ -110,8 +110,8 @@ static ms_status compile(msi_pattern *p, const char *regex, int64_t n)
         char why[160];
 
         pcre.pcre2_get_error_message_8(error, (PCRE2_UCHAR *)why, sizeof(why));
-        status = MS_FAIL(MS_FORMAT_ERROR, "the regular expression '%s' does not compile: %s", regex,
-                         why);
+        status = MS_FAIL(error == PCRE2_ERROR_HEAP_FAILED ? MS_OUT_OF_MEMORY : MS_FORMAT_ERROR,
+                         "the regular expression '%s' does not compile: %s", regex, why);
         goto done;
     }
     p->data = pcre.pcre2_match_data_create_8(1, NULL);
