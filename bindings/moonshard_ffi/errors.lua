@@ -38,8 +38,10 @@ local function is_uncaught()
   return handler ~= nil and handler.what == 'C' and raiser ~= nil and raiser.func == error
 end
 
---- Files of the library. An error's position is the first one outside them.
-local function is_own(source)
+--- Is it a file of the library? An error's position is the first one outside them.
+---@param source string  as debug.getinfo() has it
+---@return boolean?
+function errors.is_own(source)
   return source:find('moonshard_ffi/', 1, true) or source:find('lua/moonshard/', 1, true)
     or source:find('lua/5.1/moonshard/', 1, true)
     or source:find('moonshard/calls.lua', 1, true)
@@ -61,7 +63,7 @@ local function inner_frames(traceback, around)
   end
   local kept = {}
   for _, line in ipairs(inner) do
-    if not is_own(line) and not line:find('^\t%[C%]') then
+    if not errors.is_own(line) and not line:find('^\t%[C%]') then
       kept[#kept + 1] = '\n' .. line
     end
   end
@@ -97,7 +99,7 @@ function errors.caller()
     local info = debug.getinfo(level, 'Sl')
     if not info then
       return ''
-    elseif info.currentline > 0 and not is_own(info.source) then
+    elseif info.currentline > 0 and not errors.is_own(info.source) then
       return ('%s:%d'):format(info.short_src, info.currentline)
     end
   end

@@ -40,11 +40,9 @@ local getupvalue = debug.getupvalue
 ---@field modules { table: table, n: integer, name: string }[]  as `counted`
 local Guards = class 'compile.Guards'
 
-local LIBRARY = debug.getinfo(1, 'S').source:match '^(.*)compile/guards%.lua$'
-
 local function is_library(fn)
   local source = debug.getinfo(fn, 'S').source
-  return source == '=[C]' or source:sub(1, #LIBRARY) == LIBRARY
+  return source == '=[C]' or B.errors.is_own(source)
 end
 
 -- Tables of Lua itself.
