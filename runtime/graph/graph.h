@@ -46,6 +46,12 @@ typedef struct msi_value {
     msi_view view; /* storage NULL */
 } msi_value;
 
+/* Bytes of its elements. */
+static inline int64_t msi_value_bytes(const msi_value *v)
+{
+    return msi_view_numel(&v->view) * ms_dtype_size(v->view.dtype);
+}
+
 static inline void msi_value_use(msi_value *v, int32_t segment)
 {
     v->last = v->last > segment ? v->last : segment;

@@ -99,11 +99,6 @@ static void run_forward(run_memory *m, const msi_graph_segment *s)
     }
 }
 
-static int64_t value_bytes(const msi_value *v)
-{
-    return msi_view_numel(&v->view) * ms_dtype_size(v->view.dtype);
-}
-
 /* A leaf's gradient is no activation. */
 static bool has_gradient(const run_memory *m, const msi_graph_segment *s,
                          const msi_backward_plan *b, int32_t i)
@@ -119,13 +114,13 @@ static void run_backward(run_memory *m, const msi_graph_segment *s, const msi_ba
 
     for (int32_t i = 0; i < s->n_out; i++) { /* else from outside */
         if (b->key.present[i] && m->grad[s->out[i]] == 0) {
-            m->grad[s->out[i]] = value_bytes(&m->p->values[s->out[i]]);
+            m->grad[s->out[i]] = msi_value_bytes(&m->p->values[s->out[i]]);
             allocate(m, m->grad[s->out[i]], 0);
         }
     }
     for (int32_t i = 0; i < s->n_in; i++) {
         if (has_gradient(m, s, b, i) && m->grad[s->in[i]] == 0) {
-            m->grad[s->in[i]] = value_bytes(&m->p->values[s->in[i]]);
+            m->grad[s->in[i]] = msi_value_bytes(&m->p->values[s->in[i]]);
             allocate(m, m->grad[s->in[i]], 0);
         }
     }

@@ -18,9 +18,7 @@ static int64_t result_bytes(const ms_program *p, const msi_recorded *r)
     int64_t nbytes = 0;
 
     for (int32_t i = 0; i < r->n_out && !r->into; i++) {
-        const msi_view *v = &p->values[r->out[i]].view;
-
-        nbytes += msi_view_numel(v) * ms_dtype_size(v->dtype);
+        nbytes += msi_value_bytes(&p->values[r->out[i]]);
     }
     return nbytes;
 }
@@ -120,7 +118,7 @@ static int64_t bytes_across(const ms_program *p, int32_t at)
         for (int32_t k = 0; k < r->n_out && !r->into; k++) {
             const msi_value *v = &p->values[r->out[k]];
 
-            nbytes += v->used >= at ? msi_view_numel(&v->view) * ms_dtype_size(v->view.dtype) : 0;
+            nbytes += v->used >= at ? msi_value_bytes(v) : 0;
         }
     }
     return nbytes;

@@ -49,6 +49,14 @@ end
 
 local compile = {}
 
+-- A callable that runs `fn`, compiled.
+local function callable(name, fn, opts)
+  local frame = Frame(name, fn, fn, opts)
+  return function(...)
+    return frame:call(...)
+  end
+end
+
 --- A callable that does what a function or module does. Its first call with arguments of some
 --- shapes, dtypes and other values is eager, the second one is captured, and later ones replay its
 --- kernels, without Lua and with the same bits, as long as nothing else that it reads has changed.
@@ -57,30 +65,21 @@ local compile = {}
 ---@return fun(...): ...
 function compile.compile(fn, opts)
   opts = options_of(opts)
-  local frame
-  if tree.is_module(fn) then
-    frame = Frame(tree.describe(fn), fn, fn, opts)
-  else
-    frame = Frame(name_of(arguments.fn('compile', 'fn', fn)), fn, fn, opts)
-  end
-  return function(...)
-    return frame:call(...)
-  end
+  local name = tree.is_module(fn) and tree.describe(fn)
+    or name_of(arguments.fn('compile', 'fn', fn))
+  return callable(name, fn, opts)
 end
 
---- A callable that does what a function does that holds whole training steps: forwards, their
---- backwards, and steps of optimizers and schedulers. It is replayed like what compile() returns,
---- and must be one program: `fullgraph` is true by default.
+--- A compiled form of a function that trains: it runs forwards, their backwards, and steps of
+--- optimizers and schedulers. Calls are captured and replayed as by compile(). The function must be
+--- one program: `fullgraph` is true by default.
 ---@param fn fun(...): ...
 ---@param opts? ms.compile.Options
 ---@return fun(...): ...
 function compile.compile_step(fn, opts)
   opts = options_of(opts)
   opts.fullgraph = opts.fullgraph ~= false
-  local frame = Frame(name_of(arguments.fn('compile_step', 'fn', fn)), fn, fn, opts)
-  return function(...)
-    return frame:call(...)
-  end
+  return callable(name_of(arguments.fn('compile_step', 'fn', fn)), fn, opts)
 end
 
 --- Compile a module in place (Module:compile).
