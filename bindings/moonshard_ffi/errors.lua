@@ -92,7 +92,7 @@ for i, kind in ipairs(errors.kinds) do
   status_of[kind] = -i
 end
 
---- Position in the script of the innermost call from it, as in "model.lua:12"; '' if there is none.
+--- Position of the innermost call that the script made, as in "model.lua:12"; '' outside of one.
 ---@return string
 function errors.caller()
   for level = 3, 40 do

@@ -33,7 +33,7 @@ typedef struct msi_cached {
     int32_t length, n_ids;
 } msi_cached;
 
-/* A model. The part up to `fuse_unk` is set by its owner, who zeroes the rest. */
+/* A model. Its owner sets the fields up to `fuse_unk` and zeroes the others. */
 typedef struct msi_bpe {
     msi_vocabulary vocabulary;
     int32_t unk; /* -1: none */

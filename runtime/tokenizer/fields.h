@@ -1,4 +1,5 @@
-/* Fields of JSON objects, checked. MS_FORMAT_ERROR says what a field is and what it has to be. */
+/* Fields of JSON objects, checked. MS_FORMAT_ERROR names the field, with what was found and
+ * expected. */
 #ifndef MSI_FIELDS_H
 #define MSI_FIELDS_H
 

@@ -28,7 +28,7 @@ enum { MSI_MAX_ID = (1 << 26) - 1 };
  * the id's token.
  * @param id  0 to MSI_MAX_ID */
 ms_status msi_vocabulary_add(msi_vocabulary *v, const char *text, int64_t n, int32_t id);
-/* The token with this text, by its index; -1 if there is none. */
+/* The token with this text, by its index; -1 if no token has it. */
 int32_t msi_vocabulary_find(const msi_vocabulary *v, const char *text, int64_t n);
 /* The id of this text; -1 if it is no token. */
 static inline int32_t msi_vocabulary_id(const msi_vocabulary *v, const char *text, int64_t n)
@@ -37,7 +37,7 @@ static inline int32_t msi_vocabulary_id(const msi_vocabulary *v, const char *tex
 
     return index < 0 ? -1 : v->tokens[index].id;
 }
-/* The token of an id; NULL if there is none. */
+/* The token with this id; NULL if no token has it. */
 static inline const msi_token *msi_vocabulary_token(const msi_vocabulary *v, int32_t id)
 {
     return id < 0 || id >= v->n_ids || v->by_id[id] == 0 ? NULL : &v->tokens[v->by_id[id] - 1];

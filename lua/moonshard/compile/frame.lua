@@ -329,7 +329,7 @@ function Frame:call(...)
 end
 
 --- Bytes that a forward and its backward take by the plans, the largest of all captures: see
---- ms.compile.Capture.Info. 0 while there is none.
+--- ms.compile.Capture.Info. 0 before the first capture.
 ---@return integer
 function Frame:planned_peak()
   local most = 0

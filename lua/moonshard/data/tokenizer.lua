@@ -70,7 +70,7 @@ function Tokenizer:vocab_size()
   return runtime.n_ids(self._handle)
 end
 
---- The id of a token as the file writes it; nil if there is none.
+--- The id of a token by its text in the file; nil if the file has no such token.
 ---@param token string
 ---@return integer?
 function Tokenizer:id(token)

@@ -89,7 +89,7 @@ end
 ---@field config_text string?  config.json as it was read
 ---@field vocab integer
 ---@field context integer  max_position_embeddings, or n_positions
----@field lm_head ms.nn.Linear  (V, C); tied to the embedding if the config says so
+---@field lm_head ms.nn.Linear  (V, C); the embedding's weight with tie_word_embeddings
 ---@overload fun(config: table, opts?: ms.models.Decoder.Options): ms.models.Decoder
 local Decoder = Module.extend('models.Decoder')
 

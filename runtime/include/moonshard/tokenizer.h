@@ -48,7 +48,7 @@ MS_API ms_status ms_tokenizer_decode(ms_tokenizer *t, const int32_t *ids, int64_
 
 /** 1 + the largest id. */
 MS_API int32_t ms_tokenizer_n_ids(const ms_tokenizer *t);
-/** The id of a token as the vocabulary writes it; -1 if there is none. */
+/** The id of a token by its text in the vocabulary; -1 if the vocabulary has no such token. */
 MS_API int32_t ms_tokenizer_id(const ms_tokenizer *t, const char *token, int64_t nbytes);
 /** A token as the vocabulary writes it, `*nbytes` long; borrowed from `t`. NULL if no token has
  * this id. */
