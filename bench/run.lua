@@ -10,7 +10,7 @@ dofile(here .. '/../examples/setup.lua')
 package.path = here .. '/?.lua;' .. package.path
 
 local ms = require 'moonshard'
-local flags = require 'flags'
+local flags = require 'moonshard.tools.flags'
 local machine = require 'machine'
 local probes = require 'probes'
 local stats = require 'stats'

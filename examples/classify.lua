@@ -9,7 +9,7 @@ dofile((arg[0]:match('^(.*)/') or '.') .. '/setup.lua')
 --- not trained on.
 
 local ms = require 'moonshard'
-local flags = require 'flags'
+local flags = require 'moonshard.tools.flags'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
 local CLASSES, SIZE = { 'square', 'cross', 'disc', 'stripes' }, 16

@@ -9,7 +9,7 @@ dofile((arg[0]:match('^(.*)/') or '.') .. '/setup.lua')
 --- strategies mix.
 
 local ms = require 'moonshard'
-local report = require 'report'
+local report = require 'moonshard.train.report'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
 local world = ms.dist.init { ranks = 2 }

@@ -13,8 +13,8 @@ dofile((arg[0]:match('^(.*)/') or '.') .. '/setup.lua')
 local ms = require 'moonshard'
 local adapters = require 'adapters'
 local corpus = require 'corpus'
-local flags = require 'flags'
-local report = require 'report'
+local flags = require 'moonshard.tools.flags'
+local report = require 'moonshard.train.report'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
 local count, from_zero = { whole = true, from = 1 }, { whole = true, from = 0 }

@@ -10,8 +10,8 @@ dofile((arg[0]:match('^(.*)/') or '.') .. '/setup.lua')
 --- and what a rank reads of the others in a step. Activations come besides.
 
 local ms = require 'moonshard'
-local flags = require 'flags'
-local report = require 'report'
+local flags = require 'moonshard.tools.flags'
+local report = require 'moonshard.train.report'
 local nn, fsdp = ms.nn, ms.fsdp
 
 local count = { whole = true, from = 1 }

@@ -2,7 +2,7 @@
 --- except where another value is given.
 
 local ms = require 'moonshard'
-local flags = require 'flags'
+local flags = require 'moonshard.tools.flags'
 
 local resume = {}
 

@@ -8,7 +8,7 @@ dofile((arg[0]:match('^(.*)/') or '.') .. '/setup.lua')
 --- one core.
 
 local ms = require 'moonshard'
-local flags = require 'flags'
+local flags = require 'moonshard.tools.flags'
 
 local spec = {
   { 'prompt', 'In the beginning', 'how the text begins', { filled = true } },

@@ -12,8 +12,8 @@ dofile((arg[0]:match('^(.*)/') or '.') .. '/setup.lua')
 
 local ms = require 'moonshard'
 local corpus = require 'corpus'
-local flags = require 'flags'
-local report = require 'report'
+local flags = require 'moonshard.tools.flags'
+local report = require 'moonshard.train.report'
 local resume = require 'resume'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
@@ -367,7 +367,7 @@ for step = start, o.steps do
   if not stopped and o.validate > 0 and (step % o.validate == 0 or last) then
     local loss = validate(last and 40 or 10)
     if first then
-      log:say(('step %d  validation loss %.4f nats per byte'):format(step, loss))
+      log:print(('step %d  validation loss %.4f nats per byte'):format(step, loss))
       log:event { step = step, validation_loss = loss }
     end
   end
@@ -380,7 +380,7 @@ for step = start, o.steps do
 end
 
 if first then
-  log:say(('%d steps in %s; peak %s a rank'):format(done, report.clock(ms.time() - begun),
+  log:print(('%d steps in %s; peak %s a rank'):format(done, report.clock(ms.time() - begun),
     report.bytes(ms.memory().peak_total)))
   if o.compile ~= 'none' then
     print(ms.compile_report())

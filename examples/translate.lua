@@ -9,7 +9,7 @@ dofile((arg[0]:match('^(.*)/') or '.') .. '/setup.lua')
 --- the accuracy of greedy decoding on sequences that it has not trained on.
 
 local ms = require 'moonshard'
-local flags = require 'flags'
+local flags = require 'moonshard.tools.flags'
 local nn, fsdp, optim = ms.nn, ms.fsdp, ms.optim
 
 -- Tokens: the digits, and what begins, ends and pads a sequence.

@@ -1,6 +1,7 @@
---- What a training run shows and records: the plan, a line or a progress bar per step,
---- metrics.jsonl. Only rank 0 makes one.
+--- Progress of a training run: a line or a progress bar for each step, and metrics.jsonl. Rank 0
+--- makes one. Its functions format numbers for such lines.
 
+local errors = require 'moonshard.base.errors'
 local json = require 'moonshard.base.json'
 
 local report = {}
@@ -60,7 +61,7 @@ function report.table(rows)
   return table.concat(lines, '\n')
 end
 
---- A record as one line of JSON. What is no number there (NaN, infinities) becomes null.
+--- A record as one line of JSON. NaN and infinities become null.
 ---@param record table<string, number|string|boolean>
 ---@return string
 local function line_of(record)
@@ -72,12 +73,12 @@ local function line_of(record)
   return json.encode(out) .. '\n'
 end
 
--- Step a line of metrics.jsonl is about, if any.
+-- The step of a line of metrics.jsonl, if it has one.
 local function step_of(line)
   return tonumber(line:match('"step":(%d+)'))
 end
 
---- Last step that a metrics.jsonl tells of, or nil.
+--- The last step in a metrics.jsonl, or nil.
 ---@param path string
 ---@return integer?
 function report.last_step(path)
@@ -91,7 +92,12 @@ function report.last_step(path)
   return last
 end
 
---- Keep the lines of metrics.jsonl that come before `step`, so that resuming repeats none.
+local function opened(path, mode)
+  local file, reason = io.open(path, mode)
+  return file or errors.raise('IOError', 'open %s', reason)
+end
+
+-- Keep the lines of metrics.jsonl before `step`, so that resuming repeats none.
 local function cut_back(path, step)
   local file = io.open(path, 'r')
   if not file then
@@ -105,13 +111,16 @@ local function cut_back(path, step)
     end
   end
   file:close()
-  local out = assert(io.open(path .. '.tmp', 'w'))
+  local out = opened(path .. '.tmp', 'w')
   out:write(table.concat(kept, '\n'), #kept > 0 and '\n' or '')
   out:close()
-  assert(os.rename(path .. '.tmp', path))
+  local ok, reason = os.rename(path .. '.tmp', path)
+  if not ok then
+    errors.raise('IOError', 'rename %s', reason)
+  end
 end
 
--- Columns of the terminal; 80 when it does not tell.
+-- Columns of the terminal; 80 if they are not known.
 local function columns()
   local pipe = io.popen('stty size </dev/tty 2>/dev/null')
   local text = pipe and pipe:read('*a') or ''
@@ -121,22 +130,24 @@ local function columns()
   return tonumber(text:match('^%d+ (%d+)')) or 80
 end
 
----@class report.Options
----@field path string  of metrics.jsonl
+---@class ms.train.report.Options
+---@field path? string  of metrics.jsonl (default: none is written)
 ---@field first_step integer
 ---@field total integer  steps of the run
 ---@field terminal boolean
----@field every integer  steps between lines when the output is no terminal
+---@field every integer  steps between lines if the output is not a terminal; 0: no lines
 
----@param opts report.Options
+---@param opts ms.train.report.Options
 function report.new(opts)
   local self = setmetatable({
     total = opts.total, terminal = opts.terminal, every = opts.every,
   }, report)
-  cut_back(opts.path, opts.first_step)
-  self.file = assert(io.open(opts.path, 'a'))
-  if self.file:seek('end') == 0 then
-    self.file:write(line_of { schema = 1, kind = 'moonshard metrics' })
+  if opts.path then
+    cut_back(opts.path, opts.first_step)
+    self.file = opened(opts.path, 'a')
+    if self.file:seek('end') == 0 then
+      self.file:write(line_of { schema = 1, kind = 'moonshard metrics' })
+    end
   end
   self.bar, self.columns = false, opts.terminal and columns() or 0
   return self
@@ -144,7 +155,7 @@ end
 
 --- Print a line of text above the bar.
 ---@param text string
-function report:say(text)
+function report:print(text)
   if self.bar then
     io.write('\r\27[K')
     self.bar = false
@@ -153,22 +164,46 @@ function report:say(text)
   io.flush()
 end
 
+-- Parts of a step's line, left out where the step has no such number.
+local PARTS = {
+  { 'loss', 'loss %.4f' }, { 'lr', 'lr %.2e' }, { 'norm', 'norm %.3f' },
+  { 'tokens_per_s', '%s tok/s', report.count }, { 'forward_ms', 'fwd %.0f' },
+  { 'backward_ms', 'bwd %.0f' }, { 'optimizer_ms', 'opt %.0f' }, { 'wait_ms', 'wait %.1f ms' },
+  { 'tflops', '%.3f TFLOP/s' }, { 'peak_bytes', '%s', report.bytes },
+  { 'eta', 'ETA %s', report.clock },
+}
+
+-- Fields of metrics.jsonl by those of a step.
+local RECORDED = {
+  step = 'step', loss = 'loss', lr = 'lr', norm = 'grad_norm', targets = 'targets',
+  tokens_per_s = 'tokens_per_s', forward_ms = 'forward_ms', backward_ms = 'backward_ms',
+  optimizer_ms = 'optimizer_ms', wait_ms = 'exposed_comm_ms', tflops = 'tflops',
+  peak_bytes = 'peak_bytes',
+}
+
+local function text_of(m, total)
+  local parts = { ('step %d/%d'):format(m.step, total) }
+  for _, part in ipairs(PARTS) do
+    local value = m[part[1]]
+    if value then
+      parts[#parts + 1] = part[2]:format(part[3] and part[3](value) or value)
+    end
+  end
+  return table.concat(parts, '  ')
+end
+
 --- Record a step and show it.
---- `m` has step, loss, lr, norm, tokens_per_s, forward_ms, backward_ms, optimizer_ms, wait_ms,
---- tflops, peak_bytes and eta.
----@param m table<string, number>
+---@param m table<string, number>  step, loss, and others of RECORDED and PARTS
 function report:step(m)
-  self.file:write(line_of {
-    step = m.step, loss = m.loss, lr = m.lr, grad_norm = m.norm, tokens_per_s = m.tokens_per_s,
-    forward_ms = m.forward_ms, backward_ms = m.backward_ms, optimizer_ms = m.optimizer_ms,
-    exposed_comm_ms = m.wait_ms, tflops = m.tflops, peak_bytes = m.peak_bytes,
-  })
-  self.file:flush()
-  local line = ('step %d/%d  loss %.4f  lr %.2e  norm %.3f  %s tok/s  '
-    .. 'fwd %.0f bwd %.0f opt %.0f wait %.1f ms  %.3f TFLOP/s  %s  ETA %s'):format(
-    m.step, self.total, m.loss, m.lr, m.norm, report.count(m.tokens_per_s),
-    m.forward_ms, m.backward_ms, m.optimizer_ms, m.wait_ms, m.tflops,
-    report.bytes(m.peak_bytes), report.clock(m.eta))
+  local record = {}
+  for from, to in pairs(RECORDED) do -- order does not matter: the encoder sorts keys
+    record[to] = m[from]
+  end
+  self:event(record)
+  if self.every == 0 then
+    return
+  end
+  local line = text_of(m, self.total)
   if self.terminal then
     local done = math.floor(20 * m.step / self.total)
     local bar = ('[%s%s] %s'):format(('#'):rep(done), ('.'):rep(20 - done), line)
@@ -177,22 +212,26 @@ function report:step(m)
     self.bar = true
   end
   if (not self.terminal and (m.step % self.every == 0 or m.step == 1)) or m.step == self.total then
-    self:say(line)
+    self:print(line)
   end
 end
 
---- Record anything else, e.g. validation.
+--- Write a record to metrics.jsonl.
 ---@param record table<string, number|string|boolean>
 function report:event(record)
-  self.file:write(line_of(record))
-  self.file:flush()
+  if self.file then
+    self.file:write(line_of(record))
+    self.file:flush()
+  end
 end
 
 function report:close()
   if self.bar then
     io.write('\n')
   end
-  self.file:close()
+  if self.file then
+    self.file:close()
+  end
 end
 
 return report

@@ -1,4 +1,4 @@
---- Command-line flags of the examples: --name=value or --name value, --switch; a mistyped flag or
+--- Command-line flags: --name=value or --name value, --switch; a mistyped flag or
 --- word names the nearest one. A specification is an array of { name, default, help, rule }; the
 --- default's type is the accepted type (number, string, boolean); the rule restricts it:
 ---   numbers   whole = true, from = (the least), above = (less than all), below = (more than all)
