@@ -118,6 +118,11 @@ function checkpoint.latest(root)
   return path_out[0] ~= nil and B.string(path_out[0]) or nil
 end
 
+-- Make a folder and its parents; it may exist.
+function checkpoint.make_folder(path)
+  B.check(C.ms_make_folder(path))
+end
+
 function checkpoint.prune(root, keep)
   B.check(C.ms_checkpoint_prune(root, keep))
 end

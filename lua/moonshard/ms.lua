@@ -44,7 +44,9 @@ local ms = {
 for _, name in ipairs(dtype.names) do
   ms[name] = name
 end
-for _, functions in ipairs { create, require 'moonshard.base.machine' } do
+for _, functions in ipairs {
+  create, require 'moonshard.base.machine', require 'moonshard.base.memory',
+} do
   for name, fn in next, functions do
     ms[name] = fn
   end
@@ -95,49 +97,6 @@ function ms.help(what)
   print(reference.help(what))
 end
 
-local kinds = { 'parameter', 'gradient', 'optimizer', 'activation', 'arena', 'scratch' }
-local stats = B.new('ms_memory_stats')
-
----@class ms.Memory
----@field live table<string, integer>  bytes in use by kind: parameter, gradient, ...
----@field peak table<string, integer>  highest `live` of each kind since reset_peak_memory()
----@field live_total integer
----@field peak_total integer
----@field reserved integer  bytes allocated from the system, caches included
----@field cached integer  part of `reserved` in free blocks, kept for later requests
----@field allocs integer
----@field system_allocs integer  allocations passed on to the system
----@field live_handles integer  number of tensors
----@field pinned integer  host memory for transfers to a device, not part of the others; 0 on the
----  CPU
-
---- Exact memory use, in bytes.
----@return ms.Memory
-function ms.memory()
-  C.ms_memory_stats_get(stats)
-  local live, peak = {}, {}
-  for i, kind in ipairs(kinds) do
-    live[kind], peak[kind] = tonumber(stats.live[i - 1]), tonumber(stats.peak[i - 1])
-  end
-  return {
-    live = live,
-    peak = peak,
-    live_total = tonumber(stats.live_total),
-    peak_total = tonumber(stats.peak_total),
-    reserved = tonumber(stats.reserved),
-    cached = tonumber(stats.cached),
-    allocs = tonumber(stats.n_allocs),
-    system_allocs = tonumber(stats.n_system),
-    live_handles = tonumber(stats.live_handles),
-    pinned = tonumber(stats.pinned),
-  }
-end
-
---- Reset all peaks to the current values.
-function ms.reset_peak_memory()
-  C.ms_memory_reset_peak()
-end
-
 --- Release unreferenced tensors immediately.
 ms.collect = B.collect
 
@@ -156,7 +115,7 @@ end
 local lazy = {}
 for _, name in ipairs {
   'nn', 'models', 'optim', 'fsdp', 'data', 'schedule', 'checkpoint', 'dist', 'amp', 'ema',
-  'parallel',
+  'parallel', 'train',
 } do
   lazy[name] = 'moonshard.' .. name
 end

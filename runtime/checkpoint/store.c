@@ -223,6 +223,13 @@ static ms_status verify(const char *path)
 }
 
 /* Uses no group: a script may call it before starting ranks. */
+ms_status ms_make_folder(const char *path)
+{
+    if (path == NULL || path[0] == '\0')
+        return MS_FAIL(MS_VALUE_ERROR, "make_folder: the path is empty");
+    return msi_io_mkdir_all(path);
+}
+
 ms_status ms_checkpoint_latest(const char **out, const char *root)
 {
     static _Thread_local msi_path path;

@@ -137,6 +137,9 @@ MS_API void ms_checkpoint_load_discard(ms_checkpoint_loader *l);
  * a dangling link is MS_IO_ERROR, in all functions.
  * @param out  path, valid until the thread's next call; NULL if there is none */
 MS_API ms_status ms_checkpoint_latest(const char **out, const char *root);
+
+/* Make a folder and its parents; it may exist. MS_IO_ERROR. */
+MS_API ms_status ms_make_folder(const char *path);
 /** Keep `keep` checkpoints under `root`: the target of the link `latest`, then the newest by step
  * (with a warning if one has a greater step than the first). Remove the others and leftovers of
  * dead writers. Broken ones are neither counted nor removed. Removes only files of checkpoints,
