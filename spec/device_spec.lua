@@ -1,7 +1,8 @@
--- ms.device, places of tensors, and what waits for a device: over the deferred device and the CUDA
--- plug-in's simulation
+-- ms.device, places of tensors, and what waits for a device: over the deferred device, the CUDA
+-- plug-in's simulation and the device that plans
 local checks = require 'support.checks'
 local ms = require 'moonshard'
+local runs = require 'support.runs'
 local scripts = require 'support.scripts'
 
 local CASES = {
@@ -40,7 +41,7 @@ describe('ms.device', function()
       x.to, x, 'cuda')
     checks.raises('RuntimeError', "the device of this process is 'cpu' since its first tensor",
       ms.device, 'cuda')
-    checks.raises('ValueError', "the kind is 'tpu', expected cpu or cuda", ms.device, 'tpu')
+    checks.raises('ValueError', "the kind is 'tpu', expected cpu, cuda or plan", ms.device, 'tpu')
     assert.is_false(ms.device.available 'tpu')
   end)
 
@@ -181,4 +182,46 @@ describe('the heap of a GPU', function()
       assert.equal(0, status, output)
     end)
   end)
+end)
+
+-- Peak bytes of two steps of training with an evaluation, on one rank of a number of them.
+local function trained_peak(world, dtype, checkpoints)
+  local fsdp, nn = ms.fsdp, ms.nn
+  local model = ms.models.GPT { vocab = 300, layers = 4, heads = 4, width = 128, context = 64 }
+  model = fsdp.FSDP(model, {
+    process_group = world, auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock },
+    mixed_precision = { param_dtype = dtype },
+  })
+  if checkpoints then
+    nn.checkpoint(model, { policy = function(m) return ms.is(m, nn.TransformerBlock) end })
+  end
+  local opt = ms.optim.AdamW(model:parameters(), { lr = 1e-3 })
+  local ids = ms.zeros({ 4, 64 }, { dtype = 'i64' })
+  for _ = 1, 2 do
+    ms.train.forward_backward(model, { { ids, ids }, { ids, ids } }, function(m, x, y)
+      return m(x, y) * ids:numel()
+    end)
+    model:clip_grad_norm_(1)
+    opt:step()
+    opt:zero_grad()
+    ms.no_grad(function() ms.scope(function() model(ids, ids) end) end)
+  end
+  return ms.memory().peak_total
+end
+
+describe("ms.device 'plan'", function()
+  for _, case in ipairs { { 1, 'f32' }, { 2, 'bf16' }, { 2, 'f32', true } } do
+    local world, dtype, checkpoints = unpack(case)
+    it(('counts the bytes of %d ranks in %s%s'):format(world, dtype,
+      checkpoints and ' with checkpoints' or ''), function()
+      local measured = tonumber(runs.reports(world, function()
+        return ('%d'):format(trained_peak(nil, dtype, checkpoints))
+      end)[0])
+      local planned = runs.alone(function()
+        ms.device 'plan'
+        return trained_peak(ms.dist.fake { rank = 0, world = world }, dtype, checkpoints)
+      end)
+      assert.equal(measured, planned)
+    end)
+  end
 end)

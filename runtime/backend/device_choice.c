@@ -1,5 +1,5 @@
 /* Which device a context has, chosen or MS_DEVICE's, and its plug-in. */
-#include "device.h"
+#include "device_plan.h"
 #include "heap.h"
 #include "library.h"
 
@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const char *const kinds[] = {"cpu", "fake", "cuda"};
+static const char *const kinds[] = {"cpu", "fake", "cuda", "plan"};
 
 /* A static copy of the kind; NULL: unknown. */
 static const char *known_kind(const char *name)
@@ -40,7 +40,8 @@ ms_status msi_device_choice(const ms_context *ctx, const char **kind, int32_t *i
     }
     *kind = known_kind(value);
     if (*kind == NULL) {
-        return MS_FAIL(MS_DEVICE_ERROR, "MS_DEVICE is '%s', expected cpu, cuda or fake", value);
+        return MS_FAIL(MS_DEVICE_ERROR, "MS_DEVICE is '%s', expected cpu, cuda, plan or fake",
+                       value);
     }
     *kind = *kind == kinds[0] ? NULL : *kind;
     return MS_OK;
@@ -56,6 +57,10 @@ ms_status msi_device_load(ms_context *ctx, const char *kind, const msi_device_op
         .file = file, .symbol = "msi_device_plugin", .what = what, .nbytes = 1 << 20};
     void *symbol;
 
+    if (strcmp(kind, msi_plan_device_ops.kind) == 0) {
+        *ops = &msi_plan_device_ops;
+        return MS_OK;
+    }
     snprintf(file, sizeof(file), "libmoonshard_%s.so", kind);
     snprintf(what, sizeof(what), "device '%s' (the default is the CPU)", kind);
     MS_TRY(msi_library_open(ctx, &library, &symbol, &why));
@@ -119,7 +124,7 @@ ms_status ms_device_use(const char *kind, int32_t index)
         return MS_OUT_OF_MEMORY;
     }
     if (known == NULL) {
-        return MS_FAIL(MS_VALUE_ERROR, "device: the kind is '%s', expected cpu or cuda",
+        return MS_FAIL(MS_VALUE_ERROR, "device: the kind is '%s', expected cpu, cuda or plan",
                        msi_foreign_name(kind));
     }
     if (index > 0 && known == kinds[0]) {

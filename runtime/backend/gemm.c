@@ -4,7 +4,7 @@
  * The choice depends on shape, strides and dtype only, not on values or history, so equal calls
  * give equal bits. Without hardware products of a narrow dtype (bf16, f16) operands are widened,
  * multiplied in f32 and rounded once. */
-#include "device.h"
+#include "device_plan.h"
 
 #include "plugin.h"
 
@@ -124,6 +124,7 @@ static ms_status open_plugin(gemm_state *s)
     const msi_plugin_host host = {.user = s,
                                   .room = host_room,
                                   .probe = host_probe,
+                                  .plans = msi_device_plans(s->ctx),
                                   .isa = strcmp(isa, "v2") == 0   ? 2
                                          : strcmp(isa, "v3") == 0 ? 3
                                                                   : 0};
@@ -177,16 +178,21 @@ static ms_status state_of(ms_context *ctx, gemm_state **out)
     return MS_OK;
 }
 
-static void run_own(const msi_gemm_args *g)
+static void run_own(const ms_context *ctx, const msi_gemm_args *g)
 {
-    msi_kernels()->fn[MSI_K_gemm][g->dtype](g);
+    if (!msi_device_plans(ctx)) {
+        msi_kernels()->fn[MSI_K_gemm][g->dtype](g);
+    }
 }
 
 /* out (rows, cols) = in, cast; both may have any strides. */
-static void cast_matrix(void *out, int32_t out_dtype, int64_t out_row, int64_t out_col,
-                        const void *in, int32_t in_dtype, int64_t in_row, int64_t in_col,
-                        int64_t rows, int64_t cols)
+static void cast_matrix(const gemm_state *s, void *out, int32_t out_dtype, int64_t out_row,
+                        int64_t out_col, const void *in, int32_t in_dtype, int64_t in_row,
+                        int64_t in_col, int64_t rows, int64_t cols)
 {
+    if (msi_device_plans(s->ctx)) {
+        return;
+    }
     bool by_column = in_row == 1 && in_col != 1; /* keep the unit stride innermost */
     msi_ew_args e = {.out = out, .in = {in}, .in_dtype = in_dtype};
 
@@ -281,22 +287,22 @@ static ms_status run_widened(gemm_state *s, const msi_gemm_args *g)
     f.a_col = a_by_row ? 1 : g->m;
     f.b_row = b_by_row ? g->n : 1;
     f.b_col = b_by_row ? 1 : g->k;
-    cast_matrix(a, wide, f.a_row, f.a_col, g->a, narrow, g->a_row, g->a_col, g->m, g->k);
-    cast_matrix(b, wide, f.b_row, f.b_col, g->b, narrow, g->b_row, g->b_col, g->k, g->n);
+    cast_matrix(s, a, wide, f.a_row, f.a_col, g->a, narrow, g->a_row, g->a_col, g->m, g->k);
+    cast_matrix(s, b, wide, f.b_row, f.b_col, g->b, narrow, g->b_row, g->b_col, g->k, g->n);
     if (g->bias != NULL) {
-        cast_matrix(bias, wide, g->n, 1, g->bias, narrow, g->n, 1, 1, g->n);
+        cast_matrix(s, bias, wide, g->n, 1, g->bias, narrow, g->n, 1, 1, g->n);
         f.bias = bias;
     }
     if (!direct) {
         f.c = c;
         f.c_row = g->n;
         if (g->accumulate) {
-            cast_matrix(c, wide, g->n, 1, g->c, narrow, g->c_row, 1, g->m, g->n);
+            cast_matrix(s, c, wide, g->n, 1, g->c, narrow, g->c_row, 1, g->m, g->n);
         }
     }
     MS_TRY(run(s, &f));
     if (!direct) {
-        cast_matrix(g->c, narrow, g->c_row, 1, c, wide, g->n, 1, g->m, g->n);
+        cast_matrix(s, g->c, narrow, g->c_row, 1, c, wide, g->n, 1, g->m, g->n);
     }
     return MS_OK;
 }
@@ -346,13 +352,13 @@ static ms_status pack(gemm_state *s, packing p, msi_gemm_args *g)
     float *a = room, *b = a + (p.a ? g->m * g->k : 0);
 
     if (p.a) {
-        cast_matrix(a, f32, g->k, 1, g->a, f32, g->a_row, g->a_col, g->m, g->k);
+        cast_matrix(s, a, f32, g->k, 1, g->a, f32, g->a_row, g->a_col, g->m, g->k);
         g->a = a;
         g->a_row = g->k;
         g->a_col = 1;
     }
     if (p.b) {
-        cast_matrix(b, f32, 1, g->k, g->b, f32, g->b_row, g->b_col, g->k, g->n);
+        cast_matrix(s, b, f32, 1, g->k, g->b, f32, g->b_row, g->b_col, g->k, g->n);
         g->b = b;
         g->b_row = 1;
         g->b_col = g->k;
@@ -367,7 +373,7 @@ static ms_status run(gemm_state *s, const msi_gemm_args *given)
     const msi_gemm_args *g = given;
 
     if (s->plugin == NULL) {
-        run_own(g);
+        run_own(s->ctx, g);
         return MS_OK;
     }
     if (g->dtype == MS_DTYPE_F32 && g->batch == 1) {
@@ -391,7 +397,7 @@ static ms_status run(gemm_state *s, const msi_gemm_args *given)
     if (ms_dtype_is_narrow(g->dtype)) {
         return run_widened_batch(s, g);
     }
-    run_own(g);
+    run_own(s->ctx, g);
     return MS_OK;
 }
 
@@ -401,14 +407,14 @@ ms_status msi_gemm_now(ms_context *ctx, const msi_gemm_args *g)
 
     if (MSI_UNLIKELY(!ms_dtype_is_floating(g->dtype))) {
         MS_TRY(msi_check_host_kernel("gemm", MSI_K_gemm, g->dtype));
-        run_own(g);
+        run_own(ctx, g);
         return MS_OK;
     }
     if (g->m == 0 || g->n == 0 || g->batch == 0) {
         return MS_OK;
     }
     if (g->dtype == MS_DTYPE_F64 || (double)g->m * (double)g->n * (double)g->k <= TINY) {
-        run_own(g); /* k = 0 too: zeros, bias or old values */
+        run_own(ctx, g); /* k = 0 too: zeros, bias or old values */
         return MS_OK;
     }
     MS_TRY(state_of(ctx, &s));

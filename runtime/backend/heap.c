@@ -4,6 +4,7 @@
  * system for nothing. Counts are of requested bytes, not of class sizes. */
 #include "heap.h"
 #include "bounds.h"
+#include "device_plan.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -247,7 +248,7 @@ ms_status msi_host_alloc(ms_context *ctx, int64_t nbytes, int32_t kind, msi_mem_
 
     *out = NULL;
     MS_TRY(heap_get(ctx, &h));
-    if (h->device != NULL) {
+    if (h->device != NULL && !msi_device_plans(ctx)) {
         h->host = h->host != NULL ? h->host : heap_new(h->device, MSI_PLACE_PINNED);
         if (fails_on_demand(h)) { /* one count for both */
             return out_of_memory(h->host, nbytes, kind);

@@ -20,7 +20,7 @@ end
 -- 'cuda:1' gives 'cuda', 1; nil if the value is not a device name.
 local function parse(value)
   local kind, index = tostring(value):match '^(%a+):?(%d*)$'
-  if kind ~= 'cpu' and kind ~= 'cuda' and kind ~= 'fake' then
+  if kind ~= 'cpu' and kind ~= 'cuda' and kind ~= 'plan' and kind ~= 'fake' then
     return nil
   end
   return kind, tonumber(index)
@@ -98,7 +98,9 @@ end
 
 --- Choose the device of this process, before any tensor exists (RuntimeError afterwards). The
 --- default is MS_DEVICE, or else the CPU. In a job every rank chooses, before or after dist.init().
----@param kind string  'cpu', 'cuda', or with an index 'cuda:1'
+---@param kind string  'cpu', 'cuda', or with an index 'cuda:1'; 'plan' computes nothing: a script
+---  runs in the time of its host code, with arbitrary values, and ms.memory() counts what it would
+---  hold on the CPU
 ---@param index? integer  from 0; default: the rank on this host, modulo the number of devices
 ---@return string  a name for `device = ` and t:to(): 'cuda', 'cuda:1'
 function device.use(kind, index)
