@@ -36,16 +36,20 @@ local function copy_of(name, changes)
   return folder
 end
 
+-- ids, targets and options of a case
 local function batch_of(case)
-  return ms.tensor(case.ids, { dtype = 'i64' }), ms.tensor(case.targets, { dtype = 'i64' })
+  local function i64(rows)
+    return rows and ms.tensor(rows, { dtype = 'i64' })
+  end
+  return i64(case.ids), i64(case.targets), { positions = i64(case.positions) }
 end
 
 -- Five steps of AdamW have the losses of the case.
 local function trains_as(case, model)
-  local ids, targets = batch_of(case)
+  local ids, targets, opts = batch_of(case)
   local opt = optim.AdamW(model:parameters(), { lr = 0.01, eps = 1e-4, weight_decay = 0.1 })
   for step, wanted in ipairs(case.losses) do
-    local loss = model(ids, targets)
+    local loss = model(ids, targets, opts)
     numbers.near('loss ' .. step, loss:item(), wanted, TOLERANCE)
     loss:backward()
     opt:step()
@@ -106,15 +110,17 @@ describe('a folder of transformers', function()
   for _, name in ipairs {
     'llama', 'llama, linear', 'llama, llama3', 'llama, yarn', 'llama, yarn with scales', 'qwen2',
     'qwen2, window', 'qwen3', 'qwen3, window', 'mistral', 'gpt2', 'gpt2, scales',
+    'llama, packed', 'qwen2, packed', 'qwen2, window, packed', 'qwen3, packed',
+    'qwen3, window, packed', 'mistral, packed', 'gpt2, packed',
   } do
     it('gives logits, gradients and losses of ' .. name, function()
       local case = CASES[name]
       local model = ms.models.from_pretrained(copy_of(case.folder, case.changes))
-      local ids, targets = batch_of(case)
-      local logits = model(ids)
+      local ids, targets, opts = batch_of(case)
+      local logits = model(ids, nil, opts)
       numbers.close('logits', logits, case.logits, TOLERANCE)
       numbers.close('last logits', logits:narrow(2, logits:size(2) - 2, 3), case.last, TOLERANCE)
-      model(ids, targets):backward()
+      model(ids, targets, opts):backward()
       local n = 0
       for _, entry in ipairs(model:named_parameters()) do
         numbers.close(entry.name, entry.tensor:grad(), case.gradients[entry.name], TOLERANCE)
@@ -321,8 +327,11 @@ describe('models.Decoder', function()
     assert.equal(expected, model:eval()(ids):hash())
   end)
 
-  it('refuses rows longer than its learned positions', function()
+  it('refuses rows longer than its learned positions, and positions of another shape', function()
     local model = ms.models.from_pretrained(SOURCE .. 'gpt2')
+    local ids, _, opts = batch_of(CASES['gpt2, packed'])
+    checks.raises('ValueError', 'models.Decoder: positions are i64 (1, 13), expected i64 (1, 12), '
+      .. 'the shape of ids', model, ids:narrow(2, 1, 12), nil, opts)
     checks.raises('ValueError', 'rows have 14 tokens, the model has 13 positions', model,
       ms.zeros(1, 14, { dtype = 'i64' }))
   end)

@@ -78,6 +78,32 @@ describe('models.GPT', function()
     checks.close(sum / 5, model(x, y):item(), 1e-5)
   end)
 
+  it('has the losses and gradients of documents alone for a row that packs them', function()
+    local model = tiny()
+    local rows = { { 1, 2, 3 }, { 4, 5 }, { 6, 7, 8, 9 } }
+    local loss = 0
+    for _, row in ipairs(rows) do
+      local summed = model(ids { row }, ids { row }, { reduction = 'sum' })
+      summed:backward()
+      loss = loss + summed:item()
+    end
+    local gradients = {}
+    for i, p in ipairs(model:parameters()) do
+      gradients[i] = p:grad():totable()
+    end
+    model:zero_grad()
+    local row = ids { { 1, 2, 3, 4, 5, 6, 7, 8, 9 } } -- longer than the context
+    local opts = { positions = ids { { 0, 1, 2, 0, 1, 0, 1, 2, 3 } } }
+    local packed = model(row, row, opts) * 9
+    packed:backward()
+    checks.close(loss, packed:item(), 1e-4)
+    for i, p in ipairs(model:parameters()) do
+      checks.close(gradients[i], p:grad(), 1e-5)
+    end
+    opts.positions = ids { { 6 } }
+    checks.raises('IndexError', 'embedding', model, ids { { 1 } }, nil, opts)
+  end)
+
   it('learns a short row and generates it', function()
     local model = tiny()
     local opt = ms.optim.AdamW(model:parameters(), { lr = 0.02, weight_decay = 0 })

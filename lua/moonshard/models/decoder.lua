@@ -13,11 +13,11 @@ local Module = require 'moonshard.nn.module'
 local ModuleList = require 'moonshard.nn.module_list'
 local Rotary = require 'moonshard.models.rotary'
 local arguments = require 'moonshard_ffi.arguments'
+local causal = require 'moonshard.models.causal'
 local create = require 'moonshard.base.create'
 local errors = require 'moonshard.base.errors'
 local families = require 'moonshard.models.families'
 local folder = require 'moonshard.models.folder'
-local ops = require 'moonshard.ops'
 local parts = require 'moonshard.models.decoder_parts'
 local rules = require 'moonshard.nn.rules'
 local without_jit = require 'moonshard.base.without_jit'
@@ -56,28 +56,38 @@ function DecoderBody:init(of)
   without_jit.run(build_body, self, of)
 end
 
--- Query i attends to keys i - window + 1 to i.
-local function window_mask(length, window)
-  return ops.gt(ops.triu(ops.tril(create.ones(length, length)), 1 - window), 0)
+-- The inputs of the first layer: embeddings, and the cosines and sines of rotary positions.
+local function embedded(self, ids, positions, past)
+  local x, length = self[self._names.embedding](ids), ids:size(2)
+  if self._rotary then
+    return self.drop(x), self._rotary:tables(past + length, x:dtype(), positions or past)
+  elseif not positions and past + length > self.context then
+    errors.raise('ValueError', 'rows have %d tokens, the model has %d positions', past + length,
+      self.context)
+  end
+  return self.drop(x + self.wpe(positions or create.arange(past, past + length)))
+end
+
+-- Masks of layers without and with a window; nil: all keys up to the query's.
+local function masks(self, length, positions, past)
+  local all, window = positions and causal.mask(positions, past), self.window
+  if not window or window >= past + length then
+    return all, all
+  end
+  return all, causal.mask(positions or create.arange(past, past + length):unsqueeze(1), past,
+    window)
 end
 
 ---@param ids ms.Tensor  i64 (B, T)
+---@param positions? ms.Tensor  i64 (B, T)
+---@param cache? ms.models.KeyValueCache  of T' tokens before; gets these
 ---@return ms.Tensor  (B, T, C)
-function DecoderBody:forward(ids)
-  local names, length = self._names, ids:size(2)
-  local x, cos, sin = self[names.embedding](ids), nil, nil
-  if self._rotary then
-    cos, sin = self._rotary:tables(length, x:dtype())
-  elseif length > self.context then
-    errors.raise('ValueError', 'rows have %d tokens, the model has %d positions', length,
-      self.context)
-  else
-    x = x + self.wpe(create.arange(length))
-  end
-  x = self.drop(x)
-  local window = self.window and self.window < length and window_mask(length, self.window) or nil
+function DecoderBody:forward(ids, positions, cache)
+  local names, length, past = self._names, ids:size(2), cache and cache.length or 0
+  local x, cos, sin = embedded(self, ids, positions, past)
+  local all, windowed = masks(self, length, positions, past)
   for _, layer in ipairs(self[names.layers]) do
-    x = layer(x, cos, sin, window)
+    x = layer(x, cos, sin, all, windowed, cache)
   end
   return self[names.norm](x)
 end
@@ -122,17 +132,15 @@ end
 
 ---@param ids ms.Tensor  i64 (B, T)
 ---@param targets? ms.Tensor  i64 (B, T): the token after each; -100 is ignored
+---@param opts? ms.models.ForwardOptions
 ---@return ms.Tensor  loss () with targets, else logits (B, T, V)
-function Decoder:forward(ids, targets)
-  if arguments.tensor(self._name, 'ids', ids):dim() ~= 2 then
-    errors.raise('ValueError', '%s: ids have shape (%s), expected (rows, tokens)', self._name,
-      table.concat(ids:shape(), ', '))
-  end
-  local logits = self.lm_head(self[self._body](ids))
+function Decoder:forward(ids, targets, opts)
+  opts = causal.options(self._name, ids, opts)
+  local logits = self.lm_head(self[self._body](ids, opts.positions, opts.cache))
   if targets == nil then
     return logits
   end
-  return ops.cross_entropy(logits, targets)
+  return causal.loss(logits, targets, opts.reduction)
 end
 
 --- Continue a row of tokens, as ms.models.GPT does.

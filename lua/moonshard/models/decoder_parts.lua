@@ -7,6 +7,7 @@ local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'
 local RMSNorm = require 'moonshard.nn.rms_norm'
 local Rotary = require 'moonshard.models.rotary'
+local attend = require 'moonshard.ops.attend'
 local dropout_streams = require 'moonshard.base.dropout_streams'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
@@ -91,7 +92,7 @@ function Attention:init(of, layer)
   self.scale = (shape.scaled and shape.head_dim ^ -0.5 or 1)
     / (shape.scaled_by_layer and layer or 1)
   self.attention_dropout, self._o = shape.attention_dropout, o
-  self.windowed = shape.windowed[layer]
+  self.windowed, self._layer = shape.windowed[layer], layer
   declare_projections(self, of)
   self:child(o, linear(of, self.heads * self.head_dim, shape.width, shape.o_bias, true))
   if shape.qk_norm then
@@ -122,7 +123,7 @@ local function project(self, x)
     all:narrow(3, self.heads + self.kv_heads + 1, self.kv_heads)
 end
 
-function Attention:forward(x, cos, sin, window)
+function Attention:forward(x, cos, sin, mask, window, cache)
   local q, k, v = project(self, x)
   if self.q_norm then
     q, k = self.q_norm(q), self.k_norm(k)
@@ -130,15 +131,15 @@ function Attention:forward(x, cos, sin, window)
   if cos then
     q, k = Rotary.turn(q, cos, sin), Rotary.turn(k, cos, sin)
   end
-  local p = self.training and self.attention_dropout or 0
-  local mask = self.windowed and window or nil
-  local y = ops.scaled_dot_product_attention(q:transpose(2, 3), k:transpose(2, 3),
-    v:transpose(2, 3), {
-      is_causal = mask == nil, attn_mask = mask, enable_gqa = true, scale = self.scale,
-      dropout_p = p,
-      site = p > 0 and (self._site or self:materialize()._site) or nil,
-    })
-  y = y:transpose(2, 3):reshape(x:size(1), x:size(2), self.heads * self.head_dim)
+  q, k, v = q:transpose(2, 3), k:transpose(2, 3), v:transpose(2, 3)
+  if cache then
+    k, v = cache:extend(self._layer, k, v)
+  end
+  local p, length = self.training and self.attention_dropout or 0, x:size(2)
+  mask = self.windowed and window or mask
+  local y = attend.heads(q, k, v, mask, length > 1, self.scale, p,
+    p > 0 and (self._site or self:materialize()._site) or nil)
+  y = y:transpose(2, 3):reshape(x:size(1), length, self.heads * self.head_dim)
   return self.resid_dropout(self[self._o](y))
 end
 
@@ -201,13 +202,16 @@ function DecoderLayer:init(of, layer)
 end
 
 ---@param x ms.Tensor  (B, T, C)
----@param cos? ms.Tensor  rotary positions: see ms.models.Rotary
+---@param cos? ms.Tensor  of rotary positions, as Rotary.turn() takes them
 ---@param sin? ms.Tensor
----@param window? ms.Tensor  bool (T, T): the mask of layers with a window
+---@param mask? ms.Tensor  bool, of causal.mask()
+---@param window? ms.Tensor  the mask of layers with a window
+---@param cache? ms.models.KeyValueCache
 ---@return ms.Tensor  (B, T, C)
-function DecoderLayer:forward(x, cos, sin, window)
+function DecoderLayer:forward(x, cos, sin, mask, window, cache)
   local names = self._names
-  x = x + self[names.attention](self[names.attention_norm](x), cos, sin, window)
+  x = x + self[names.attention](self[names.attention_norm](x), cos, sin, mask, window,
+    cache)
   return x + self[names.mlp](self[names.mlp_norm](x))
 end
 

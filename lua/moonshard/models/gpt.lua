@@ -15,6 +15,7 @@ local ModuleList = require 'moonshard.nn.module_list'
 local TransformerBlock = require 'moonshard.nn.transformer_block'
 local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
+local causal = require 'moonshard.models.causal'
 local create = require 'moonshard.base.create'
 local data = require 'moonshard_ffi.data'
 local dtypes = require 'moonshard.base.dtype'
@@ -22,7 +23,6 @@ local errors = require 'moonshard.base.errors'
 local finally = require 'moonshard.base.finally'
 local machine = require 'moonshard.base.machine'
 local without_jit = require 'moonshard.base.without_jit'
-local ops = require 'moonshard.ops'
 local parameter = require 'moonshard_ffi.parameter'
 local random = require 'moonshard.base.random'
 local rules = require 'moonshard.nn.rules'
@@ -122,25 +122,24 @@ end
 
 ---@param ids ms.Tensor  i64 (B, T)
 ---@param targets? ms.Tensor  i64 (B, T); -100 is ignored
+---@param opts? ms.models.ForwardOptions
 ---@return ms.Tensor  loss () with targets, else logits (B, T, V)
-function GPT:forward(ids, targets)
-  if arguments.tensor('GPT', 'ids', ids):dim() ~= 2 then
-    errors.raise('ValueError', 'GPT: ids have shape (%s), expected (rows, tokens)',
-      table.concat(ids:shape(), ', '))
-  end
-  local length = ids:size(2)
-  if length > self.context then
+function GPT:forward(ids, targets, opts)
+  opts = causal.options('GPT', ids, opts)
+  local length, positions = ids:size(2), opts.positions
+  if length > self.context and not positions then
     errors.raise('ValueError', 'rows have %d tokens, the context is %d', length, self.context)
   end
-  local x = self.drop(self.wte(ids) + self.wpe(self:_positions_of(length)))
+  local x = self.drop(self.wte(ids) + self.wpe(positions or self:_positions_of(length)))
+  local mask = positions and causal.mask(positions, 0)
   for i = 1, self.layers do
-    x = self.h[i](x)
+    x = self.h[i](x, mask)
   end
   local logits = self.lm_head(self.ln_f(x))
   if targets == nil then
     return logits
   end
-  return ops.cross_entropy(logits, targets)
+  return causal.loss(logits, targets, opts.reduction)
 end
 
 -- Accepts a GPT or a wrapper around one.

@@ -183,8 +183,9 @@ function Rotary:init(width, parameters)
   self.frequencies, self.factor, self._tables = list, factor or 1, {}
 end
 
-local function make(self, length, dtype)
-  local positions = create.arange(length):to('f32'):reshape(length, 1, 1)
+local function make(self, least, dtype)
+  local length = 2 ^ math.ceil(math.log(least) / math.log(2)) -- rows that grow are seldom computed
+  local positions = create.arange(length):to('f32'):unsqueeze(2)
   local angles = positions * create.tensor(self.frequencies)
   local function table_of(t)
     return scope.keep((t * self.factor):to(dtype))
@@ -192,22 +193,29 @@ local function make(self, length, dtype)
   return { length = length, cos = table_of(ops.cos(angles)), sin = table_of(ops.sin(angles)) }
 end
 
---- Cosines and sines of positions 0 to length - 1. They are kept between calls.
----@param length integer
+--- Cosines and sines of positions. Tables are kept between calls.
+---@param length integer  above all positions; IndexError for others
 ---@param dtype ms.DType
----@return ms.Tensor cos, ms.Tensor sin  (length, 1, D / 2)
-function Rotary:tables(length, dtype)
+---@param positions integer|ms.Tensor  the first of those up to length - 1, or i64 (B, T)
+---@return ms.Tensor cos, ms.Tensor sin  (T, 1, D / 2) or (B, T, 1, D / 2)
+function Rotary:tables(length, dtype, positions)
   local kept = self._tables[dtype]
   if not kept or kept.length < length then
     kept = autograd.no_grad(scope.run, 'rotary', make, self, length, dtype)
     self._tables[dtype] = kept
   end
-  return kept.cos:narrow(1, 1, length), kept.sin:narrow(1, 1, length)
+  local function rows(all)
+    if type(positions) == 'number' then
+      return all:narrow(1, positions + 1, length - positions):unsqueeze(2)
+    end
+    return ops.embedding(all:narrow(1, 1, length), positions):unsqueeze(3)
+  end
+  return rows(kept.cos), rows(kept.sin)
 end
 
 --- Turn heads by their positions.
 ---@param x ms.Tensor  (B, T, H, D)
----@param cos ms.Tensor  (T, 1, D / 2)
+---@param cos ms.Tensor  (T, 1, D / 2) or (B, T, 1, D / 2)
 ---@param sin ms.Tensor
 ---@return ms.Tensor  (B, T, H, D)
 function Rotary.turn(x, cos, sin)

@@ -6,6 +6,7 @@
 local Dropout = require 'moonshard.nn.dropout'
 local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'
+local attend = require 'moonshard.ops.attend'
 local check = require 'moonshard.nn.check'
 local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
@@ -51,10 +52,23 @@ function CausalSelfAttention:init(width, heads, opts)
   self:child('drop', Dropout(opts.dropout or 0))
 end
 
+-- Attention with a mask on parts of the packed projection.
+local function masked(qkv, heads, mask)
+  local rows, length, depth = qkv:size(1), qkv:size(2), qkv:size(3) / (3 * heads)
+  local parts = qkv:reshape(rows, length, 3 * heads, depth):transpose(2, 3)
+  local y = attend.heads(parts:narrow(2, 1, heads), parts:narrow(2, heads + 1, heads),
+    parts:narrow(2, 2 * heads + 1, heads), mask, true, 1 / math.sqrt(depth), 0)
+  return y:transpose(2, 3):reshape(rows, length, heads * depth)
+end
+
 ---@param x ms.Tensor  (B, T, C)
+---@param mask? ms.Tensor  bool, broadcasts to (B, heads, T, T): true where a query attends to a
+---  key, if the key is not after it
 ---@return ms.Tensor  (B, T, C)
-function CausalSelfAttention:forward(x)
-  local y = ops.attention_packed(self.qkv(x), self.heads, { causal = true })
+function CausalSelfAttention:forward(x, mask)
+  local qkv = self.qkv(x)
+  local y = mask and masked(qkv, self.heads, mask)
+    or ops.attention_packed(qkv, self.heads, { causal = true })
   return self.drop(self.proj(y))
 end
 

@@ -48,9 +48,10 @@ function TransformerBlock:init(width, heads, opts)
 end
 
 ---@param x ms.Tensor  (B, T, C)
+---@param mask? ms.Tensor  bool, as nn.CausalSelfAttention takes it
 ---@return ms.Tensor  (B, T, C)
-function TransformerBlock:forward(x)
-  x = x + self.attn(self.ln_1(x))
+function TransformerBlock:forward(x, mask)
+  x = x + self.attn(self.ln_1(x), mask)
   return x + self.mlp(self.ln_2(x))
 end
 
