@@ -52,6 +52,14 @@ function data.digest(tokens)
   return tonumber(digest[0] / 2 ^ 11)
 end
 
+--- XXH3 of bytes, as 16 hexadecimal digits.
+---@param bytes string|ffi.cdata*
+---@param n? integer  default: those of the string
+---@return string
+function data.hash(bytes, n)
+  return bit.tohex(B.C.ms_hash_bytes(bytes, n or #bytes), 16)
+end
+
 ---@param seed integer|ffi.cdata*
 ---@return integer
 function data.sample(logits, temperature, top_k, seed, draw)

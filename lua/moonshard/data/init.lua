@@ -10,4 +10,6 @@ return namespace.space('data', data, {
   TensorDataset = 'moonshard.data.tensor_dataset',
   Subset = 'moonshard.data.subset',
   Tokenizer = 'moonshard.data.tokenizer',
+  chat = 'moonshard.data.chat',
+  Chat = 'moonshard.data.chat',
 })
