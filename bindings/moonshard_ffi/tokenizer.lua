@@ -18,24 +18,39 @@ function tokenizer.load(path)
   return B.gc(handle[0], C.ms_tokenizer_free)
 end
 
+--- The ids of a text in C memory, valid until the next call with `t`.
+---@param flags integer
+---@return ffi.cdata* ids, integer n, integer n_invalid
+function tokenizer.encoded(t, text, flags)
+  B.check(C.ms_tokenizer_encode(t, text, #text, flags, ids_out, n_out, invalid_out))
+  return ids_out[0], tonumber(n_out[0]), tonumber(invalid_out[0])
+end
+
 ---@param flags integer
 ---@return integer[] ids, integer n_invalid
 function tokenizer.encode(t, text, flags)
-  B.check(C.ms_tokenizer_encode(t, text, #text, flags, ids_out, n_out, invalid_out))
-  local ids, found = {}, ids_out[0]
-  for i = 1, tonumber(n_out[0]) do
+  local found, n, n_invalid = tokenizer.encoded(t, text, flags)
+  local ids = {}
+  for i = 1, n do
     ids[i] = found[i - 1]
   end
-  return ids, tonumber(invalid_out[0])
+  return ids, n_invalid
+end
+
+--- The text of n ids in C memory.
+---@param ids ffi.cdata*  int32_t *
+---@param flags integer
+---@return string
+function tokenizer.decoded(t, ids, n, flags)
+  B.check(C.ms_tokenizer_decode(t, ids, n, flags, text_out, n_out))
+  return B.string(text_out[0], n_out[0])
 end
 
 ---@param ids integer[]  of 32 bits
 ---@param flags integer
 ---@return string
 function tokenizer.decode(t, ids, flags)
-  local n = #ids
-  B.check(C.ms_tokenizer_decode(t, Ids(n, ids), n, flags, text_out, n_out))
-  return B.string(text_out[0], n_out[0])
+  return tokenizer.decoded(t, Ids(#ids, ids), #ids, flags)
 end
 
 ---@return integer

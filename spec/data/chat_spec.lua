@@ -78,12 +78,11 @@ describe('data.chat', function()
     local folder = os.tmpname()
     os.remove(folder)
     assert(os.execute('mkdir ' .. folder) == 0)
-    local default = "{% if loop.first and messages[0]['role'] != 'system' %}{{ "
-      .. "'<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}"
-      .. '{% endif %}'
-    local text = '{% for message in messages %}' .. default .. "{{'<|im_start|>' + message['role'] "
-      .. "+ '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if "
-      .. "add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    local text = "{% for message in messages %}{% if loop.first and messages[0]['role'] != "
+      .. "'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained "
+      .. "by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + "
+      .. "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
+      .. "'<|im_start|>assistant\n' }}{% endif %}"
     local config = folder .. '/tokenizer_config.json'
     write(config, ms.json.encode { chat_template = text })
     assert.equal('smollm2', ms.data.chat(folder).name)

@@ -70,6 +70,7 @@ local FORMATS = {
 ---@class ms.data.Chat
 ---@field name string
 ---@field close string  the end-of-turn token: generation stops at it
+---@field bos? string  the token that begins conversations
 ---@field date? string  of formats with a date
 local Chat = class('data.Chat')
 
@@ -77,7 +78,7 @@ local Chat = class('data.Chat')
 ---@param date? string
 function Chat:init(name, date)
   local format = FORMATS[name]
-  self.name, self.close, self._format = name, format.close, format
+  self.name, self.close, self.bos, self._format = name, format.close, format.bos, format
   if format.dated then
     self.date = date or format.dated == true and os.date '%d %b %Y' or format.dated
   end

@@ -12,4 +12,5 @@ return namespace.space('data', data, {
   Tokenizer = 'moonshard.data.tokenizer',
   chat = 'moonshard.data.chat',
   Chat = 'moonshard.data.chat',
+  Examples = 'moonshard.data.examples',
 })

@@ -64,6 +64,25 @@ function Tokenizer:decode(ids, opts)
   return runtime.decode(self._handle, ids, opts.special and 0 or SKIP_SPECIAL)
 end
 
+-- The ids of a text without the tokens of the post-processor, in C memory until the next call.
+---@return ffi.cdata* ids, integer n
+function Tokenizer:_encoded(text, parse_special)
+  return runtime.encoded(self._handle, text, parse_special and PARSE_SPECIAL or 0)
+end
+
+-- The text of n ids in C memory, with special tokens.
+---@return string
+function Tokenizer:_decoded(ids, n)
+  return runtime.decoded(self._handle, ids, n, 0)
+end
+
+-- The folder with the tokenizer's file.
+---@return string
+function Tokenizer:_folder()
+  return self.path:match '^(.*)/tokenizer%.json$' or self.path:match '^tokenizer%.json$' and '.'
+    or self.path
+end
+
 --- 1 + the largest id: the least number of rows of an embedding.
 ---@return integer
 function Tokenizer:vocab_size()
