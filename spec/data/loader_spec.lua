@@ -169,6 +169,7 @@ describe('data', function()
     -- 33 windows of 3, 2 a step: 16 steps
     local loader = data.Loader { tokens = tokens, batch = 2, context = 3 }
     assert.equal(16, loader.steps_per_epoch)
+    assert.equal(2 * 3, loader:step_targets())
     local orders = {}
     for epoch = 1, 2 do
       local seen, order = {}, {}

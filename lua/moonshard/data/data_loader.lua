@@ -12,22 +12,26 @@
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
 local collate = require 'moonshard.data.collate'
-local dist = require 'moonshard.dist'
 local errors = require 'moonshard.base.errors'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.data'
 local samples = require 'moonshard.base.samples'
 local sharded = require 'moonshard.data.sharded'
 
----@class ms.data.DataLoader
+---@class ms.data.DataLoader: ms.data.Steps
 ---@field dataset ms.data.Dataset
 ---@field batch_size integer
 ---@field micro_batches integer
 ---@field steps_per_epoch integer
 ---@overload fun(dataset: any, opts?: ms.data.DataLoader.Options): ms.data.DataLoader
-local DataLoader = class('data.DataLoader')
+local DataLoader = class('data.DataLoader', nil, sharded.Steps)
 
-DataLoader._is_loader = true
+DataLoader._batch_option = 'batch_size'
+DataLoader._meaning = {
+  { 'n_samples', '%s samples', shared = true },
+  { 'shuffle', 'shuffle = %s' },
+  { 'drop_last', 'drop_last = %s' },
+}
 
 ---@class ms.data.DataLoader.Options
 ---@field batch_size? integer  B, samples in a batch of one rank (default 1)
@@ -110,19 +114,6 @@ end
 ---@return integer
 function DataLoader:len()
   return self.steps_per_epoch * self.micro_batches
-end
-
---- The loader's group (`process_group`, or all ranks), and whether its ranks share the samples. If
---- not, each of them gets all samples.
----@return ms.dist.Group group, boolean shared
-function DataLoader:group()
-  return self._group or dist.world(), self._shared_by ~= false
-end
-
---- Number of the step that the next batch belongs to, over all epochs, from 0.
----@return integer
-function DataLoader:step()
-  return self._step
 end
 
 --- The epoch that the next batch belongs to, from 0.
@@ -218,10 +209,7 @@ function DataLoader:next()
   parameter.begin_samples(first)
   samples.assign(holders(batch, {}), first, self._shared_by)
   self._loaded = false
-  self._micro = self._micro + 1
-  if self._micro == self.micro_batches then
-    self._step, self._micro = self._step + 1, 0
-  end
+  self:_advance()
   return unpack(batch, 1, batch.n)
 end
 
@@ -254,56 +242,12 @@ function DataLoader:batches(most)
   end
 end
 
--- Fields of the state that must match, with their text in errors.
-local MEANING = {
-  { 'n_samples', '%s samples' },
-  { 'shuffle', 'shuffle = %s' },
-  { 'drop_last', 'drop_last = %s' },
-}
-
-local function meaning(self)
-  -- If each rank of a group gets all samples, ranks may have different datasets.
-  local alone = self.world_size < select(2, sharded.ranks(self))
-  return {
-    n_samples = not alone and self.n_samples or nil, shuffle = self.shuffle,
-    drop_last = self.drop_last,
-  }
-end
-
----@class ms.data.DataLoader.State
----@field samples integer  steps so far times samples_per_step; independent of the number of ranks
----@field seed integer
----@field samples_per_step integer
----@field n_samples? integer  absent if each rank of a job gets all samples
----@field shuffle boolean
----@field drop_last boolean
-
---- The position, for load_state() and checkpoints. RuntimeError inside a step.
----@return ms.data.DataLoader.State
-function DataLoader:state()
-  if self._micro ~= 0 then
-    errors.raise('RuntimeError', 'the position is taken between steps: micro-batch %d of %d is '
-      .. 'next', self._micro + 1, self.micro_batches)
-  end
-  local state = meaning(self)
-  state.samples = self._step * self.samples_per_step
-  state.seed = self.seed
-  state.samples_per_step = self.samples_per_step
-  return state
-end
-
---- Raise an error if this loader cannot continue at a position. Samples are not compared.
----@param state ms.data.DataLoader.State
-function DataLoader:check_state(state)
-  sharded.check_state(self, state, meaning(self), MEANING, 'batch_size')
-end
-
 --- Continue at the position of another loader over the same dataset. The number of ranks may
 --- differ, the number of samples per step must not.
----@param state ms.data.DataLoader.State
+---@param state ms.data.State
 function DataLoader:load_state(state)
-  self:check_state(state)
-  self._step, self._micro, self._loaded = state.samples / self.samples_per_step, 0, true
+  sharded.Steps.load_state(self, state)
+  self._loaded = true
 end
 
 function DataLoader:__tostring()

@@ -21,22 +21,27 @@ local TokenFile = require 'moonshard.data.token_file'
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
 local create = require 'moonshard.base.create'
-local dist = require 'moonshard.dist'
 local errors = require 'moonshard.base.errors'
 local runtime = require 'moonshard_ffi.data'
 local samples = require 'moonshard.base.samples'
 local sharded = require 'moonshard.data.sharded'
 local util = require 'moonshard.base.util'
 
----@class ms.data.Loader
+---@class ms.data.Loader: ms.data.Steps
 ---@field batch integer
 ---@field context integer
 ---@field micro_batches integer
 ---@field steps_per_epoch integer
 ---@overload fun(opts: ms.data.Loader.Options): ms.data.Loader
-local Loader = class('data.Loader')
+local Loader = class('data.Loader', nil, sharded.Steps)
 
-Loader._is_loader = true
+Loader._batch_option = 'batch'
+Loader._meaning = {
+  { 'context', 'a context of %s' },
+  { 'shuffle', 'shuffle = %s' },
+  { 'n_windows', 'tokens that hold %s windows', shared = true },
+  { 'contents', 'tokens of digest %s', '_contents', shared = true },
+}
 
 ---@class ms.data.Loader.Options
 ---@field tokens ms.Tensor|ms.data.TokenFile  u8 or i64 (n), or a file of u16 or u32
@@ -75,23 +80,10 @@ function Loader:init(opts)
   self._contents = runtime.digest(self._ids)
 end
 
---- The loader's group (`process_group`, or all ranks), and whether its ranks share the samples. If
---- not, each of them gets all samples.
----@return ms.dist.Group group, boolean shared
-function Loader:group()
-  return self._group or dist.world(), self._shared_by ~= false
-end
-
---- Number of the step that the next batch belongs to, from 0.
+--- Number of targets in the step that the next batch belongs to, over all micro-batches and ranks.
 ---@return integer
-function Loader:step()
-  return self._step
-end
-
---- Number of completed passes over the tokens before the next batch.
----@return number
-function Loader:epoch()
-  return self._step / self.steps_per_epoch
+function Loader:step_targets()
+  return self.samples_per_step * self.context
 end
 
 --- Number of targets in a step, over all micro-batches and ranks.
@@ -110,19 +102,7 @@ function Loader:next()
   runtime.windows(x, y, self._ids, first, self.steps_per_epoch * self.samples_per_step,
     self.seed, self.shuffle)
   samples.assign({ x, y }, first, self._shared_by)
-  self._micro = self._micro + 1
-  if self._micro == self.micro_batches then
-    self._step, self._micro = self._step + 1, 0
-  end
-  return x, y
-end
-
---- The batch that next() will return, without advancing.
----@return ms.Tensor x, ms.Tensor y  (B, T)
-function Loader:peek()
-  local step, micro = self._step, self._micro
-  local x, y = self:next()
-  self._step, self._micro = step, micro
+  self:_advance()
   return x, y
 end
 
@@ -140,64 +120,6 @@ function Loader:batches(most)
     local x, y = self:next()
     return step, x, y, k
   end
-end
-
--- Fields of this loader that a position must match.
-local function meaning(self)
-  -- If each rank of a group gets all samples, ranks may have different tokens.
-  local alone = self.world_size < select(2, sharded.ranks(self))
-  return {
-    context = self.context,
-    shuffle = self.shuffle,
-    n_windows = not alone and self.n_windows or nil,
-    contents = not alone and self._contents or nil,
-  }
-end
-
----@class ms.data.Loader.State
----@field samples integer  used so far by all ranks together; independent of the number of ranks
----@field seed integer
----@field samples_per_step integer
----@field context? integer  like all fields below, absent in older checkpoints
----@field shuffle? boolean
----@field n_windows? integer  also absent if each rank of a job gets all samples
----@field contents? integer  hash of the tokens (ms_data_digest()); absent like n_windows
-
---- The position of the loader. RuntimeError inside a step.
----@return ms.data.Loader.State
-function Loader:state()
-  if self._micro ~= 0 then
-    errors.raise('RuntimeError', 'the position is taken between steps: micro-batch %d of %d is '
-      .. 'next', self._micro + 1, self.micro_batches)
-  end
-  local state = meaning(self)
-  state.samples = self._step * self.samples_per_step
-  state.seed = self.seed
-  state.samples_per_step = self.samples_per_step
-  return state
-end
-
--- Fields of the state that must match, with their text in errors.
-local MEANING = {
-  { 'context', 'a context of %s' },
-  { 'shuffle', 'shuffle = %s' },
-  { 'n_windows', 'tokens that hold %s windows' },
-  { 'contents', 'tokens of digest %s' },
-}
-
---- Raise an error if this loader cannot continue at a position.
----@param state ms.data.Loader.State
-function Loader:check_state(state)
-  sharded.check_state(self, state, meaning(self), MEANING, 'batch')
-end
-
---- Continue at the position of another loader over the same tokens. The number of ranks may differ;
---- choose `batch` and `micro_batches` so that a step has as many samples. ValueError names a
---- difference.
----@param state ms.data.Loader.State
-function Loader:load_state(state)
-  self:check_state(state)
-  self._step, self._micro = state.samples / self.samples_per_step, 0
 end
 
 function Loader:__tostring()

@@ -1,4 +1,4 @@
---- Code shared by the loaders: the ranks that share samples, and checks of positions.
+--- Code shared by the loaders: the ranks that share samples, steps, and positions.
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
@@ -86,13 +86,7 @@ local function check_meaning(state, own, meaning)
   end
 end
 
---- Raise an error if a loader cannot continue at a position.
----@param self table  the loader
----@param state any
----@param own table  this loader's values of fields that must be equal
----@param meaning string[][]  name and text of these fields, in order
----@param batch string  name of the option for the batch size of one rank
-function sharded.check_state(self, state, own, meaning, batch)
+local function check_state(self, state, own, meaning, batch)
   if type(state) ~= 'table' then
     errors.raise('TypeError', 'the position in the data is %s, expected a table',
       arguments.noun(state))
@@ -111,5 +105,110 @@ function sharded.check_state(self, state, own, meaning, batch)
       .. '2^53', tostring(drawn), self.samples_per_step)
   end
 end
+
+-- Fields of the loader that a position must match.
+local function meaning_of(self)
+  -- If each rank of a group gets all samples, ranks may have different ones.
+  local alone = self.world_size < select(2, sharded.ranks(self))
+  local out = {}
+  for _, entry in ipairs(self._meaning) do
+    local name, _, field = unpack(entry)
+    if not (alone and entry.shared) then
+      out[name] = self[field or name]
+    end
+  end
+  return out
+end
+
+--- The methods that all loaders have. A class with them has the fields of set_ranks(), seed,
+--- samples_per_step, steps_per_epoch, _step and _micro, and these of its own:
+---   _meaning  fields that a position must match: { name, text in errors, field of the loader },
+---             with shared = true if ranks that share no samples may differ in it
+---   _batch_option  name of the option for the batch size of one rank
+---@class ms.data.Steps
+local Steps = { _name = 'data.Steps', _is_loader = true }
+
+--- The loader's group (`process_group`, or all ranks), and whether its ranks share the samples. If
+--- not, each of them gets all samples.
+---@return ms.dist.Group group, boolean shared
+function Steps:group()
+  return self._group or dist.world(), self._shared_by ~= false
+end
+
+--- Number of the step that the next batch belongs to, over all epochs, from 0.
+---@return integer
+function Steps:step()
+  return self._step
+end
+
+--- Number of completed passes over the samples before the next batch.
+---@return number
+function Steps:epoch()
+  return self._step / self.steps_per_epoch
+end
+
+-- Continue with the next micro-batch.
+function Steps:_advance()
+  self._micro = self._micro + 1
+  if self._micro == self.micro_batches then
+    self._step, self._micro = self._step + 1, 0
+  end
+end
+
+local function move_to(self, step, micro, ...)
+  self._step, self._micro = step, micro
+  return ...
+end
+
+--- The batch that next() will return, without advancing.
+---@return any ...
+function Steps:peek()
+  return move_to(self, self._step, self._micro, self:next())
+end
+
+---@class ms.data.State
+---@field samples integer  used so far by all ranks together; independent of the number of ranks
+---@field seed integer
+---@field samples_per_step integer
+---@field shuffle? boolean  like all fields below, absent in older checkpoints
+---@field context? integer  of Loader and PackedLoader
+---@field packed? boolean  of PackedLoader
+---@field drop_last? boolean  of DataLoader
+---@field n_windows? integer  of Loader; like all fields below, absent if each rank of a job gets
+---  all samples
+---@field n_rows? integer  of PackedLoader
+---@field n_samples? integer  of DataLoader, whose samples are not compared
+---@field contents? integer|string  hash of the tokens, of Loader and PackedLoader
+
+--- The position of the loader, for load_state() and checkpoints. RuntimeError inside a step.
+---@return ms.data.State
+function Steps:state()
+  if self._micro ~= 0 then
+    errors.raise('RuntimeError', 'the position is taken between steps: micro-batch %d of %d is '
+      .. 'next', self._micro + 1, self.micro_batches)
+  end
+  local state = meaning_of(self)
+  state.samples = self._step * self.samples_per_step
+  state.seed = self.seed
+  state.samples_per_step = self.samples_per_step
+  return state
+end
+
+--- Raise an error if this loader cannot continue at a position.
+---@param state ms.data.State
+function Steps:check_state(state)
+  check_state(self, state, meaning_of(self), self._meaning, self._batch_option)
+end
+
+--- Continue at the position of another loader over the same samples. The number of ranks may
+--- differ; choose the size of batches and `micro_batches` so that a step has as many samples.
+--- ValueError names a difference.
+---@param state ms.data.State
+function Steps:load_state(state)
+  self:check_state(state)
+  self._step, self._micro = state.samples / self.samples_per_step, 0
+end
+
+sharded.Steps = Steps
 
 return sharded
