@@ -43,6 +43,16 @@ function data.permute(i, n, seed, epoch)
   return tonumber(count[0])
 end
 
+local sizes = B.new('int64_t[2]')
+
+--- An i64 tensor (rows, columns) of numbers in C memory.
+---@param values ffi.cdata*  double *
+---@return ms.Tensor
+function data.table_of(values, rows, columns)
+  sizes[0], sizes[1] = rows, columns
+  return calls.tensor_from_doubles(B.C.MS_DTYPE_I64, 2, sizes, values, rows * columns)
+end
+
 local digest = B.new('uint64_t[1]')
 
 --- A number that distinguishes token streams by length and ends.

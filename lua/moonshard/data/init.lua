@@ -13,4 +13,5 @@ return namespace.space('data', data, {
   chat = 'moonshard.data.chat',
   Chat = 'moonshard.data.chat',
   Examples = 'moonshard.data.examples',
+  PackedLoader = 'moonshard.data.packed_loader',
 })
