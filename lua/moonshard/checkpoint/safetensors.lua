@@ -1,33 +1,17 @@
 --- Import and export of models and tensors as safetensors files.
 
 local B = require 'moonshard_ffi'
+local Writer = require 'moonshard.checkpoint.writer'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
 local parts = require 'moonshard.checkpoint.parts'
 local parameter = require 'moonshard_ffi.parameter'
 local runtime = require 'moonshard_ffi.checkpoint'
-local sharding = require 'moonshard_ffi.fsdp'
 local state_dict = require 'moonshard.nn.state_dict'
 local tree = require 'moonshard.nn.tree'
 local validate = require 'moonshard.checkpoint.validate'
 
 local safetensors = {}
-
--- Do ranks pass different paths for a model that each of them holds in full?
-local function apart(comm, path, model)
-  for _, p in ipairs(tree.prepared_params(model)) do
-    if parameter.manager(p.tensor) then
-      return false
-    end
-  end
-  local paths = sharding.exchange(comm, 'checkpoint.export', { parameter.text_number(path) })[1]
-  for rank = 2, #paths do
-    if paths[rank] ~= paths[1] then
-      return true
-    end
-  end
-  return false
-end
 
 ---@class ms.checkpoint.ExportOptions
 ---@field process_group? ms.dist.Group  as in ms.checkpoint.State
@@ -39,18 +23,13 @@ end
 ---@param path string  equal on all ranks if FSDP units hold parameters; see write_safetensors()
 ---@param model ms.nn.Module
 ---@param opts? ms.checkpoint.ExportOptions
----@return boolean  did this rank write the file
 function safetensors.export(path, model, opts)
   validate.path('checkpoint.export', 'path', path)
   opts = errors.options('checkpoint.export', opts, { process_group = 'group', dtype = 'floating' })
-  local list = validate.parts('checkpoint.export', { model = model })
-  local comm = validate.group('checkpoint.export', list, opts.process_group)
-  model:materialize()
-  local own = apart(comm, path, model)
-  local writes = own or B.C.ms_comm_rank(comm) == 0
+  local writer = Writer('checkpoint.export', path, model, opts.process_group)
   local sd = model:state_dict { rank0_only = true }
   local names, tensors, seen = {}, {}, {}
-  if writes then
+  if writer.writes then
     for _, name in ipairs(sd) do
       local key = parameter.key(sd[name])
       if not seen[key] then -- write a tied parameter once: the format does not allow shared memory
@@ -61,12 +40,7 @@ function safetensors.export(path, model, opts)
       end
     end
   end
-  if own then
-    runtime.save_safetensors(path, names, tensors)
-  else
-    runtime.export(comm, path, names, tensors)
-  end
-  return writes
+  writer:save(path, names, tensors)
 end
 
 local function read_tensors(path)

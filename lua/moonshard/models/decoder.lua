@@ -12,6 +12,7 @@ local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'
 local ModuleList = require 'moonshard.nn.module_list'
 local Rotary = require 'moonshard.models.rotary'
+local adapter = require 'moonshard.models.adapter'
 local arguments = require 'moonshard_ffi.arguments'
 local causal = require 'moonshard.models.causal'
 local create = require 'moonshard.base.create'
@@ -97,6 +98,8 @@ end
 ---@class ms.models.Decoder: ms.nn.Module
 ---@field config table  the fields of config.json
 ---@field config_text string?  config.json as it was read
+---@field source string?  the folder that was loaded
+---@field without_prefix boolean?  names in its files lack that of the body
 ---@field vocab integer
 ---@field context integer  max_position_embeddings, or n_positions
 ---@field lm_head ms.nn.Linear  (V, C); the embedding's weight with tie_word_embeddings
@@ -113,7 +116,7 @@ local function build(self, config, opts)
   self.config, self.vocab, self.context = config, shape.vocab, shape.context
   self:child(names.body,
     DecoderBody { family = family, shape = shape, dtype = opts.dtype, init = opts.init })
-  self._body = names.body
+  self._body, self._embedding = names.body, names.embedding
   self:child('lm_head', Linear(shape.width, shape.vocab, {
     bias = false, dtype = opts.dtype, init = opts.init or rules.normal(0, shape.deviation),
     weight = shape.tie and self[names.body][names.embedding].weight or nil,
@@ -155,15 +158,63 @@ end
 ---@class ms.models.SaveOptions
 ---@field dtype? ms.DType  of the file (default: unchanged)
 ---@field process_group? ms.dist.Group  as in checkpoint.export()
+---@field max_shard_size? number  bytes of a file (default 5e9); more are divided among several,
+---  with an index
+---@field merge? boolean  of a model with an adapter: add it to the weights. Required then
 
---- Write config.json and model.safetensors, which `transformers` and from_pretrained() read. Fields
---- of the config that was loaded are kept, with its spelling; its dtype becomes that of the file. A
---- tied tensor is written once. Collective as checkpoint.export() is.
+--- Write config.json and model.safetensors, which `transformers` and from_pretrained() read, and
+--- copy the tokenizer's files of the folder that was loaded. Fields of its config are kept, with
+--- their spelling; the dtype becomes that of the file. A tied tensor is written once. Collective as
+--- checkpoint.export() is; rank 0 gathers one file at a time.
 ---@param path string  of the folder
 ---@param opts? ms.models.SaveOptions
 function Decoder:save_pretrained(path, opts)
-  opts = errors.options('save_pretrained', opts, { dtype = 'floating', process_group = 'group' })
+  opts = errors.options('save_pretrained', opts, {
+    dtype = 'floating', process_group = 'group', max_shard_size = 'number', merge = 'flag',
+  })
   folder.save(path, self, opts)
+end
+
+-- -- adapters ------------------------------------------------------------------------------------
+
+--- Freeze the model, and add low-rank adapters, which alone are trained. They begin without effect.
+--- Call it before sharding and before making an optimizer.
+---@param opts? ms.models.AdapterOptions
+---@return self
+function Decoder:add_adapter(opts)
+  adapter.add(self, opts)
+  return self
+end
+
+--- Write adapter_config.json and adapter_model.safetensors, which `peft` and load_adapter() read.
+--- Collective as save_pretrained() is.
+---@param path string  of the folder
+---@param opts? { process_group?: ms.dist.Group }
+function Decoder:save_adapter(path, opts)
+  adapter.save(path, self, opts)
+end
+
+--- Read an adapter as `peft` or save_adapter() wrote it, and freeze the model. A model that has an
+--- adapter of the same layers and widths gets its values; so has one that is sharded already.
+--- KeyError for missing and unexpected tensors, ValueError for other shapes, NotImplementedError
+--- for kinds of adapters that are not supported.
+---@param path string  of the folder
+---@param opts? { dtype?: ms.DType }  of the adapters (default 'f32')
+---@return self
+function Decoder:load_adapter(path, opts)
+  arguments.text('load_adapter', 'path', path)
+  opts = errors.options('load_adapter', opts, { dtype = 'floating' })
+  adapter.prepare('load_adapter', self, path, opts.dtype)
+  adapter.read(self, path)
+  return self
+end
+
+--- Add the adapter to the weights, in f32 and rounded to their dtype once, and remove it. All
+--- parameters are trainable then. RuntimeError for a sharded model: save_pretrained() merges it.
+---@return self
+function Decoder:merge_adapter()
+  adapter.merge(self)
+  return self
 end
 
 function Decoder:extra_repr()

@@ -43,6 +43,8 @@ function Conv1D:extra_repr()
   return ('in_features=%d, out_features=%d'):format(self.in_features, self.out_features)
 end
 
+parts.Conv1D = Conv1D
+
 -- GPT-2 divides the initial weights that write into the residual.
 local function linear(of, in_features, out_features, bias, is_residual)
   local shape = of.shape

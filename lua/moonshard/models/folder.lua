@@ -2,9 +2,12 @@
 --- writes them.
 
 local arguments = require 'moonshard_ffi.arguments'
-local checkpoint = require 'moonshard.checkpoint'
+local WeightFiles = require 'moonshard.checkpoint.weight_files'
+local Writer = require 'moonshard.checkpoint.writer'
 local errors = require 'moonshard.base.errors'
 local json = require 'moonshard.base.json'
+local lora = require 'moonshard.models.lora'
+local text_files = require 'moonshard.base.text_files'
 local tree = require 'moonshard.nn.tree'
 local util = require 'moonshard.base.util'
 
@@ -14,36 +17,7 @@ local folder = {}
 ---@param path string  of the folder
 ---@return table config, string file, string text
 function folder.config(path)
-  local name = path .. '/config.json'
-  local file, reason = io.open(name, 'rb')
-  if not file then
-    errors.raise('IOError', 'open %s', reason)
-  end
-  local text = file:read '*a'
-  file:close()
-  local config = json.decode(text or '', name)
-  if type(config) ~= 'table' or getmetatable(config) == json.array or config == json.null then
-    errors.raise('FormatError', '%s: expected an object', name)
-  end
-  return config, name, text
-end
-
-local function write(path, text)
-  local written = path .. '.tmp'
-  local file, reason = io.open(written, 'wb')
-  local ok = file
-  if file then
-    ok, reason = file:write(text, '\n')
-    local closed, other = file:close()
-    ok, reason = ok and closed, reason or other
-  end
-  if ok then
-    ok, reason = os.rename(written, path)
-  end
-  if not ok then
-    os.remove(written)
-    errors.raise('IOError', 'write %s: %s', path, tostring(reason))
-  end
+  return text_files.object(path .. '/config.json')
 end
 
 -- Names of dtypes in config.json.
@@ -120,19 +94,30 @@ function folder.ties(files, names)
   return false
 end
 
+--- Do the files have the names of a body that was saved alone?
+---@param files ms.checkpoint.WeightFiles
+---@param names ms.models.TiedNames
+---@return boolean
+function folder.is_body(files, names)
+  return finder(files, names.body)(names.embedding) ~= names.embedding
+end
+
 -- -- loading and saving --------------------------------------------------------------------------
 
---- Read the parameters of a model, sharded or not. Collective if they are sharded.
+--- Read the parameters of a model, sharded or not, without those of its adapters. Collective if
+--- they are sharded.
 ---@param files ms.checkpoint.WeightFiles
 ---@param model ms.nn.Module  a Decoder, or a wrapper around one
 ---@param names ms.models.TiedNames
 ---@param tie boolean  embedding and head are one parameter
 ---@param ignored string[]  patterns of names in files that the model need not have
 function folder.load(files, model, names, tie, ignored)
-  local find = finder(files, names.body)
+  local find, adapted = finder(files, names.body), lora.parameters(model)
   local head_only = tie and not files:has(find(names.embedding))
   files:load(model, function(name)
-    return head_only and name == names.embedding and names.head or find(name)
+    if not adapted[name] then
+      return head_only and name == names.embedding and names.head or find(name)
+    end
   end, function(name)
     if tie and name == names.head then
       return true
@@ -145,15 +130,68 @@ function folder.load(files, model, names, tie, ignored)
   end)
 end
 
+-- Files of the tokenizer and of generation, which are copied from the folder that was loaded.
+local COPIED = {
+  'tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json',
+  'vocab.json', 'merges.txt', 'tokenizer.model', 'chat_template.jinja', 'generation_config.json',
+}
+
+local function write_others(path, source, config)
+  text_files.write(path .. '/config.json', config .. '\n')
+  for _, name in ipairs(source and source ~= path and COPIED or {}) do
+    local text = text_files.read(source .. '/' .. name)
+    if text then
+      text_files.write(path .. '/' .. name, text)
+    end
+  end
+end
+
+-- The full weight, with the product of its adapter if `merges`. Collective.
+local function value_of(tensor, adapter, transposed)
+  local value = tensor:full_tensor():detach()
+  return adapter and lora.merged(value, adapter.lora_A.weight:full_tensor(),
+    adapter.lora_B.weight:full_tensor(), adapter, transposed) or value
+end
+
+-- The weights of a model without those of its adapters.
+local function weights_of(model, opts)
+  local prefix = model.without_prefix and model._body .. '.' or ''
+  local adapters, own, list = {}, lora.parameters(model), {}
+  for _, entry in ipairs(lora.below(model)) do
+    adapters[entry.path .. '.weight'] = opts.merge and entry.module or nil
+  end
+  for _, p in ipairs(tree.prepared_params(model)) do
+    if not own[p.name] then
+      list[#list + 1] = {
+        name = p.name:sub(1, #prefix) == prefix and p.name:sub(#prefix + 1) or p.name,
+        numel = util.product(p.shape), dtype = opts.dtype or p.tensor:dtype(),
+        value = function()
+          return value_of(p.tensor, adapters[p.name], lora.is_transposed(p.module))
+        end,
+      }
+    end
+  end
+  return list, next(own) ~= nil
+end
+
+local MAX_SHARD_SIZE = 5e9
+
 ---@param path string
 ---@param model ms.nn.Module
----@param opts { dtype?: ms.DType, process_group?: ms.dist.Group }
+---@param opts ms.models.SaveOptions
 function folder.save(path, model, opts)
-  arguments.text('save_pretrained', 'path', path)
+  local what = 'save_pretrained'
+  arguments.text(what, 'path', path)
+  local most = opts.max_shard_size or MAX_SHARD_SIZE
   local text = text_of(config_of(model, opts.dtype), model.config_text) -- may fail
-  if checkpoint.export(path .. '/model.safetensors', model, opts) then
-    write(path .. '/config.json', text)
+  local writer = Writer(what, path, model, opts.process_group)
+  local weights, has_adapter = weights_of(model, opts)
+  if has_adapter and opts.merge == nil then
+    errors.raise('ValueError', '%s: the model has an adapter: merge = true adds it to the weights, '
+      .. 'merge = false writes the weights without it; save_adapter() writes the adapter', what)
   end
+  WeightFiles.write(path, writer, weights, most)
+  writer:run(function() write_others(path, model.source, text) end)
 end
 
 return folder

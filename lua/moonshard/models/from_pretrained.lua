@@ -2,6 +2,7 @@
 
 local Decoder = require 'moonshard.models.decoder'
 local WeightFiles = require 'moonshard.checkpoint.weight_files'
+local adapter = require 'moonshard.models.adapter'
 local arguments = require 'moonshard_ffi.arguments'
 local errors = require 'moonshard.base.errors'
 local families = require 'moonshard.models.families'
@@ -15,8 +16,10 @@ local util = require 'moonshard.base.util'
 ---  are read, so that no rank holds all of them; returns a wrapper, or nil if it changed the model
 ---  in place
 ---@field strict? boolean  the files have no tensors beside the model's (default true)
+---@field adapter? string|ms.models.AdapterOptions  a folder for load_adapter(), or the options of
+---  add_adapter(); added before `wrap`, so that it is sharded with the model
 
-local function load(files, config, from, text, opts)
+local function load(files, path, config, from, text, opts)
   local family = families.of(from, config)
   local names = {
     body = family.names.body, head = 'lm_head.weight',
@@ -27,9 +30,19 @@ local function load(files, config, from, text, opts)
     config, tie = util.merged(config, { tie_word_embeddings = false }), false
   end
   local model = Decoder(config, { dtype = opts.dtype, init = { kind = 'none' } })
-  model.config_text = text
+  model.config_text, model.source = text, path
+  model.without_prefix = folder.is_body(files, names)
+  local loaded = type(opts.adapter) == 'string'
+  if loaded then
+    adapter.prepare('from_pretrained', model, opts.adapter)
+  elseif opts.adapter ~= nil then
+    adapter.add(model, opts.adapter)
+  end
   model = opts.wrap and opts.wrap(model) or model
   folder.load(files, model, names, tie, opts.strict == false and { '' } or family.ignored)
+  if loaded then
+    adapter.read(model, opts.adapter)
+  end
   return model:eval()
 end
 
@@ -43,10 +56,10 @@ end
 return function(path, opts)
   arguments.text('from_pretrained', 'path', path)
   opts = errors.options('from_pretrained', opts,
-    { dtype = 'floating', wrap = 'fn', strict = 'flag' })
+    { dtype = 'floating', wrap = 'fn', strict = 'flag', adapter = 'any' })
   local config, from, text = folder.config(path)
   families.read(from, config) -- before the files are opened
   local files = WeightFiles(path)
-  return finally.run(function() files:close() end, nil, load, files, config, from, text,
-    opts)
+  return finally.run(function() files:close() end, nil, load, files, path, config, from,
+    text, opts)
 end
