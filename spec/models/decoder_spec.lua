@@ -1,5 +1,6 @@
 -- lua/moonshard/models: folders that the transformers package wrote (tests/fixtures/models.py) give
 -- its logits, losses and gradients, are trained sharded, and are saved; damaged ones are refused.
+local lfs = require 'lfs'
 local ms = require 'moonshard'
 local json = require 'moonshard.base.json'
 local checks = require 'support.checks'
@@ -93,6 +94,10 @@ describe('a folder of transformers on two ranks', function()
           assert.equal(before[name]:hash(), after[name]:hash())
         end
         trains_as(CASES.gpt2, model)
+        shell.write(folder .. '/file', '')
+        checks.raises('IOError', folder .. '/file', model.save_pretrained, model, folder .. '/file')
+        lfs.mkdir(folder .. '/config.json.tmp')
+        checks.raises('IOError', 'config.json', model.save_pretrained, model, folder)
       end)
     end)
   end
@@ -189,10 +194,72 @@ describe('a folder of transformers', function()
       return short
     end)
     assert.equal(expected, logits_of(case))
+    ms.models.from_pretrained(folder):save_pretrained(folder .. '/saved')
+    local saved = ms.checkpoint.read_safetensors(folder .. '/saved/model.safetensors')
+    assert.not_nil(saved['h.1.attn.c_attn.weight'])
+    assert.is_nil(saved['transformer.h.1.attn.c_attn.weight'])
     edit_tensors(function(all)
       all['lm_head.weight'], all['wte.weight'] = all['wte.weight'], nil
     end)
     assert.equal(expected, logits_of(case))
+  end)
+
+  it('is written with the files of its tokenizer', function()
+    copy_of 'gpt2'
+    shell.write(folder .. '/tokenizer.json', '{"a": "\0\255"}')
+    shell.write(folder .. '/merges.txt', 'a b\n')
+    shell.write(folder .. '/notes.txt', 'of the user')
+    local model = ms.models.from_pretrained(folder)
+    for _ = 1, 2 do -- the second time over its own files
+      model:save_pretrained(folder .. '/saved')
+    end
+    for _, name in ipairs { 'tokenizer.json', 'merges.txt' } do
+      assert.equal(shell.read(folder .. '/' .. name), shell.read(folder .. '/saved/' .. name))
+    end
+    assert.is_nil(lfs.attributes(folder .. '/saved/notes.txt'))
+    assert.is_nil(lfs.attributes(folder .. '/saved/vocab.json'))
+  end)
+
+  it('is written in several files above a size, in place of what was there', function()
+    local model = ms.models.from_pretrained(SOURCE .. 'gpt2')
+    local expected, names = model:hash(), {}
+    local function files()
+      local out = {}
+      for name in lfs.dir(folder) do
+        out[#out + 1] = name:find '^model' and name or nil
+      end
+      table.sort(out)
+      return out
+    end
+    for i = 1, 5 do
+      names[i] = ('model-%05d-of-00005.safetensors'):format(i)
+    end
+    names[6] = 'model.safetensors.index.json'
+    model:save_pretrained(folder)
+    model:save_pretrained(folder, { max_shard_size = 5000 })
+    assert.same(names, files())
+    local index, total = decoded(folder .. '/model.safetensors.index.json'), 0
+    for i = 1, 5 do
+      local sd = ms.checkpoint.read_safetensors(folder .. '/' .. names[i])
+      local size = 0
+      for _, name in ipairs(sd) do
+        assert.equal(names[i], index.weight_map[name])
+        size = size + 4 * sd[name]:numel()
+      end
+      assert.is_true(size <= 5000)
+      total = total + size
+    end
+    assert.equal(total, index.metadata.total_size)
+    assert.equal(4 * model:num_parameters(), total)
+    assert.equal(expected, ms.models.from_pretrained(folder):hash())
+    model:save_pretrained(folder, { max_shard_size = 1 }) -- each tensor is larger: a file each
+    assert.equal(#model:parameters() + 1, #files())
+    assert.equal(expected, ms.models.from_pretrained(folder):hash())
+    model:save_pretrained(folder)
+    assert.same({ 'model.safetensors' }, files())
+    assert.equal(expected, ms.models.from_pretrained(folder):hash())
+    checks.raises('ValueError', "'max_shard_size' is 0, expected", model.save_pretrained, model,
+      folder, { max_shard_size = 0 })
   end)
 
   it('has two parameters if tensors that its config ties differ', function()
@@ -219,6 +286,23 @@ describe('a folder of transformers', function()
       local map = decoded(path).weight_map
       change(path, { weight_map = changes(map) or map })
     end
+  end
+
+  -- A file in place of qwen2's only one: a header, and bytes of data.
+  local function weights(header, n_bytes, length)
+    return function()
+      length = length or #header
+      local bytes = {}
+      for i = 1, 8 do
+        bytes[i] = string.char(math.floor(length / 256 ^ (i - 1)) % 256)
+      end
+      shell.write(folder .. '/model.safetensors', table.concat(bytes) .. header
+        .. ('\0'):rep(n_bytes))
+    end
+  end
+
+  local function entry(dtype, shape, first, last)
+    return ('{"dtype":"%s","shape":[%s],"data_offsets":[%d,%d]}'):format(dtype, shape, first, last)
   end
 
   for _, row in ipairs {
@@ -269,6 +353,49 @@ describe('a folder of transformers', function()
     { 'FormatError', "model.safetensors.index.json: 'weight_map' is nil", 'llama', {}, function()
       shell.write(folder .. '/model.safetensors.index.json', '{}')
     end },
+    { 'FormatError', 'model.safetensors.index.json: malformed JSON at line 1', 'llama', {},
+      function() shell.write(folder .. '/model.safetensors.index.json', '{"weight_map": ') end },
+    { 'FormatError', 'model.safetensors.index.json: ', 'llama', {},
+      function() shell.write(folder .. '/model.safetensors.index.json', '') end },
+    { 'IOError', 'model-00002-of-00002.safetensors', 'llama', {}, function()
+      os.remove(folder .. '/model-00002-of-00002.safetensors')
+    end },
+    { 'FormatError', 'config.json: ', 'llama', {}, function()
+      shell.write(folder .. '/config.json', '')
+    end },
+    { 'FormatError', 'config.json: expected an object', 'llama', {}, function()
+      shell.write(folder .. '/config.json', 'null')
+    end },
+    { 'IOError', 'config.json', 'llama', {}, function()
+      os.remove(folder .. '/config.json')
+      lfs.mkdir(folder .. '/config.json')
+    end },
+    { 'FormatError', 'model.safetensors: has 0 bytes, expected at least 8', 'qwen2', {}, function()
+      shell.write(folder .. '/model.safetensors', '')
+    end },
+    { 'FormatError', 'model.safetensors: a header of 1000 bytes, expected at most', 'qwen2', {},
+      weights('{"a":', 0, 1000) },
+    { 'FormatError', 'model.safetensors: a header of 9007199254740992 bytes, expected at most',
+      'qwen2', {}, weights('{}', 0, 2 ^ 53) },
+    { 'FormatError', 'model.safetensors: header, byte 5: unexpected token', 'qwen2', {},
+      weights('{"a":', 0) },
+    { 'FormatError', 'model.safetensors: the header is no object', 'qwen2', {}, weights('[]', 0) },
+    { 'FormatError', "model.safetensors: tensor 'a' has unknown dtype 'F31'", 'qwen2', {},
+      weights('{"a":' .. entry('F31', '1', 0, 4) .. '}', 4) },
+    { 'FormatError', "model.safetensors: tensor 'a' has bytes [0, 8), expected 4 by its shape",
+      'qwen2', {}, weights('{"a":' .. entry('F32', '1', 0, 8) .. '}', 8) },
+    { 'FormatError', "model.safetensors: tensor 'b' begins at byte 2 of the data, expected 4",
+      'qwen2', {}, weights('{"a":' .. entry('F32', '1', 0, 4) .. ',"b":'
+        .. entry('F32', '1', 2, 6) .. '}', 6) },
+    { 'FormatError', 'model.safetensors: has 4 bytes of data, expected 8 by its header', 'qwen2',
+      {}, weights('{"a":' .. entry('F32', '2', 0, 8) .. '}', 4) },
+    { 'FormatError', "tensor 'a': its shape has more elements than 64 bits count", 'qwen2', {},
+      weights('{"a":' .. entry('F32', '4611686018427387904,4', 0, 4) .. '}', 4) },
+    { 'NotImplementedError', "model.safetensors: tensor 'model.embed_tokens.weight' is F8_E4M3 "
+      .. 'with 2 dimensions', 'qwen2', {}, weights('{"model.embed_tokens.weight":'
+        .. entry('F8_E4M3', '31,24', 0, 744) .. '}', 744) },
+    { 'FormatError', 'model.safetensors: is a zip archive, as torch.save writes', 'qwen2', {},
+      function() shell.write(folder .. '/model.safetensors', 'PK\3\4' .. ('x'):rep(100)) end },
   } do
     local kind, text, name, changes, damage = unpack(row)
     it('is refused: ' .. text, function()

@@ -183,6 +183,10 @@ function folder.save(path, model, opts)
   local what = 'save_pretrained'
   arguments.text(what, 'path', path)
   local most = opts.max_shard_size or MAX_SHARD_SIZE
+  if most <= 0 or most ~= most then
+    errors.raise('ValueError', "%s: 'max_shard_size' is %g, expected a number of bytes above 0",
+      what, most)
+  end
   local text = text_of(config_of(model, opts.dtype), model.config_text) -- may fail
   local writer = Writer(what, path, model, opts.process_group)
   local weights, has_adapter = weights_of(model, opts)
