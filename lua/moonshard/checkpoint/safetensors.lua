@@ -23,6 +23,7 @@ local safetensors = {}
 ---@param path string  equal on all ranks if FSDP units hold parameters; see write_safetensors()
 ---@param model ms.nn.Module
 ---@param opts? ms.checkpoint.ExportOptions
+---@return boolean  did this rank write the file
 function safetensors.export(path, model, opts)
   validate.path('checkpoint.export', 'path', path)
   opts = errors.options('checkpoint.export', opts, { process_group = 'group', dtype = 'floating' })
@@ -41,6 +42,7 @@ function safetensors.export(path, model, opts)
     end
   end
   writer:save(path, names, tensors)
+  return writer.writes
 end
 
 local function read_tensors(path)

@@ -373,6 +373,9 @@ end
 ---@param model ms.models.Decoder
 function adapter.merge(model)
   local list = lora.below(model:materialize())
+  if #list == 0 then
+    errors.raise('RuntimeError', 'merge_adapter: the model has no adapter')
+  end
   for _, entry in ipairs(tree.walk(model)) do
     if tree.manager(entry.module) then
       errors.raise('RuntimeError', 'merge_adapter: %s is sharded; save_pretrained(path, { merge = '

@@ -4,6 +4,7 @@
 local Dropout = require 'moonshard.nn.dropout'
 local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'
+local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
 local class = require 'moonshard.base.class'
 local parts = require 'moonshard.models.decoder_parts'
@@ -128,6 +129,9 @@ end
 ---@return ms.models.LoRA[]
 function lora.adapters(module)
   local list = {}
+  if not tree.is_module(module) then
+    arguments.refuse('adapters', 'module', module, 'a module')
+  end
   for i, entry in ipairs(lora.below(module)) do
     list[i] = entry.module
   end
