@@ -70,10 +70,22 @@ function data.hash(bytes, n)
   return bit.tohex(B.C.ms_hash_bytes(bytes, n or #bytes), 16)
 end
 
+local sampling = B.new('ms_sampling')
+
+--- Draw a token from logits (V).
+---@param logits ms.Tensor
+---@param how ms.models.GenerateOptions  with a temperature
+---@param seen integer[]  tokens for the repetition penalty
 ---@param seed integer|ffi.cdata*
+---@param draw integer
 ---@return integer
-function data.sample(logits, temperature, top_k, seed, draw)
-  calls.data_sample(count, logits, temperature, top_k, parameter.bits(seed), draw)
+function data.sample(logits, how, seen, seed, draw)
+  local ids = (how.repetition_penalty or 1) ~= 1 and B.new('int64_t[?]', #seen, seen) or nil
+  sampling.seen, sampling.n_seen = ids, ids and #seen or 0
+  sampling.repetition_penalty = how.repetition_penalty or 1
+  sampling.temperature, sampling.top_k = how.temperature, how.top_k or 0
+  sampling.top_p, sampling.min_p = how.top_p or 1, how.min_p or 0
+  calls.data_sample(count, logits, sampling, parameter.bits(seed), draw)
   return tonumber(count[0])
 end
 

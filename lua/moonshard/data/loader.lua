@@ -86,12 +86,6 @@ function Loader:step_targets()
   return self.samples_per_step * self.context
 end
 
---- Number of targets in a step, over all micro-batches and ranks.
----@return integer
-function Loader:step_targets()
-  return self.samples_per_step * self.context
-end
-
 --- The next micro-batch of this rank.
 ---@return ms.Tensor x, ms.Tensor y  (B, T)
 function Loader:next()

@@ -7,7 +7,6 @@
 
 local Dropout = require 'moonshard.nn.dropout'
 local Embedding = require 'moonshard.nn.embedding'
-local GPT = require 'moonshard.models.gpt'
 local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'
 local ModuleList = require 'moonshard.nn.module_list'
@@ -19,6 +18,7 @@ local create = require 'moonshard.base.create'
 local errors = require 'moonshard.base.errors'
 local families = require 'moonshard.models.families'
 local folder = require 'moonshard.models.folder'
+local generate = require 'moonshard.models.generate'
 local parts = require 'moonshard.models.decoder_parts'
 local rules = require 'moonshard.nn.rules'
 local without_jit = require 'moonshard.base.without_jit'
@@ -90,6 +90,9 @@ function DecoderBody:forward(ids, positions, cache)
   for _, layer in ipairs(self[names.layers]) do
     x = layer(x, cos, sin, all, windowed, cache)
   end
+  if cache then
+    cache:advance(length)
+  end
   return self[names.norm](x)
 end
 
@@ -100,6 +103,7 @@ end
 ---@field config_text string?  config.json as it was read
 ---@field source string?  the folder that was loaded
 ---@field without_prefix boolean?  names in its files lack that of the body
+---@field generation_config table?  the fields of generation_config.json
 ---@field vocab integer
 ---@field context integer  max_position_embeddings, or n_positions
 ---@field lm_head ms.nn.Linear  (V, C); the embedding's weight with tie_word_embeddings
@@ -139,20 +143,26 @@ end
 ---@return ms.Tensor  loss () with targets, else logits (B, T, V)
 function Decoder:forward(ids, targets, opts)
   opts = causal.options(self._name, ids, opts)
-  local logits = self.lm_head(self[self._body](ids, opts.positions, opts.cache))
+  local x = self[self._body](ids, opts.positions, opts.cache)
+  if opts.cache then -- the next token is all that generation needs
+    x = x:narrow(2, ids:size(2), 1)
+  end
+  local logits = self.lm_head(x)
   if targets == nil then
     return logits
   end
   return causal.loss(logits, targets, opts.reduction)
 end
 
---- Continue a row of tokens, as ms.models.GPT does.
----@param ids integer[]  at least one token, from 0
+--- Continue a row of tokens, or several of unequal length, with a cache of keys and values. Rows
+--- longer than `context` continue from their last tokens, without a cache. Sharded as
+--- ms.models.GPT:generate() is.
+---@param ids integer[]|integer[][]  tokens from 0; of each row at least one
 ---@param n integer  number of tokens to add
----@param opts? ms.models.GPT.GenerateOptions
----@return integer[]  the new tokens
+---@param opts? ms.models.GenerateOptions
+---@return integer[]|integer[][]  the new tokens
 function Decoder:generate(ids, n, opts)
-  return GPT.generate(self, ids, n, opts)
+  return generate(self, ids, n, opts, true)
 end
 
 ---@class ms.models.SaveOptions

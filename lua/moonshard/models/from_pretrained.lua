@@ -8,6 +8,7 @@ local errors = require 'moonshard.base.errors'
 local families = require 'moonshard.models.families'
 local finally = require 'moonshard.base.finally'
 local folder = require 'moonshard.models.folder'
+local generation_config = require 'moonshard.models.generation_config'
 local util = require 'moonshard.base.util'
 
 ---@class ms.models.FromPretrainedOptions
@@ -30,7 +31,8 @@ local function load(files, path, config, from, text, opts)
     config, tie = util.merged(config, { tie_word_embeddings = false }), false
   end
   local model = Decoder(config, { dtype = opts.dtype, init = { kind = 'none' } })
-  model.config_text, model.source = text, path
+  model.config_text, model.source, model.generation_config = text, path,
+    generation_config.read(path)
   model.without_prefix = folder.is_body(files, names)
   local loaded = type(opts.adapter) == 'string'
   if loaded then

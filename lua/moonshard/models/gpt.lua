@@ -14,20 +14,15 @@ local Module = require 'moonshard.nn.module'
 local ModuleList = require 'moonshard.nn.module_list'
 local TransformerBlock = require 'moonshard.nn.transformer_block'
 local arguments = require 'moonshard_ffi.arguments'
-local autograd = require 'moonshard.autograd'
 local causal = require 'moonshard.models.causal'
 local create = require 'moonshard.base.create'
-local data = require 'moonshard_ffi.data'
 local dtypes = require 'moonshard.base.dtype'
 local errors = require 'moonshard.base.errors'
-local finally = require 'moonshard.base.finally'
+local generate = require 'moonshard.models.generate'
 local machine = require 'moonshard.base.machine'
 local without_jit = require 'moonshard.base.without_jit'
-local parameter = require 'moonshard_ffi.parameter'
-local random = require 'moonshard.base.random'
 local rules = require 'moonshard.nn.rules'
 local scope = require 'moonshard.base.scope'
-local util = require 'moonshard.base.util'
 
 ---@class ms.models.GPT: ms.nn.Module
 ---@field vocab integer
@@ -149,95 +144,16 @@ local function check_self(what, model)
   end
 end
 
----@class ms.models.GPT.GenerateOptions
----@field temperature? number  default 1; 0 selects the most likely token
----@field top_k? integer  sample only from the k most likely tokens (default: all)
----@field seed? integer  for this call; equal seeds give equal text (default: random numbers
----  continue from call to call, starting at ms.manual_seed())
----@field on_token? fun(token: integer)  called with each new token
-
--- Rows are padded to multiples of this, so that few shapes occur. Attention is causal, so padding
--- does not affect earlier tokens.
-local PAD = 32
-
--- Logits (V) for the token that follows `tokens`.
-local function next_logits(model, tokens)
-  local first = math.max(1, #tokens - model.context + 1)
-  local row = util.slice(tokens, first)
-  local length = #row
-  local padded = math.min(math.ceil(length / PAD) * PAD, model.context)
-  for i = length + 1, padded do
-    row[i] = 0
-  end
-  local logits = model(create.tensor({ row }, { dtype = 'i64' }))
-  return logits:narrow(2, length, 1):reshape(model.vocab)
-end
-
--- Draw the i-th token of a call.
-local function drawn(logits, opts, i)
-  local temperature, seed = opts.temperature or 1, opts.seed
-  if seed == nil and temperature > 0 then
-    seed, i = parameter.seed_bits(), random.next_token()
-  end
-  return data.sample(logits, temperature, opts.top_k or 0, seed or 0, i)
-end
-
--- Checks other models that borrow generate, too.
-local function check_can_continue(model)
-  for _, name in ipairs { 'context', 'vocab' } do
-    local value = model[name]
-    if not is_count(value) then
-      errors.raise('TypeError', "generate: field '%s' of %s is %s, expected a whole number above "
-        .. "0: it continues a GPT, or a causal model with the fields 'context' (most tokens in a "
-        .. "row) and 'vocab' that gives logits (1, T, vocab) for ids (1, T)", name, model._name,
-        type(value) == 'number' and ('%.17g'):format(value) or arguments.noun(value))
-    end
-  end
-end
-
---- Continue a row of tokens. With sharded parameters every rank calls it; all ranks draw the same
---- tokens if they have the same seed and have drawn the same number before, or pass a seed. Other
---- causal models with fields `context` and `vocab` may borrow it: `Net.generate =
+--- Continue a row of tokens, or several. With sharded parameters every rank calls it; all ranks
+--- draw the same tokens if they have the same seed and have drawn the same number before, or pass a
+--- seed. Other causal models with fields `context` and `vocab` may borrow it: `Net.generate =
 --- ms.models.GPT.generate`.
----@param ids integer[]  at least one token, from 0
+---@param ids integer[]|integer[][]  tokens from 0; of each row at least one
 ---@param n integer  number of tokens to add
----@param opts? ms.models.GPT.GenerateOptions
----@return integer[]  the new tokens
+---@param opts? ms.models.GenerateOptions
+---@return integer[]|integer[][]  the new tokens
 function GPT:generate(ids, n, opts)
-  check_can_continue(self)
-  opts = errors.options('generate', opts,
-    { temperature = 'number', top_k = 'whole', seed = 'whole', on_token = 'fn' })
-  if #arguments.array('generate', 'ids', ids) == 0 then
-    errors.raise('ValueError', 'generate begins with an array of at least one token')
-  end
-  for i, token in ipairs(ids) do
-    arguments.whole('generate', ('ids[%d]'):format(i), token, nil, 0)
-  end
-  arguments.whole('generate', 'n', n, nil, 0)
-  local tokens, new = util.slice(ids, 1), {}
-  local modules, training = self:modules(), {}
-  for i, module in ipairs(modules) do
-    training[i] = module.training
-  end
-  return finally.run(function()
-    for i, module in ipairs(modules) do
-      rawset(module, 'training', training[i])
-    end
-  end, nil, function()
-    self:eval()
-    autograd.no_grad(function()
-      for i = 1, n do
-        local token = scope.run('generate', function()
-          return drawn(next_logits(self, tokens), opts, i)
-        end)
-        new[i], tokens[#tokens + 1] = token, token
-        if opts.on_token then
-          opts.on_token(token)
-        end
-      end
-    end)
-    return new
-  end)
+  return generate(self, ids, n, opts, false)
 end
 
 --- Floating-point operations of forward and backward for one token: 6 for each parameter that it is

@@ -61,16 +61,30 @@ MS_API ms_status ms_data_windows(ms_tensor *x, ms_tensor *y, const ms_tensor *to
 MS_API ms_status ms_data_permute(int64_t *sample, int64_t i, int64_t n, uint64_t seed,
                                  int64_t epoch);
 
+/** How a token is drawn. The steps follow in this order. */
+typedef struct ms_sampling {
+    const int64_t *seen;       /**< `n_seen` ids from 0; may be NULL. Repeated ids count once */
+    int64_t n_seen;            /**< 0 or more */
+    double repetition_penalty; /**< above 0; logits of seen ids are divided by it, negative ones
+                                    multiplied; 1: unchanged */
+    double temperature;        /**< divides logits; 0: the first largest is drawn */
+    double top_p;              /**< keep the most likely tokens, up to the one with which their
+                                    probabilities reach this, above 0; 1: all */
+    double min_p;              /**< drop tokens less likely than this times the most likely one, 0
+                                    to 1 */
+    int32_t top_k;             /**< keep so many of the largest, before top_p; 0: all */
+} ms_sampling;
+
 /**
- * Draw one token from softmax(logits / temperature), limited to the `top_k` largest.
- * @param logits       floating, V elements; -inf is never drawn, +inf always before finite ones;
- *                     MS_VALUE_ERROR for NaN, or if all are -inf
- * @param temperature  0: the first largest
- * @param top_k        0: all
- * @param draw         number of this draw: equal (seed, draw) and logits give equal tokens
+ * Draw one token from softmax(logits), as changed and limited by `how`. Of equal logits at a limit
+ * the first ones are kept.
+ * @param logits  floating, V elements; -inf is never drawn, +inf always before finite ones;
+ *                MS_VALUE_ERROR for NaN, or if all are -inf
+ * @param draw    number of this draw: equal (seed, draw) and logits give equal tokens
+ * @return MS_INDEX_ERROR for a seen id that has no logit
  */
-MS_API ms_status ms_data_sample(int64_t *token, const ms_tensor *logits, double temperature,
-                                int32_t top_k, uint64_t seed, int64_t draw);
+MS_API ms_status ms_data_sample(int64_t *token, const ms_tensor *logits, const ms_sampling *how,
+                                uint64_t seed, int64_t draw);
 
 #ifdef __cplusplus
 }
