@@ -42,7 +42,9 @@ end
 
 ---@type table<string, ms.data.Chat.Format>
 local FORMATS = {
-  chatml = chatml { templates = { 'da206a9e46a4ac01' } },
+  chatml = chatml {
+    templates = { 'a04f41d813a07b13', '4c6e807ee5fe9f4a', 'da206a9e46a4ac01' },
+  },
   qwen2 = chatml {
     system = 'You are a helpful assistant.', templates = { 'd5d943bd0bd9082f' },
   },
