@@ -165,6 +165,52 @@ describe('data', function()
     assert.not_same(expected, rows_of(4, 1, 3, { tokens = tokens, seed = 6 }))
   end)
 
+  it('mixes streams by weight, each in an order of its own', function()
+    -- windows of 1: bytes 0 to 48 begin those of the first stream, 49 to 58 those of the second
+    local streams = { { tokens:narrow(1, 1, 50), 3 }, { tokens:narrow(1, 50, 11), 1 } }
+    local mixed = data.Mixture(streams)
+    local function loader(world, rank, micro)
+      return data.Loader {
+        tokens = mixed, batch = 2, context = 1, seed = 4, rank = rank, world_size = world,
+        micro_batches = micro,
+      }
+    end
+    local one, order, counts = loader(1, 0, 2), {}, { 0, 0 }
+    assert.equal(59, one.n_windows)
+    for n = 1, 4 * 10, 2 do
+      local x, y = one:next()
+      for b = 1, 2 do
+        local token = x[b][1]:item()
+        assert.equal(token + 1, y[b][1]:item())
+        order[n + b - 1] = token
+        local k = token < 49 and 1 or 2
+        counts[k] = counts[k] + 1
+        assert.is_true(math.abs(counts[1] - 0.75 * (n + b - 1)) < 2)
+      end
+    end
+    assert.same({ 30, 10 }, counts)
+    local seen = {}
+    for _, token in ipairs(order) do -- 10 windows of the second stream, 30 of 49 of the first
+      assert.is_nil(seen[token])
+      seen[token] = true
+    end
+    for rank = 0, 1 do
+      local shared = loader(2, rank, 1)
+      for step = 0, 9 do
+        local x = shared:next()
+        assert.equal(order[step * 4 + rank * 2 + 1], x[1][1]:item())
+        assert.equal(order[step * 4 + rank * 2 + 2], x[2][1]:item())
+      end
+    end
+    streams[2][2] = 2
+    local other = data.Loader { tokens = data.Mixture(streams), batch = 4, context = 1, seed = 4 }
+    checks.raises('ValueError', 'tokens of digest', other.load_state, other, one:state())
+    assert.equal('Mixture(75%, 25%)', tostring(mixed))
+    streams[2][2] = 0
+    checks.raises('ValueError', 'the weight of stream 2 is 0, expected a positive number',
+      data.Mixture, streams)
+  end)
+
   it('has every window once an epoch, in a new order', function()
     -- 33 windows of 3, 2 a step: 16 steps
     local loader = data.Loader { tokens = tokens, batch = 2, context = 3 }

@@ -13,5 +13,6 @@ return namespace.space('data', data, {
   chat = 'moonshard.data.chat',
   Chat = 'moonshard.data.chat',
   Examples = 'moonshard.data.examples',
+  Mixture = 'moonshard.data.mixture',
   PackedLoader = 'moonshard.data.packed_loader',
 })

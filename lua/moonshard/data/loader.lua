@@ -17,15 +17,13 @@
 ---
 --- Shapes: x, y i64 (B, T); y is x one token later
 
-local TokenFile = require 'moonshard.data.token_file'
+local Mixture = require 'moonshard.data.mixture'
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
 local create = require 'moonshard.base.create'
 local errors = require 'moonshard.base.errors'
-local runtime = require 'moonshard_ffi.data'
 local samples = require 'moonshard.base.samples'
 local sharded = require 'moonshard.data.sharded'
-local util = require 'moonshard.base.util'
 
 ---@class ms.data.Loader: ms.data.Steps
 ---@field batch integer
@@ -44,7 +42,7 @@ Loader._meaning = {
 }
 
 ---@class ms.data.Loader.Options
----@field tokens ms.Tensor|ms.data.TokenFile  u8 or i64 (n), or a file of u16 or u32
+---@field tokens ms.Tensor|ms.data.TokenFile|ms.data.Mixture  u8 or i64 (n), or a file of u16 or u32
 ---@field batch integer  B, rows of one micro-batch
 ---@field context integer  T, tokens of a row
 ---@field seed? integer  of the order, from 0 (default 0)
@@ -61,15 +59,14 @@ function Loader:init(opts)
     rank = 'whole', world_size = 'number', micro_batches = 'number', process_group = 'group',
   })
   self.tokens = opts.tokens
-  self._ids = util.is(opts.tokens, TokenFile) and opts.tokens._bytes
-    or arguments.tensor(self._name, 'tokens', opts.tokens)
+  self._source = Mixture._source(self._name, opts.tokens)
   self.batch, self.context = opts.batch, opts.context
   self.seed = arguments.whole(self._name, 'seed', opts.seed, 0, 0)
   self.shuffle = opts.shuffle ~= false
   self.micro_batches = opts.micro_batches or 1
   sharded.set_ranks(self, opts, { 'batch', 'context', 'world_size', 'micro_batches' })
   self.samples_per_step = self.world_size * self.micro_batches * self.batch
-  self.n_windows = runtime.n_windows(self._ids, self.context)
+  self.n_windows = self._source:_n_windows(self.context)
   self.steps_per_epoch = math.floor(self.n_windows / self.samples_per_step)
   if self.steps_per_epoch < 1 then
     errors.raise('ValueError', 'the tokens hold %d windows of %d, one step takes %d',
@@ -77,7 +74,7 @@ function Loader:init(opts)
   end
   self._step, self._micro = 0, 0
   -- Computed now, so that a position can be saved after the file is gone.
-  self._contents = runtime.digest(self._ids)
+  self._contents = self._source:_digest()
 end
 
 --- Number of targets in the step that the next batch belongs to, over all micro-batches and ranks.
@@ -93,8 +90,8 @@ function Loader:next()
   local x = create.empty({ self.batch, self.context }, { dtype = 'i64' })
   local y = create.empty({ self.batch, self.context }, { dtype = 'i64' })
   local first = self._step * self.samples_per_step + in_step
-  runtime.windows(x, y, self._ids, first, self.steps_per_epoch * self.samples_per_step,
-    self.seed, self.shuffle)
+  self._source:_windows(x, y, first, self.steps_per_epoch * self.samples_per_step, self.seed,
+    self.shuffle)
   samples.assign({ x, y }, first, self._shared_by)
   self:_advance()
   return x, y
