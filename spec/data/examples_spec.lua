@@ -85,8 +85,10 @@ describe('data.Examples', function()
       .. #tok:encode " it's the text12" + 2 .. ' learned\n'
       .. text:gsub(" it's the text<|im_end|>", '[[%0]]'):gsub('12<|im_end|>', '[[%0]]') .. '\n',
       set:show(1))
-    assert.equal(learned_text(tok, examples({ chat('a', 'b') }, { learn = 'all' }), 1),
-      '<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n')
+    local all = examples({ chat('a', 'b') }, { learn = 'all' })
+    assert.equal('<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n',
+      learned_text(tok, all, 1))
+    assert.not_equal(all:digest(), examples({ chat('a', 'b') }):digest())
   end)
 
   it('reads tokens in messages as text', function()
@@ -187,7 +189,7 @@ describe('data.Examples', function()
     checks.raises('FormatError', path .. ":1: chat format 'chatml': message 1 has the role 'tool'",
       examples, { { messages = { { role = 'tool', content = '' } } } })
     checks.raises('IOError', 'no/such/file', examples, {}, { path = 'no/such/file' })
-    checks.raises('ValueError', "has no token '<|eot_id|>', with which chat format 'llama3' ends",
+    checks.raises('ValueError', "the tokenizer has no token '<|eot_id|>' of chat format 'llama3'",
       examples, { chat('a', 'b') }, { template = 'llama3' })
     checks.raises('ValueError', "the tokenizer has no token '<x>'; give eos = TOKEN", examples,
       { { text = 'a' } }, { eos = '<x>' })

@@ -229,6 +229,16 @@ function Chat:prompt(messages)
   return list
 end
 
+-- The special tokens of each message.
+---@return string[]
+function Chat:_tokens()
+  local out = { self.close, self.bos }
+  for k = 1, #self._format.header, 2 do
+    out[#out + 1] = self._format.header[k]
+  end
+  return out
+end
+
 --- The ids of segments, and for each whether it is learned.
 ---@param tokenizer ms.data.Tokenizer
 ---@param segments ms.data.Segment[]

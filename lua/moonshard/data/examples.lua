@@ -109,10 +109,11 @@ end
 local function start_messages(self)
   local template, tok = self._opts.template, self.tokenizer
   self.chat = type(template) == 'table' and template or chats.chat(template or tok:_folder())
-  if not tok:id(self.chat.close) then
-    errors.raise('ValueError', "%s: the tokenizer has no token '%s', with which chat format '%s' "
-      .. 'ends a turn; add it to the tokenizer, or give another template', self._name,
-      self.chat.close, self.chat.name)
+  for _, token in ipairs(self.chat:_tokens()) do
+    if not tok:id(token) then
+      errors.raise('ValueError', "%s: the tokenizer has no token '%s' of chat format '%s'; add it "
+        .. 'to the tokenizer, or give another template', self._name, token, self.chat.name)
+    end
   end
   self._bos = self.chat.bos and tok:id(self.chat.bos)
 end
