@@ -306,7 +306,11 @@ describe('a folder of transformers', function()
   end
 
   for _, row in ipairs {
-    { 'FormatError', 'config.json: hidden_size is wide, expected a whole number above 0',
+    { 'FormatError', 'config.json: attn_pdrop is 300, expected a number from 0 to 1', 'gpt2',
+      { attn_pdrop = 300 } },
+    { 'FormatError', 'config.json: pad_token_id is 31, expected a row of the vocabulary of 31',
+      'mistral', { pad_token_id = 31 } },
+    { 'FormatError', "config.json: hidden_size is 'wide', expected a whole number above 0",
       'llama', { hidden_size = 'wide' } },
     { 'FormatError', 'config.json: attention_bias is 1, expected true or false',
       'llama', { attention_bias = 1 } },

@@ -1,5 +1,6 @@
 --- adapter_config.json, as the `peft` package reads and writes it.
 
+local config_fields = require 'moonshard.models.config_fields'
 local errors = require 'moonshard.base.errors'
 local json = require 'moonshard.base.json'
 local text_files = require 'moonshard.base.text_files'
@@ -21,8 +22,7 @@ local FILE = 'adapter_config.json'
 
 -- -- reading -------------------------------------------------------------------------------------
 
--- Fields that change what an adapter computes, and their only supported value; null, an empty
--- object and an empty list mean that a feature is not used.
+-- Fields that change what an adapter computes, and their only supported value.
 local ONLY = {
   peft_type = 'LORA', bias = 'none', use_dora = false, lora_bias = false, use_qalora = false,
   modules_to_save = json.null, layer_replication = json.null, alora_invocation_tokens = json.null,
@@ -35,80 +35,22 @@ local ONLY = {
 -- change the base weights before training.
 local INITS = { gaussian = true, eva = true, orthogonal = true }
 
-local function shown(value)
-  return type(value) == 'string' and "'" .. value .. "'"
-    or value == json.null and 'null' or type(value) ~= 'table' and tostring(value)
-    or json.encode(value)
-end
-
-local function refuse(from, config)
-  for _, name in ipairs(util.sorted_keys(ONLY)) do
-    local value = config[name]
-    local unused = value == nil or value == json.null
-      or type(value) == 'table' and next(value) == nil
-    if value ~= ONLY[name] and not unused then
-      errors.raise('NotImplementedError', '%s: %s is %s, which is not supported, expected %s', from,
-        name, shown(value), shown(ONLY[name]))
-    end
-  end
-  local init = config.init_lora_weights
+local function check_init(from, init)
   if type(init) == 'string' and not INITS[init] then
     errors.raise('NotImplementedError', "%s: init_lora_weights is '%s', which changes the base "
       .. 'model, expected true, false, %s', from, init, table.concat(util.sorted_keys(INITS), ', '))
   end
 end
 
-local function is_object(value)
-  return type(value) == 'table' and value ~= json.null and getmetatable(value) ~= json.array
-end
-
-local function is_names(value)
-  for i = 1, type(value) == 'table' and #value or 0 do
-    if type(value[i]) ~= 'string' then
-      return false
-    end
-  end
-  return type(value) == 'string' or getmetatable(value) == json.array
-end
-
-local CHECKS = {
-  count = { 'a whole number above 0', function(v)
-    return type(v) == 'number' and v >= 1 and v % 1 == 0
-  end },
-  number = { 'a number', function(v) return type(v) == 'number' end },
-  share = { 'a number from 0 to 1', function(v)
-    return type(v) == 'number' and v >= 0 and v <= 1
-  end },
-  flag = { 'true or false', function(v) return type(v) == 'boolean' end },
-  names = { 'a string or a list of strings', is_names },
-  object = { 'an object', is_object },
-}
-
-local function check(from, name, kind, value)
-  local expected, is_valid = unpack(CHECKS[kind])
-  if not is_valid(value) then
-    errors.raise('FormatError', '%s: %s is %s, expected %s', from, name, shown(value), expected)
-  end
-  return value
-end
-
-local function value_of(from, config, name, kind, absent)
-  local value = config[name]
-  if value == nil or value == json.null then
-    return absent
-  end
-  return check(from, name, kind, value)
-end
-
 -- Keys are regular expressions that match the end of a path. Plain names are supported.
 local function pattern_of(from, config, name, kind)
-  local found = value_of(from, config, name, 'object', {})
+  local found = config_fields.value(from, config, name, 'object', {})
   for _, key in ipairs(util.sorted_keys(found)) do
     if key:find '[^%w_.%-]' then
       errors.raise('NotImplementedError', "%s: %s has the regular expression '%s', expected names "
         .. 'of layers', from, name, key)
     end
-    check(from, ('%s.%s'):format(name, key), kind, found[key])
+    config_fields.check(from, ('%s.%s'):format(name, key), kind, found[key])
   end
   return found
 end
@@ -119,19 +61,21 @@ end
 ---@return ms.models.AdapterConfig config, string file
 function adapter_config.read(path)
   local config, from = text_files.object(path .. '/' .. FILE)
-  refuse(from, config)
+  config_fields.refuse(from, config, ONLY)
+  check_init(from, config.init_lora_weights)
   if config.peft_type == nil then
     errors.raise('FormatError', "%s: has no 'peft_type', expected 'LORA'", from)
+  end
+  local function value(name, kind, absent)
+    return config_fields.value(from, config, name, kind, absent)
   end
   local function given(name)
     return config[name] ~= nil and config[name] ~= json.null
   end
   return {
-    r = value_of(from, config, 'r', 'count', 8),
-    alpha = value_of(from, config, 'lora_alpha', 'number', 8),
-    dropout = value_of(from, config, 'lora_dropout', 'share', 0),
-    rslora = value_of(from, config, 'use_rslora', 'flag', false),
-    targets = value_of(from, config, 'target_modules', 'names'),
+    r = value('r', 'count', 8), alpha = value('lora_alpha', 'number', 8),
+    dropout = value('lora_dropout', 'share', 0), rslora = value('use_rslora', 'flag', false),
+    targets = value('target_modules', 'names'),
     some_layers = given 'layers_to_transform' or given 'exclude_modules',
     rank_pattern = pattern_of(from, config, 'rank_pattern', 'count'),
     alpha_pattern = pattern_of(from, config, 'alpha_pattern', 'number'),

@@ -1,7 +1,7 @@
 --- The families of models that Decoder computes, one row each: names of modules, kinds of layers,
 --- and the fields of config.json with the values that they have when they are absent.
 
-local arguments = require 'moonshard_ffi.arguments'
+local config_fields = require 'moonshard.models.config_fields'
 local errors = require 'moonshard.base.errors'
 local json = require 'moonshard.base.json'
 local parts = require 'moonshard.models.decoder_parts'
@@ -22,7 +22,7 @@ local families = {}
 
 ---@class ms.models.Field
 ---@field name string  in config.json
----@field check 'count'|'number'|'flag'|'word'
+---@field check ms.models.FieldKind
 ---@field absent any  the value without the field
 ---@field null any  the value of null (default: `absent`)
 
@@ -68,15 +68,15 @@ local LLAMA = {
   kv_heads = field('num_key_value_heads', 'count'),
   head_dim = field('head_dim', 'count'),
   context = field('max_position_embeddings', 'count', 2048),
-  eps = field('rms_norm_eps', 'number', 1e-6),
+  eps = field('rms_norm_eps', 'size', 1e-6),
   activation = field('hidden_act', 'word', 'silu'),
   tie = field('tie_word_embeddings', 'flag', false),
-  deviation = field('initializer_range', 'number', 0.02),
+  deviation = field('initializer_range', 'size', 0.02),
   pad = field('pad_token_id', 'number'),
   qkv_bias = field('attention_bias', 'flag', false),
   o_bias = field('attention_bias', 'flag', false),
   mlp_bias = field('mlp_bias', 'flag', false),
-  attention_dropout = field('attention_dropout', 'number', 0),
+  attention_dropout = field('attention_dropout', 'share', 0),
   residual_dropout = 0, embedding_dropout = 0,
   qk_norm = false, scaled = true, scaled_by_layer = false,
 }
@@ -112,13 +112,13 @@ local GPT2 = {
   layers = field('n_layer', 'count', 12),
   heads = field('n_head', 'count', 12),
   context = field('n_positions', 'count', 1024),
-  eps = field('layer_norm_epsilon', 'number', 1e-5),
+  eps = field('layer_norm_epsilon', 'size', 1e-5),
   activation = field('activation_function', 'word', 'gelu_new'),
   tie = field('tie_word_embeddings', 'flag', true),
-  deviation = field('initializer_range', 'number', 0.02),
-  attention_dropout = field('attn_pdrop', 'number', 0.1),
-  residual_dropout = field('resid_pdrop', 'number', 0.1),
-  embedding_dropout = field('embd_pdrop', 'number', 0.1),
+  deviation = field('initializer_range', 'size', 0.02),
+  attention_dropout = field('attn_pdrop', 'share', 0.1),
+  residual_dropout = field('resid_pdrop', 'share', 0.1),
+  embedding_dropout = field('embd_pdrop', 'share', 0.1),
   scaled = field('scale_attn_weights', 'flag', true),
   scaled_by_layer = field('scale_attn_by_inverse_layer_idx', 'flag', false),
   qkv_bias = true, o_bias = true, mlp_bias = true, qk_norm = false,
@@ -158,33 +158,6 @@ families.rows = {
 
 -- -- reading -------------------------------------------------------------------------------------
 
-local CHECKS = {
-  count = { 'a whole number above 0', function(v)
-    return type(v) == 'number' and v >= 1 and v % 1 == 0
-  end },
-  number = { 'a number', function(v) return type(v) == 'number' end },
-  flag = { 'true or false', function(v) return type(v) == 'boolean' end },
-  word = { 'a string', function(v) return type(v) == 'string' end },
-}
-
-local function value_of(from, config, f)
-  local value = config[f.name]
-  if value == json.null and f.null ~= nil then
-    value = f.null
-  elseif value == nil or value == json.null then
-    value = f.absent
-  end
-  if value == nil or value == json.null then
-    return nil
-  end
-  local expected, is_valid = unpack(CHECKS[f.check])
-  if not is_valid(value) then
-    errors.raise('FormatError', '%s: %s is %s, expected %s', from, f.name,
-      type(value) == 'table' and arguments.noun(value) or tostring(value), expected)
-  end
-  return value
-end
-
 -- Fields that change what a model computes, and the only value that is supported.
 local ONLY = {
   pretraining_tp = 1, add_cross_attention = false, reorder_and_upcast_attn = false,
@@ -192,13 +165,7 @@ local ONLY = {
 }
 
 local function refuse(from, config)
-  for _, name in ipairs(util.sorted_keys(ONLY)) do
-    local value = config[name]
-    if value ~= nil and value ~= json.null and value ~= ONLY[name] then
-      errors.raise('NotImplementedError', '%s: %s is %s, which is not supported, expected %s', from,
-        name, type(value) == 'table' and 'an object' or tostring(value), tostring(ONLY[name]))
-    end
-  end
+  config_fields.refuse(from, config, ONLY)
   for i, kind in ipairs(type(config.layer_types) == 'table' and config.layer_types or {}) do
     if kind ~= 'full_attention' and kind ~= 'sliding_attention' then
       errors.raise('NotImplementedError', "%s: layer_types[%d] is '%s', which is not supported, "
@@ -246,6 +213,10 @@ local function complete(from, config, shape)
     errors.raise('ValueError', '%s: the %d heads are not a multiple of the %d key-value heads',
       from, shape.heads, shape.kv_heads)
   end
+  if shape.pad and (shape.pad % 1 ~= 0 or shape.pad < -shape.vocab or shape.pad >= shape.vocab) then
+    errors.raise('FormatError', '%s: pad_token_id is %g, expected a row of the vocabulary of %d',
+      from, shape.pad, shape.vocab)
+  end
   if not parts.activations[shape.activation] then
     errors.raise('NotImplementedError', "%s: the activation is '%s', expected one of %s", from,
       shape.activation, table.concat(util.sorted_keys(parts.activations), ', '))
@@ -272,7 +243,7 @@ function families.read(from, config)
   for _, name in ipairs(util.sorted_keys(fields)) do
     local f = fields[name]
     if type(f) == 'table' then
-      shape[name] = value_of(from, config, f)
+      shape[name] = config_fields.value(from, config, f.name, f.check, f.absent, f.null)
     else
       shape[name] = f
     end
