@@ -107,7 +107,7 @@ local function check_free(what, model)
   end
 end
 
--- Freeze the model, and put adapters beside its layers. `of(path)` gives the options of one.
+-- Freeze the model, and put adapters beside its layers. `of(path)` returns the options of one.
 local function attach(what, model, paths, of)
   check_free(what, model)
   check_head(what, model, paths)

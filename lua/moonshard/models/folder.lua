@@ -146,7 +146,7 @@ local function write_others(path, source, config)
   end
 end
 
--- The full weight, with the product of its adapter if `merges`. Collective.
+-- The full weight; with an adapter, its product is added. Collective.
 local function value_of(tensor, adapter, transposed)
   local value = tensor:full_tensor():detach()
   return adapter and lora.merged(value, adapter.lora_A.weight:full_tensor(),
