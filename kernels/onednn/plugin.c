@@ -116,7 +116,7 @@ static int32_t state_gemm(void *handle, const msi_gemm_args *g, char *error)
             return MSI_PLUGIN_NO_MEMORY;
         }
     }
-    if (state->host.plans) {
+    if (*state->host.plans) {
         return MSI_PLUGIN_OK;
     }
     void *handles[5] = {(void *)(uintptr_t)g->a, (void *)(uintptr_t)g->b, g->c, scratch,

@@ -33,6 +33,7 @@ typedef struct gemm_state {
     ms_context *ctx;
     const msi_plugin *plugin; /* NULL: none */
     void *state;              /* the plug-in's */
+    bool plans;               /* nothing is computed: device_plan.h */
     work_room widened;        /* f32 operands */
     work_room packed;         /* operands in another order */
     work_room library;        /* for the plug-in, while `widened` is in use */
@@ -124,7 +125,7 @@ static ms_status open_plugin(gemm_state *s)
     const msi_plugin_host host = {.user = s,
                                   .room = host_room,
                                   .probe = host_probe,
-                                  .plans = msi_device_plans(s->ctx),
+                                  .plans = &s->plans,
                                   .isa = strcmp(isa, "v2") == 0   ? 2
                                          : strcmp(isa, "v3") == 0 ? 3
                                                                   : 0};
@@ -190,7 +191,7 @@ static void cast_matrix(const gemm_state *s, void *out, int32_t out_dtype, int64
                         int64_t out_col, const void *in, int32_t in_dtype, int64_t in_row,
                         int64_t in_col, int64_t rows, int64_t cols)
 {
-    if (msi_device_plans(s->ctx)) {
+    if (s->plans) {
         return;
     }
     bool by_column = in_row == 1 && in_col != 1; /* keep the unit stride innermost */
@@ -418,6 +419,7 @@ ms_status msi_gemm_now(ms_context *ctx, const msi_gemm_args *g)
         return MS_OK;
     }
     MS_TRY(state_of(ctx, &s));
+    s->plans = msi_device_plans(ctx); /* it may have been opened after the state */
     return run(s, g);
 }
 

@@ -34,8 +34,8 @@ typedef struct msi_plugin_host {
     void *(*room)(void *user, int64_t nbytes);
     /** True if `nbytes` more address space is available for `what`. */
     bool (*probe)(void *user, int64_t nbytes, const char *what);
-    bool plans;  /**< gemm() asks for its work space and computes nothing */
-    int32_t isa; /**< 2 or 3: use no instruction set above x86-64-v2 or -v3; else no limit */
+    const bool *plans; /**< gemm() asks for its work space and computes nothing */
+    int32_t isa;       /**< 2 or 3: use no instruction set above x86-64-v2 or -v3; else no limit */
 } msi_plugin_host;
 
 typedef struct msi_plugin {

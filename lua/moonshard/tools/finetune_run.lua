@@ -1,0 +1,236 @@
+--- The run of `moonshard finetune`: its data, model and loaders, which its plan uses too, and
+--- training.
+
+local families = require 'moonshard.models.families'
+local folder = require 'moonshard.models.folder'
+local meshes = require 'moonshard.dist.mesh'
+local ms = require 'moonshard'
+local report = require 'moonshard.train.report'
+local util = require 'moonshard.base.util'
+
+local fsdp, nn = ms.fsdp, ms.nn
+
+local run = {}
+
+--- The positions of the folder's model.
+---@param path string
+---@return integer
+function run.positions(path)
+  local config, from = folder.config(path)
+  return families.read(from, config).context
+end
+
+local function filled(text)
+  return text ~= '' and text or nil
+end
+
+---@class ms.tools.FinetuneData
+---@field all ms.data.Examples
+---@field training ms.data.Examples
+---@field validation ms.data.Examples?
+
+--- Read and encode the examples. Ranks that are forked later share them.
+---@param o table  flags
+---@return ms.tools.FinetuneData
+function run.data(o)
+  local all = ms.data.Examples {
+    path = o.data, tokenizer = o.folder, context = o.context, template = filled(o.template),
+    learn = o.learn, too_long = filled(o['too-long']),
+  }
+  local training, validation = all, nil
+  if o.validation > 0 then
+    training, validation = all:split { validation = o.validation, seed = o.seed }
+  end
+  return { all = all, training = training, validation = validation }
+end
+
+---@param o table
+---@param plan ms.tools.FinetunePlan
+---@param set ms.tools.FinetuneData
+---@param group? ms.dist.Group  default: all ranks
+---@return ms.data.PackedLoader training, ms.data.PackedLoader validation  the training examples if
+---  there is no validation set
+function run.loaders(o, plan, set, group)
+  local function loader(examples)
+    return ms.data.PackedLoader {
+      examples = examples, batch = plan.rows, micro_batches = plan.micro_batches, seed = o.seed,
+      packed = not o['no-pack'], process_group = group,
+    }
+  end
+  return loader(set.training), loader(set.validation or set.training)
+end
+
+--- The dtype of the computation. Products of bf16 that the processor computes in f32 gain nothing.
+function run.dtype(o)
+  if o.dtype ~= 'auto' then
+    return o.dtype
+  end
+  local name = ms.matmul_name 'bf16'
+  return (name:find('fp32 by', 1, true) or name:find('own', 1, true)) and 'f32' or 'bf16'
+end
+
+local function is_layer(module)
+  return ms.is(module, ms.models.DecoderLayer)
+end
+
+-- Each layer is a unit. Adapters are units of their own: the weights are frozen, and bf16.
+local function sharder(o, group)
+  local opts = {
+    mesh = group and meshes.of_groups { group } or nil,
+    mp_policy = { param_dtype = run.dtype(o), reduce_dtype = 'f32' },
+  }
+  return function(model)
+    for _, layer in ipairs(model:modules()) do
+      if is_layer(layer) then
+        if o.lora then
+          fsdp.fully_shard(ms.models.adapters(layer), opts)
+        end
+        fsdp.fully_shard(layer, opts)
+      end
+    end
+    fsdp.fully_shard(model, opts)
+  end
+end
+
+--- A sharded model.
+---@param path string  of the folder
+---@param o table
+---@param adapter? string|table  see from_pretrained()
+---@param group? ms.dist.Group
+---@return ms.models.Decoder
+function run.load(path, o, adapter, group)
+  return ms.models.from_pretrained(path, {
+    dtype = o.lora and 'bf16' or 'f32', adapter = adapter,
+    wrap = sharder(util.merged(o, { lora = adapter ~= nil }), group),
+  })
+end
+
+--- The model to train, and its optimizer.
+---@param o table
+---@param plan ms.tools.FinetunePlan
+---@param group? ms.dist.Group
+---@return ms.models.Decoder, ms.optim.Optimizer
+function run.model(o, plan, group)
+  ms.manual_seed(o.seed)
+  local model = run.load(o.folder, o, o.lora and {
+    r = o.rank, alpha = o.alpha, dropout = o['lora-dropout'],
+  } or nil, group)
+  if plan.checkpointing then
+    nn.checkpoint(model, { policy = is_layer })
+  end
+  local matrices, vectors = {}, {}
+  for _, p in ipairs(model:named_parameters()) do
+    if p.tensor:requires_grad() then
+      table.insert(#p.shape >= 2 and matrices or vectors, p.tensor)
+    end
+  end
+  local groups = { { params = matrices, weight_decay = o['weight-decay'] } }
+  if vectors[1] then
+    groups[2] = { params = vectors, weight_decay = 0 }
+  end
+  return model, ms.optim.AdamW(groups, { lr = o.lr })
+end
+
+--- The options of ms.train that a plan and a run share.
+---@return ms.train.Options
+function run.options(o, plan, model, opt, training, validation)
+  return {
+    model = model, optimizer = opt, data = training, validation = validation, clip = o.clip,
+    steps = plan.steps,
+    schedule = ms.schedule.cosine {
+      lr = o.lr, total = plan.steps, warmup = math.min(plan.steps, math.ceil(o.warmup * plan.steps)),
+    },
+  }
+end
+
+-- -- the result ----------------------------------------------------------------------------------
+
+local DTYPES = { float32 = 'f32', float16 = 'f16', bfloat16 = 'bf16' }
+
+-- The dtype of the weights in a folder: that of its config.
+local function dtype_in(path)
+  local config = folder.config(path)
+  return DTYPES[config.dtype] or DTYPES[config.torch_dtype] or 'f32'
+end
+
+local function save(o, model)
+  if not o.lora then
+    model:save_pretrained(o.out, { dtype = dtype_in(o.folder) })
+    return
+  end
+  model:save_adapter(o.out)
+  if o.merge then
+    model:save_pretrained(o.out .. '/merged', { dtype = dtype_in(o.folder), merge = true })
+  end
+end
+
+-- Largest difference of the logits of a row of validation.
+local function logits_of(model, loader)
+  return ms.no_grad(function()
+    local ids, _, positions = loader:peek()
+    return ms.keep(model(ids, nil, { positions = positions }):to 'f32')
+  end)
+end
+
+-- Load what was written, and compare it with the model that was trained.
+local function read_back(o, validation, trained)
+  local rows = {}
+  local function add(label, path, adapter)
+    local model = run.load(path, o, adapter)
+    local loss = ms.train.evaluate(model, validation)
+    local far = (logits_of(model, validation) - trained):abs():max():item()
+    rows[#rows + 1] = { label, ('%.3f'):format(math.exp(loss)), ('%.2g'):format(far) }
+    model = nil -- luacheck: ignore
+    ms.collect()
+  end
+  if o.lora then
+    add('base and adapter, read back', o.folder, o.out)
+  else
+    add('folder, read back', o.out)
+  end
+  if o.merge then
+    add('merged, read back', o.out .. '/merged')
+  end
+  return rows
+end
+
+--- Train, save and compare. Forks the ranks.
+---@param o table
+---@param set ms.tools.FinetuneData
+---@param plan ms.tools.FinetunePlan
+function run.train(o, set, plan)
+  local world = ms.dist.init { ranks = o.ranks }
+  local first = world.rank == 0
+  local model, opt = run.model(o, plan)
+  local training, validation = run.loaders(o, plan, set)
+  local before = not o.resume and ms.train.evaluate(model, validation)
+  local options = run.options(o, plan, model, opt, training, validation)
+  local result = ms.train(util.merged(options, {
+    out = o.out, resume = o.resume, save_every = o.save, log_every = o.log,
+    config = { flags = o.given },
+  }))
+  if result.stopped then
+    ms.dist.exit(128 + result.stopped)
+  end
+  local after, peak = ms.train.evaluate(model, validation), ms.memory().peak_total
+  save(o, model)
+  local trained = logits_of(model, validation)
+  model, opt, options, result = nil, nil, nil, nil -- luacheck: ignore
+  ms.collect()
+  local rows = {
+    { 'model', 'perplexity', 'largest difference of logits' },
+    { 'before', before and ('%.3f'):format(math.exp(before)) or '-', '' },
+    { 'after', ('%.3f'):format(math.exp(after)), '' },
+  }
+  for _, row in ipairs(read_back(o, validation, trained)) do
+    rows[#rows + 1] = row
+  end
+  if first then
+    print(report.table(rows))
+    print(('peak memory %s a rank, planned %s; %s is in %s'):format(report.bytes(peak),
+      report.bytes(plan.peak), o.lora and 'the adapter' or 'the model', o.out))
+  end
+  ms.dist.exit(0)
+end
+
+return run
