@@ -9,15 +9,19 @@ local cli = {}
 
 local USAGE = [[
 usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
+       moonshard finetune FOLDER DATA... [--lora] [--out=FOLDER] [--memory=SIZE] [--show]
+       moonshard generate FOLDER PROMPT...
        moonshard repl
        moonshard info
        moonshard doctor
        moonshard --version | --help
 
-run    start a script on several ranks of this host and supervise them
-repl   a prompt for Lua, with ms loaded
-info   version, instruction set of the kernels, cores, folder of the library
-doctor what this machine has for training, and what is missing
+run       start a script on several ranks of this host and supervise them
+finetune  train a model of a folder on JSON lines, and write a folder or an adapter
+generate  text of a model of a folder
+repl      a prompt for Lua, with ms loaded
+info      version, instruction set of the kernels, cores, folder of the library
+doctor    what this machine has for training, and what is missing
 
 moonshard COMMAND --help gives details.
 ]]
@@ -272,6 +276,13 @@ local function doctor(words, all)
   return works and 0 or 1
 end
 
+-- A command in a file of its own.
+local function in_file(name)
+  return function(words)
+    return require('moonshard.tools.' .. name).main(words)
+  end
+end
+
 local function version()
   print('moonshard ' .. B.string(C.ms_version()))
   return 0
@@ -284,6 +295,7 @@ end
 
 local commands = {
   run = run, repl = repl, info = info, doctor = doctor,
+  finetune = in_file 'finetune', generate = in_file 'generate',
   ['--version'] = version, ['--help'] = help, ['-h'] = help, help = help,
 }
 
@@ -295,8 +307,8 @@ local function main(words)
   elseif command:find('%.lua$') then
     refuse('unknown command %s: a script is started by moonshard run %s', command, command)
   elseif not commands[command] then
-    unknown('unknown command', command, { 'run', 'repl', 'info', 'doctor', 'help', '--version',
-      '--help' })
+    unknown('unknown command', command, { 'run', 'finetune', 'generate', 'repl', 'info',
+      'doctor', 'help', '--version', '--help' })
   end
   return commands[command]({ unpack(words, 2) }, words)
 end

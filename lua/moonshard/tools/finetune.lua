@@ -1,5 +1,5 @@
---- `moonshard finetune FOLDER DATA`: trains a model from a folder on JSON lines, and writes a folder
---- that `transformers` loads, or an adapter that `peft` loads.
+--- `moonshard finetune FOLDER DATA...`: trains a model from a folder on JSON lines, and writes a
+--- folder that `transformers` loads, or an adapter that `peft` loads.
 
 local flags = require 'moonshard.tools.flags'
 local memory = require 'moonshard.tools.finetune_memory'
@@ -29,8 +29,8 @@ local FLAGS = {
   { 'template', '', "chat format of messages (default: the folder's, if it is known)" },
   { 'learn', 'answers', "what has a loss: answers (completions) or all",
     { one_of = { 'answers', 'all' } } },
-  { 'too-long', '', 'examples longer than --context: split, drop, truncate or error (default: split '
-    .. 'for texts, else drop)', { one_of = { '', 'split', 'drop', 'truncate', 'error' } } },
+  { 'too-long', '', 'examples longer than --context: split, drop, truncate or error (default: '
+    .. 'split for texts, else drop)', { one_of = { '', 'split', 'drop', 'truncate', 'error' } } },
   { 'no-pack', false, 'one example a row' },
   { 'validation', 0.05, 'share of the examples to validate on (0: none)', { from = 0, below = 1 } },
   { 'ranks', 0, 'processes on this host (0: one per core, at most 8)', from_zero },
@@ -41,8 +41,7 @@ local FLAGS = {
   { 'memory', '', 'most memory that all ranks may hold, as 8GiB (default: what this host has)' },
   { 'seed', 1, 'of the order, the split and new adapters', from_zero },
   { 'save', 0, 'steps between checkpoints (0: at the end and at a signal)', from_zero },
-  { 'resume', false, 'continue the run in --out, with the same flags; --ranks and --memory may '
-    .. 'differ' },
+  { 'resume', false, 'continue the run in --out with its flags; --ranks and --memory may differ' },
   { 'log', 10, 'steps between lines if the output is not a terminal', count },
   { 'show', false, 'print what would be trained on, memory and time, and stop' },
   flags.device,
@@ -68,19 +67,65 @@ local function bytes_of(text)
     or fail("--memory wants a size such as 8GiB, got '%s'", text)
 end
 
+-- Tokens of a row: by default 1,024, or the model's positions if it has fewer.
+local function context_of(o)
+  local most = run.positions(o.folder)
+  if o.context > most and o.given.context then
+    fail('--context=%d, but the model of %s has %d positions', o.context, o.folder, most)
+  end
+  return math.min(o.context, most)
+end
+
+local function ranks_of(o)
+  return o.ranks > 0 and o.ranks or math.min(ms.dist.info().cores, 8)
+end
+
+-- A resumed run keeps these of the flags that are not given again.
+local KEPT = {
+  'lora', 'rank', 'alpha', 'lora-dropout', 'epochs', 'steps', 'context', 'batch', 'lr', 'warmup',
+  'weight-decay', 'clip', 'template', 'learn', 'too-long', 'no-pack', 'validation', 'dtype', 'seed',
+}
+
+local function inherit(o)
+  local path = o.resume and ms.checkpoint.latest(o.out .. '/checkpoints')
+  local config = path and ms.checkpoint.read_meta(path).config or {}
+  for _, name in ipairs(KEPT) do
+    if not o.given[name] and config[name] ~= nil then
+      o[name] = config[name]
+    end
+  end
+  o.date = config.date
+  if o.rows == 0 and config.rows and (o.batch / ranks_of(o)) % config.rows == 0 then
+    o.rows = config.rows -- another cut would change the bits
+  end
+end
+
+-- What checkpoints keep of a run.
+local function config_of(o, set, plan)
+  local config = { date = set.all.chat and set.all.chat.date, rows = plan.rows }
+  for _, name in ipairs(KEPT) do
+    config[name] = o[name]
+  end
+  return config
+end
+
 local function parsed(words)
   local o, mistake = flags.parse(words, FLAGS)
   if not o then
     fail('%s', mistake)
   end
+  inherit(o)
   o.folder, o.data = o.rest[1], { unpack(o.rest, 2) }
-  if not o.help and not o.data[1] then
+  if o.help then
+    return o
+  elseif not o.data[1] then
     fail('expected a folder of a model and files of JSON lines, got %s',
       o.folder and 'no data' or 'neither')
   end
   o.budget = o.memory ~= '' and bytes_of(o.memory) or nil
+  o.context = context_of(o)
   o.lr = o.lr > 0 and o.lr or o.lora and 2e-4 or 2e-5
-  o.ranks = o.ranks > 0 and o.ranks or math.min(ms.dist.info().cores, 8)
+  o.ranks = ranks_of(o)
   if o.batch % o.ranks ~= 0 then
     fail('--batch=%d is not a multiple of %d ranks', o.batch, o.ranks)
   elseif o.rows > 0 and (o.batch / o.ranks) % o.rows ~= 0 then
@@ -115,6 +160,8 @@ local function print_data(o, set)
   end
 end
 
+local KINDS = { 'parameter', 'gradient', 'optimizer', 'activation', 'arena', 'scratch' }
+
 local function print_plan(o, plan)
   local at_most = o.budget and (' of %s'):format(report.bytes(o.budget)) or ''
   print(('plan: %d rank%s x %d micro-batch%s x %d row%s of %d tokens; checkpointing %s'):format(
@@ -123,7 +170,7 @@ local function print_plan(o, plan)
   print(('memory: %s a rank, %s in all%s'):format(report.bytes(plan.peak),
     report.bytes(plan.total), at_most))
   local kinds = {}
-  for _, kind in ipairs { 'parameter', 'gradient', 'optimizer', 'activation', 'arena', 'scratch' } do
+  for _, kind in ipairs(KINDS) do
     kinds[#kinds + 1] = ('%s %s'):format(kind, report.bytes(plan.kinds[kind]))
   end
   print('  peaks by kind: ' .. table.concat(kinds, ', '))
@@ -154,7 +201,7 @@ function finetune.main(words)
       report.clock(plan.steps * seconds)))
     return 0
   end
-  return run.train(o, set, plan)
+  return run.train(o, set, plan, config_of(o, set, plan))
 end
 
 return finetune

@@ -144,9 +144,10 @@ function memory.plan(o, set)
     end
     least = (not least or plan.total < least.total) and plan or least
   end
-  ms.error('ValueError', 'finetune: %s does not suffice: the run needs %s (%d ranks x %d rows of %d '
-    .. 'tokens, checkpointing %s); give a smaller --context, or --lora', report.bytes(budget),
-    report.bytes(least.total), o.ranks, least.rows, o.context, least.checkpointing and 'on' or 'off')
+  ms.error('ValueError', 'finetune: %s are too few: the run needs %s (%d ranks x %d rows of %d '
+    .. 'tokens, checkpointing %s); give a smaller --context%s', report.bytes(budget),
+    report.bytes(least.total), o.ranks, least.rows, o.context, least.checkpointing and 'on'
+      or 'off', o.lora and '' or ', or --lora')
 end
 
 return memory

@@ -33,8 +33,12 @@ end
 ---@param o table  flags
 ---@return ms.tools.FinetuneData
 function run.data(o)
+  local template = filled(o.template)
+  if o.date then -- the format of a resumed run has the date of its beginning
+    template = ms.data.chat(template or o.folder, { date = o.date })
+  end
   local all = ms.data.Examples {
-    path = o.data, tokenizer = o.folder, context = o.context, template = filled(o.template),
+    path = o.data, tokenizer = o.folder, context = o.context, template = template,
     learn = o.learn, too_long = filled(o['too-long']),
   }
   local training, validation = all, nil
@@ -134,12 +138,11 @@ end
 --- The options of ms.train that a plan and a run share.
 ---@return ms.train.Options
 function run.options(o, plan, model, opt, training, validation)
+  local warmup = math.min(plan.steps, math.ceil(o.warmup * plan.steps))
   return {
     model = model, optimizer = opt, data = training, validation = validation, clip = o.clip,
     steps = plan.steps,
-    schedule = ms.schedule.cosine {
-      lr = o.lr, total = plan.steps, warmup = math.min(plan.steps, math.ceil(o.warmup * plan.steps)),
-    },
+    schedule = ms.schedule.cosine { lr = o.lr, total = plan.steps, warmup = warmup },
   }
 end
 
@@ -198,7 +201,8 @@ end
 ---@param o table
 ---@param set ms.tools.FinetuneData
 ---@param plan ms.tools.FinetunePlan
-function run.train(o, set, plan)
+---@param config table  kept in checkpoints
+function run.train(o, set, plan, config)
   local world = ms.dist.init { ranks = o.ranks }
   local first = world.rank == 0
   local model, opt = run.model(o, plan)
@@ -207,7 +211,7 @@ function run.train(o, set, plan)
   local options = run.options(o, plan, model, opt, training, validation)
   local result = ms.train(util.merged(options, {
     out = o.out, resume = o.resume, save_every = o.save, log_every = o.log,
-    config = { flags = o.given },
+    config = config,
   }))
   if result.stopped then
     ms.dist.exit(128 + result.stopped)

@@ -1,0 +1,141 @@
+-- `moonshard finetune` and `moonshard generate` on a small random model.
+local ms = require 'moonshard'
+local runs = require 'support.runs'
+local scripts = require 'support.scripts'
+local shell = require 'support.shell'
+
+local folder = shell.make_folder()
+local base, chats = folder .. '/base', folder .. '/chats.jsonl'
+
+-- A folder with a model and a tokenizer with tokens of ChatML.
+local function make_base()
+  local file = ms.json.decode(shell.read 'tests/fixtures/tokens.json').cases.gpt2.file
+  for _, token in ipairs { '<|im_start|>', '<|im_end|>' } do
+    table.insert(file.added_tokens, {
+      id = file.added_tokens[#file.added_tokens].id + 1, content = token, single_word = false,
+      lstrip = false, rstrip = false, normalized = false, special = true,
+    })
+  end
+  runs.alone(function()
+    ms.manual_seed(3)
+    ms.models.Decoder {
+      architectures = { 'LlamaForCausalLM' }, model_type = 'llama',
+      vocab_size = file.added_tokens[#file.added_tokens].id + 1, hidden_size = 32,
+      intermediate_size = 48, num_hidden_layers = 2, num_attention_heads = 4,
+      num_key_value_heads = 2, max_position_embeddings = 128,
+    }:save_pretrained(base)
+    return true
+  end)
+  shell.write(base .. '/tokenizer.json', ms.json.encode(file))
+  shell.write(base .. '/tokenizer_config.json', '{"eos_token":"<|im_end|>"}')
+end
+
+local function write_chats()
+  local lines = {}
+  for i = 1, 40 do
+    lines[i] = ms.json.encode { messages = {
+      { role = 'user', content = ('What follows %d?'):format(i) },
+      { role = 'assistant', content = ('%d, and then %d.'):format(i + 1, i + 2) },
+    } }
+  end
+  shell.write(chats, table.concat(lines, '\n'))
+end
+
+local FLAGS = ' --template=chatml --context=64 --batch=8 --steps=6 --lr=0.01 '
+
+local function finetune(flags, data)
+  return scripts.shell(('bindings/moonshard finetune %s %s%s%s'):format(base, data or chats, FLAGS,
+    flags))
+end
+
+-- The numbers of a row in the table at the end.
+local function row(output, label)
+  local perplexity, far = output:match('\n  ' .. label .. ' +([%d.]+) *(%S*)\n')
+  assert(perplexity, output)
+  return tonumber(perplexity), tonumber(far)
+end
+
+setup(function()
+  make_base()
+  write_chats()
+end)
+teardown(function() shell.remove_folder(folder) end)
+
+describe('moonshard finetune', function()
+  it('trains, plans its memory to the byte, and resumes at another number of ranks', function()
+    local out = folder .. '/full'
+    local output, code = finetune('--ranks=2 --rows=2 --save=3 --out=' .. out)
+    assert.equal(0, code, output)
+    assert.truthy(output:find('40 examples', 1, true) and output:find('chatml (given)', 1, true))
+    assert.is_true(row(output, 'after') < row(output, 'before') / 2)
+    assert.equal(0, select(2, row(output, 'folder, read back')))
+    local peak, planned = output:match 'peak memory ([%d.]+ %a+) a rank, planned ([%d.]+ %a+)'
+    assert.equal(planned, peak)
+    local weights = shell.read(out .. '/model.safetensors')
+    shell.remove_folder(out .. '/checkpoints/step-00000006')
+    output, code = scripts.shell(('bindings/moonshard finetune %s %s --resume --ranks=1 --out=%s')
+      :format(base, chats, out))
+    assert.equal(0, code, output)
+    assert.truthy(output:find('step 6/6', 1, true) and not output:find('step 3/6', 1, true), output)
+    assert.equal(weights, shell.read(out .. '/model.safetensors'))
+  end)
+
+  it('writes an adapter and the merged model, with which text is generated', function()
+    local out = folder .. '/lora'
+    local output, code = finetune('--ranks=2 --lora --rank=4 --merge --out=' .. out)
+    assert.equal(0, code, output)
+    assert.is_true(row(output, 'after') < row(output, 'before'))
+    assert.equal(0, select(2, row(output, 'base and adapter, read back')))
+    assert.is_true(select(2, row(output, 'merged, read back')) < 0.05)
+    local prompt = ' "What follows 7?" --chat --template=chatml --temperature=0 --n=8'
+    local adapted = scripts.shell(('bindings/moonshard generate %s --adapter=%s%s'):format(base,
+      out, prompt))
+    local plain = scripts.shell(('bindings/moonshard generate %s%s'):format(base, prompt))
+    assert.truthy(adapted:find '%S' and plain:find '%S')
+    assert.not_equal(plain, adapted)
+  end)
+
+  it('shows what it would do', function()
+    local output, code = finetune '--show'
+    assert.equal(0, code, output)
+    assert.truthy(output:find('<|im_start|>assistant\n[[2, and then 3.<|im_end|>]]', 1, true),
+      output)
+    assert.truthy(output:find 'time: about [%d.]+ s a step' and output:find 'memory: [%d.]+ MiB')
+  end)
+
+  it('chooses rows and checkpoints that fit, or says how much is needed', function()
+    local function planned(flags)
+      local output = finetune('--show --ranks=1 ' .. flags)
+      return tonumber(output:match 'x (%d+) rows? of'), output:match 'checkpointing (%a+)',
+        tonumber(output:match 'needs ([%d.]+) MiB'), tonumber(output:match 'memory: ([%d.]+) MiB')
+    end
+    local rows, checkpointing, _, most = planned ''
+    assert.equal(8, rows)
+    assert.equal('off', checkpointing)
+    rows = planned(('--memory=%.2fMiB'):format(most - 0.1))
+    assert.equal(4, rows)
+    local _, _, needed = planned '--memory=1KiB'
+    _, checkpointing = planned(('--memory=%.2fMiB'):format(needed + 0.05))
+    assert.equal('on', checkpointing)
+  end)
+
+  it('refuses what it cannot train on', function()
+    local empty = folder .. '/empty.jsonl'
+    shell.write(empty, '{"messages": [{"role": "user", "content": "a"}]}\n')
+    for flags, text in pairs { -- the order does not matter
+      ['--context=200'] = '--context=200, but the model of ' .. base .. ' has 128 positions',
+      ['--template=chatml2'] = "'chatml2'",
+      ['--batch=3 --ranks=2'] = '--batch=3 is not a multiple of 2 ranks',
+      ['--merge'] = '--merge needs --lora',
+      ['--memory=lots'] = "--memory wants a size such as 8GiB, got 'lots'",
+      ['--epoch=1'] = "unknown flag '--epoch'; the nearest is '--epochs'",
+    } do
+      local output, code = finetune(flags)
+      assert.equal(2, code, output)
+      assert.truthy(output:find(text, 1, true), output)
+    end
+    local output, code = finetune('', empty)
+    assert.equal(2, code, output)
+    assert.truthy(output:find('none has a target to learn', 1, true), output)
+  end)
+end)
