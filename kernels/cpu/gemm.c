@@ -6,6 +6,7 @@
  * see gemm_tile.h. Because fused multiply-add is not used (decision 8.10), its peak rate is half of
  * the library's. */
 #include "element.h"
+#include "gemm_rows.h"
 #include "lanes.h"
 #include "table.h"
 
@@ -22,7 +23,12 @@ enum { VECTOR_BYTES = 16, ROWS = 4 };
 #endif
 enum { MC = 64, NC = 128, KC = 128 };
 
+void MSI_NAME(gemm_rows_f32)(const void *args);
+void MSI_NAME(gemm_rows_bf16)(const void *args);
+void MSI_NAME(gemm_rows_f16)(const void *args);
+
 #define NAME gemm_f32
+#define FEW_ROWS MSI_NAME(gemm_rows_f32)
 #define REAL float
 #define T float
 #define WIDEN(x) (x)
@@ -37,6 +43,7 @@ enum { MC = 64, NC = 128, KC = 128 };
 #define WIDENED
 
 #define NAME gemm_bf16
+#define FEW_ROWS MSI_NAME(gemm_rows_bf16)
 #define REAL float
 #define T uint16_t
 #define DTYPE MS_DTYPE_BF16
@@ -45,6 +52,7 @@ enum { MC = 64, NC = 128, KC = 128 };
 #include "gemm_tile.h"
 
 #define NAME gemm_f16
+#define FEW_ROWS MSI_NAME(gemm_rows_f16)
 #define REAL float
 #define T uint16_t
 #define DTYPE MS_DTYPE_F16

@@ -1,6 +1,7 @@
 /* Body of gemm.c for one compute type: define REAL, T (type of A and B), WIDEN (T to REAL) and
- * NAME, then include; if T is narrower than REAL also WIDENED, DTYPE and NARROWED (REAL to T). A
- * product is cut into blocks of MC x NC of C and KC of the inner dimension:
+ * NAME, then include; FEW_ROWS is the function for products of few rows (gemm_rows.h), if any; if T
+ * is narrower than REAL also WIDENED, DTYPE and NARROWED (REAL to T). A product is cut into blocks
+ * of MC x NC of C and KC of the inner dimension:
  *
  *   C block <- sum over inner blocks of (sum over k in the block), both in ascending order
  *
@@ -186,6 +187,13 @@ void MSI_NAME(NAME)(const void *args)
 {
     const msi_gemm_args *g = args;
     const int64_t c_bytes = g->c_dtype == g->dtype ? sizeof(T) : sizeof(REAL);
+
+#ifdef FEW_ROWS
+    if (msi_gemm_has_few_rows(g)) {
+        FEW_ROWS(g);
+        return;
+    }
+#endif
     REAL sums[(MC + ROWS) * NC] __attribute__((aligned(64)));
 
     for (int64_t p = 0; p < g->batch; p++) {
@@ -220,3 +228,4 @@ void MSI_NAME(NAME)(const void *args)
 #undef NARROWED
 #undef DTYPE
 #undef NAME
+#undef FEW_ROWS

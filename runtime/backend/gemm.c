@@ -1,11 +1,12 @@
-/* Choice of the implementation of a matrix product: own kernel for f64 and tiny shapes, else the
- * library's plug-in, else (none, or unsuitable) the own kernel.
+/* Choice of the implementation of a matrix product: own kernel for f64, tiny shapes and few rows,
+ * else the library's plug-in, else (none, or unsuitable) the own kernel.
  *
  * The choice depends on shape, strides and dtype only, not on values or history, so equal calls
  * give equal bits. Without hardware products of a narrow dtype (bf16, f16) operands are widened,
  * multiplied in f32 and rounded once. */
 #include "device_plan.h"
 
+#include "gemm_rows.h"
 #include "plugin.h"
 
 #include "moonshard/tensor.h"
@@ -414,7 +415,8 @@ ms_status msi_gemm_now(ms_context *ctx, const msi_gemm_args *g)
     if (g->m == 0 || g->n == 0 || g->batch == 0) {
         return MS_OK;
     }
-    if (g->dtype == MS_DTYPE_F64 || (double)g->m * (double)g->n * (double)g->k <= TINY) {
+    if (g->dtype == MS_DTYPE_F64 || (double)g->m * (double)g->n * (double)g->k <= TINY ||
+        msi_gemm_has_few_rows(g)) {
         run_own(ctx, g); /* k = 0 too: zeros, bias or old values */
         return MS_OK;
     }

@@ -10,10 +10,10 @@ static void test_backend_gemm__is_the_product(void **state)
                                         {MS_DTYPE_F64, MS_DTYPE_F64},
                                         {MS_DTYPE_BF16, MS_DTYPE_BF16},
                                         {MS_DTYPE_BF16, MS_DTYPE_F32}};
-    static const int64_t shapes[][4] = {{32, 48, 64, 1}, {65, 130, 77, 1},  {1, 300, 64, 1},
-                                        {300, 1, 64, 1}, {64, 96, 1, 1},    {17, 19, 23, 5},
-                                        {5, 4, 6, 3},    {128, 64, 200, 2}, {70, 80, 0, 2},
-                                        {0, 5, 7, 1},    {5, 0, 7, 1},      {5, 4, 7, 0}};
+    static const int64_t shapes[][4] = {
+        {32, 48, 64, 1}, {65, 130, 77, 1}, {1, 300, 64, 1}, {300, 1, 64, 1},   {3, 130, 77, 2},
+        {64, 96, 1, 1},  {17, 19, 23, 5},  {5, 4, 6, 3},    {128, 64, 200, 2}, {70, 80, 0, 2},
+        {0, 5, 7, 1},    {5, 0, 7, 1},     {5, 4, 7, 0}};
 
     (void)state;
     for (int32_t i = 0; i < MSI_COUNT(dtypes) * MSI_COUNT(shapes) * 16; i++) {
