@@ -109,18 +109,18 @@ function Attention:_materialized(path, stream)
   self._site = dropout_streams.of_module(path, stream, self._site)
 end
 
+-- (B, T, n, head_dim). No closure: the trace compiler does not compile functions that make one.
+local function heads(self, t, n)
+  return t:reshape(t:size(1), t:size(2), n, self.head_dim)
+end
+
 -- Queries, keys and values, (B, T, heads, head_dim).
 local function project(self, x)
-  local rows, length = x:size(1), x:size(2)
-  local function heads(t, n)
-    return t:reshape(rows, length, n, self.head_dim)
-  end
   if not self.c_attn then
-    return heads(self.q_proj(x), self.heads), heads(self.k_proj(x), self.kv_heads),
-      heads(self.v_proj(x), self.kv_heads)
+    return heads(self, self.q_proj(x), self.heads), heads(self, self.k_proj(x), self.kv_heads),
+      heads(self, self.v_proj(x), self.kv_heads)
   end
-  local all, n = self.c_attn(x), self.heads + 2 * self.kv_heads
-  all = heads(all, n)
+  local all = heads(self, self.c_attn(x), self.heads + 2 * self.kv_heads)
   return all:narrow(3, 1, self.heads), all:narrow(3, self.heads + 1, self.kv_heads),
     all:narrow(3, self.heads + self.kv_heads + 1, self.kv_heads)
 end

@@ -32,20 +32,24 @@ local function room(self, old, like, length)
   return new
 end
 
+-- Write x behind the tokens of kept[name]. No closure: the trace compiler does not compile functions
+-- that make one.
+local function extended(self, kept, name, x)
+  local new = x:size(3)
+  kept[name] = room(self, kept[name], x, self.length + new)
+  kept[name]:narrow(3, self.length + 1, new):copy_(x)
+  return kept[name]:narrow(3, 1, self.length + new)
+end
+
 --- Add keys and values of the next tokens to a layer's.
 ---@param layer integer
 ---@param k ms.Tensor  (B, G, T, D)
 ---@param v ms.Tensor
 ---@return ms.Tensor k, ms.Tensor v  (B, G, length + T, D), of all tokens so far
 function KeyValueCache:extend(layer, k, v)
-  local kept, new = self._layers[layer] or {}, k:size(3)
+  local kept = self._layers[layer] or {}
   self._layers[layer] = kept
-  local function extended(name, x)
-    kept[name] = room(self, kept[name], x, self.length + new)
-    kept[name]:narrow(3, self.length + 1, new):copy_(x)
-    return kept[name]:narrow(3, 1, self.length + new)
-  end
-  return extended('k', k), extended('v', v)
+  return extended(self, kept, 'k', k), extended(self, kept, 'v', v)
 end
 
 --- Count tokens that all layers have got.
