@@ -93,7 +93,7 @@ describe('a folder of transformers on two ranks', function()
         for _, name in ipairs(before) do
           assert.equal(before[name]:hash(), after[name]:hash())
         end
-        trains_as(CASES.gpt2, model)
+        trains_as(CASES['gpt2, packed'], model)
         shell.write(folder .. '/file', '')
         checks.raises('IOError', folder .. '/file', model.save_pretrained, model, folder .. '/file')
         lfs.mkdir(folder .. '/config.json.tmp')

@@ -32,8 +32,8 @@ local function room(self, old, like, length)
   return new
 end
 
--- Write x behind the tokens of kept[name]. No closure: the trace compiler does not compile functions
--- that make one.
+-- Write x behind the tokens of kept[name]. No closure: the trace compiler does not compile
+-- functions that make one.
 local function extended(self, kept, name, x)
   local new = x:size(3)
   kept[name] = room(self, kept[name], x, self.length + new)
