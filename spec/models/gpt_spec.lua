@@ -101,7 +101,9 @@ describe('models.GPT', function()
       checks.close(gradients[i], p:grad(), 1e-5)
     end
     opts.positions = ids { { 6 } }
-    checks.raises('IndexError', 'embedding', model, ids { { 1 } }, nil, opts)
+    checks.raises('IndexError', 'embedding', function()
+      return model(ids { { 1 } }, nil, opts):hash() -- a device reports it late
+    end)
   end)
 
   it('learns a short row and generates it', function()
