@@ -175,8 +175,8 @@ describe('the moonshard command', function()
       for _, start in ipairs { 'luajit', 'bindings/moonshard run -n 2' } do
         local output, code = shell(('env MS_DEVICE=gpu %s %s'):format(start, path))
         assert.equal(1, code, output)
-        assert.truthy(output:find("DeviceError: MS_DEVICE is 'gpu', expected cpu, cuda, plan or fake",
-          1, true), output)
+        assert.truthy(output:find("DeviceError: MS_DEVICE is 'gpu', expected cpu, cuda, plan or "
+          .. 'fake', 1, true), output)
       end
     end)
   end)

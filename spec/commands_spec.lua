@@ -8,6 +8,7 @@
 
 local lfs = require 'lfs'
 local shell = require 'support.shell'
+local small_model = require 'support.small_model'
 
 local TREE = lfs.currentdir()
 local RELEASE = os.getenv('MOONSHARD_LIB') == TREE .. '/build/release'
@@ -96,7 +97,7 @@ end
 local function scripts()
   local list, heading, code = {}, nil, nil
   for _, page in ipairs { 'README.md', 'docs/guide.md', 'docs/distributed.md',
-    'docs/fully_shard.md' } do
+    'docs/fully_shard.md', 'docs/finetune.md' } do
     for line in shell.read(page):gmatch('([^\n]*)\n') do
       if line == '```lua' then
         assert(not list[heading], heading .. ' has two scripts')
@@ -137,6 +138,13 @@ local function tuned(command)
   finds('loss with it:', succeeds(command .. ' --base-steps=2 --steps=2 --rows=2'))
 end
 
+-- A model of a folder is trained on two ranks in two steps.
+local function finetuned(command)
+  small_model.make(checkout .. '/model')
+  small_model.write_chats(checkout .. '/chats.jsonl')
+  return succeeds(command .. ' --ranks=2 --context=200 --batch=4 --steps=2')
+end
+
 -- The training script of README with two steps, and a text for it.
 local function write_script(name, more)
   local code, n = scripts()['A training script']:gsub('step == 100', 'step == 2')
@@ -164,6 +172,26 @@ local function part_of_dev(command)
 end
 
 local runs = {
+  ['./dev moonshard finetune --help'] = function(command)
+    finds('--lora', succeeds(command))
+  end,
+  ['./dev moonshard finetune model chats.jsonl --show'] = function(command)
+    finds('<|im_end|>]]', finetuned(command))
+  end,
+  ['./dev moonshard finetune model chats.jsonl --out=tuned'] = function(command)
+    finds('folder, read back', finetuned(command))
+  end,
+  ['./dev moonshard generate tuned "Hello" --chat'] = function(command)
+    small_model.make(checkout .. '/tuned')
+    succeeds(command .. ' --n=2')
+  end,
+  ['./dev moonshard finetune model chats.jsonl --lora --out=adapter --merge'] = function(command)
+    finds('merged, read back', finetuned(command))
+  end,
+  ['./dev moonshard generate model "Hello" --adapter=adapter --chat'] = function(command)
+    finetuned('./dev moonshard finetune model chats.jsonl --lora --out=adapter')
+    succeeds(command .. ' --n=2')
+  end,
   ['./dev train'] = trained,
   ['./dev train --help'] = function(command)
     finds('--validate', succeeds(command))
@@ -411,6 +439,13 @@ local parts = {
     local output = runs_script('groups.lua')
     -- two matrices; a bias of each layer and the weight of the norm
     finds('2\t0.1\ttrue\n4\t0\ttrue\n', output)
+  end,
+  ['A script of one\'s own'] = function(code)
+    small_model.make(checkout .. '/model')
+    small_model.write_chats(checkout .. '/chats.jsonl')
+    shell.write(checkout .. '/tune.lua', code)
+    finds('step 1/', runs_script('tune.lua'))
+    assert.equal('file', lfs.attributes(checkout .. '/tuned/model.safetensors', 'mode'))
   end,
   ['Ranks without a model'] = function(code)
     shell.write(checkout .. '/sums.lua', code)

@@ -1,45 +1,10 @@
 -- `moonshard finetune` and `moonshard generate` on a small random model.
-local ms = require 'moonshard'
-local runs = require 'support.runs'
 local scripts = require 'support.scripts'
 local shell = require 'support.shell'
+local small_model = require 'support.small_model'
 
 local folder = shell.make_folder()
 local base, chats = folder .. '/base', folder .. '/chats.jsonl'
-
--- A folder with a model and a tokenizer with tokens of ChatML.
-local function make_base()
-  local file = ms.json.decode(shell.read 'tests/fixtures/tokens.json').cases.gpt2.file
-  for _, token in ipairs { '<|im_start|>', '<|im_end|>' } do
-    table.insert(file.added_tokens, {
-      id = file.added_tokens[#file.added_tokens].id + 1, content = token, single_word = false,
-      lstrip = false, rstrip = false, normalized = false, special = true,
-    })
-  end
-  runs.alone(function()
-    ms.manual_seed(3)
-    ms.models.Decoder {
-      architectures = { 'LlamaForCausalLM' }, model_type = 'llama',
-      vocab_size = file.added_tokens[#file.added_tokens].id + 1, hidden_size = 32,
-      intermediate_size = 48, num_hidden_layers = 2, num_attention_heads = 4,
-      num_key_value_heads = 2, max_position_embeddings = 128,
-    }:save_pretrained(base)
-    return true
-  end)
-  shell.write(base .. '/tokenizer.json', ms.json.encode(file))
-  shell.write(base .. '/tokenizer_config.json', '{"eos_token":"<|im_end|>"}')
-end
-
-local function write_chats()
-  local lines = {}
-  for i = 1, 40 do
-    lines[i] = ms.json.encode { messages = {
-      { role = 'user', content = ('What follows %d?'):format(i) },
-      { role = 'assistant', content = ('%d, and then %d.'):format(i + 1, i + 2) },
-    } }
-  end
-  shell.write(chats, table.concat(lines, '\n'))
-end
 
 local FLAGS = ' --template=chatml --context=64 --batch=8 --steps=6 --lr=0.01 '
 
@@ -56,8 +21,8 @@ local function row(output, label)
 end
 
 setup(function()
-  make_base()
-  write_chats()
+  small_model.make(base)
+  small_model.write_chats(chats)
 end)
 teardown(function() shell.remove_folder(folder) end)
 
@@ -103,6 +68,15 @@ describe('moonshard finetune', function()
     assert.truthy(output:find 'time: about [%d.]+ s a step' and output:find 'memory: [%d.]+ MiB')
   end)
 
+  it('warns if the end-of-turn token was never trained', function()
+    local path = folder .. '/raw'
+    small_model.make(path, { untrained = true })
+    local output = scripts.shell(('bindings/moonshard finetune %s %s --show%s'):format(path, chats,
+      FLAGS))
+    assert.truthy(output:find("the embedding of '<|im_end|>' is far smaller", 1, true), output)
+    assert.falsy(finetune '--show':find('far smaller', 1, true))
+  end)
+
   it('chooses rows and checkpoints that fit, or says how much is needed', function()
     local function planned(flags)
       local output = finetune('--show --ranks=1 ' .. flags)
@@ -123,7 +97,7 @@ describe('moonshard finetune', function()
     local empty = folder .. '/empty.jsonl'
     shell.write(empty, '{"messages": [{"role": "user", "content": "a"}]}\n')
     for flags, text in pairs { -- the order does not matter
-      ['--context=200'] = '--context=200, but the model of ' .. base .. ' has 128 positions',
+      ['--context=300'] = '--context=300, but the model of ' .. base .. ' has 256 positions',
       ['--template=chatml2'] = "'chatml2'",
       ['--batch=3 --ranks=2'] = '--batch=3 is not a multiple of 2 ranks',
       ['--merge'] = '--merge needs --lora',

@@ -2,6 +2,7 @@
 -- (tests/fixtures/chats.py)
 local checks = require 'support.checks'
 local ms = require 'moonshard'
+local small_model = require 'support.small_model'
 
 local function read(path)
   local file = assert(io.open(path))
@@ -78,11 +79,7 @@ describe('data.chat', function()
     local folder = os.tmpname()
     os.remove(folder)
     assert(os.execute('mkdir ' .. folder) == 0)
-    local text = "{% for message in messages %}{% if loop.first and messages[0]['role'] != "
-      .. "'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained "
-      .. "by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + "
-      .. "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
-      .. "'<|im_start|>assistant\n' }}{% endif %}"
+    local text = small_model.CHAT_TEMPLATE
     local config = folder .. '/tokenizer_config.json'
     write(config, ms.json.encode { chat_template = text })
     assert.equal('smollm2', ms.data.chat(folder).name)

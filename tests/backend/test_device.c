@@ -430,7 +430,7 @@ static void test_backend_device__one_that_does_not_exist_is_an_error(void **stat
     (void)state;
     ms_close();
     setenv("MS_DEVICE", "gpu", 1);
-    assert_fails(MS_DEVICE_ERROR, "MS_DEVICE is 'gpu', expected cpu, cuda or fake",
+    assert_fails(MS_DEVICE_ERROR, "MS_DEVICE is 'gpu', expected cpu, cuda, plan or fake",
                  ms_tensor_full(&t, MS_DTYPE_F32, 0, NULL, 1));
     unsetenv("MS_DEVICE");
     ms_close();

@@ -154,9 +154,16 @@ local function print_data(o, set)
         note[2]))
     end
   end
-  if set.all.chat then
-    print(('chat format: %s (%s)'):format(set.all.chat.name,
+  local chat = set.all.chat
+  if chat then
+    print(('chat format: %s (%s)'):format(chat.name,
       o.template ~= '' and 'given' or 'by the text of the template'))
+    local id = set.all.tokenizer:id(chat.close)
+    if memory.alone(function() return run.is_untrained(o.folder, id) end) then
+      ms.warn('UserWarning', ("finetune: the embedding of '%s' is far smaller than others, so the "
+        .. 'model was not trained with this chat format; adapters of the layers do not train it')
+        :format(chat.close))
+    end
   end
 end
 

@@ -21,8 +21,10 @@ local memory = {}
 ---@field total integer  bytes of all ranks, shared slots counted once
 ---@field kinds table<string, integer>  peaks of a rank by kind
 
--- The result of fn() in a process of its own, as a process with a device cannot fork ranks.
-local function alone(fn)
+--- The result of fn() in a process of its own, as a process with a device cannot fork ranks.
+---@param fn fun(): any
+---@return any  what string.buffer encodes
+function memory.alone(fn)
   local path = os.tmpname()
   local ok, err = pcall(ms.dist.spawn, 1, function()
     local file = assert(io.open(path, 'w'))
@@ -70,7 +72,7 @@ end
 
 -- Two steps and a validation on the device that computes nothing.
 local function measured(o, set, candidate)
-  return alone(function()
+  return memory.alone(function()
     ms.device 'plan'
     local group = ms.dist.fake { rank = 0, world = o.ranks }
     local model, opt = run.model(o, candidate, group)
@@ -99,7 +101,7 @@ end
 
 -- Floating-point operations a second of a rank, in a product as large as the model's.
 local function speed(o)
-  return alone(function()
+  return memory.alone(function()
     local dtype, n = run.dtype(o), 1024
     local a, b = ms.randn(n, n):to(dtype), ms.randn(n, n):to(dtype)
     local began, calls = nil, -1 -- the first call opens the library

@@ -1,6 +1,7 @@
 --- The run of `moonshard finetune`: its data, model and loaders, which its plan uses too, and
 --- training.
 
+local WeightFiles = require 'moonshard.checkpoint.weight_files'
 local families = require 'moonshard.models.families'
 local folder = require 'moonshard.models.folder'
 local meshes = require 'moonshard.dist.mesh'
@@ -46,6 +47,35 @@ function run.data(o)
     training, validation = all:split { validation = o.validation, seed = o.seed }
   end
   return { all = all, training = training, validation = validation }
+end
+
+local SAMPLED = 256 -- rows of the embedding
+
+--- Is the row of a token in the embedding much smaller than others? Then it was never trained, as
+--- end-of-turn tokens of base models are not.
+---@param path string  of the folder
+---@param id integer
+---@return boolean
+function run.is_untrained(path, id)
+  local config, from = folder.config(path)
+  local names, files = families.of(from, config).names, WeightFiles(path)
+  local name = names.embedding .. '.weight'
+  name = files:has(name) and name or names.body .. '.' .. name
+  if not files:has(name) then -- a tied head alone
+    return false
+  end
+  local shape = files:shape(name)
+  local function norm(row)
+    return files:slice(name, row * shape[2], shape[2]):to('f32'):norm():item()
+  end
+  local norms, n = {}, math.min(SAMPLED, shape[1])
+  for k = 1, n do
+    norms[k] = norm(math.floor((k - 1) * shape[1] / n))
+  end
+  table.sort(norms)
+  local own = norm(id)
+  files:close()
+  return own < norms[math.ceil(n / 2)] / 4
 end
 
 ---@param o table
