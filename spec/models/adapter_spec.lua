@@ -32,7 +32,7 @@ local function logits_of(model, case)
   return ms.no_grad(function() return model((batch_of(case))) end)
 end
 
--- Five steps of AdamW have the losses of the case.
+-- Ten steps of AdamW have the losses of the case.
 local function trains_as(case, model)
   local ids, targets = batch_of(case)
   local opt = optim.AdamW(trained(model), { lr = 0.01, eps = 1e-4, weight_decay = 0.1 })

@@ -45,7 +45,7 @@ local function batch_of(case)
   return i64(case.ids), i64(case.targets), { positions = i64(case.positions) }
 end
 
--- Five steps of AdamW have the losses of the case.
+-- Ten steps of AdamW have the losses of the case.
 local function trains_as(case, model)
   local ids, targets, opts = batch_of(case)
   local opt = optim.AdamW(model:parameters(), { lr = 0.01, eps = 1e-4, weight_decay = 0.1 })
