@@ -75,7 +75,7 @@ describe('forward_backward', function()
   it('is zero without a target', function()
     runs.alone(function()
       local model = gpt()
-      local loss, count = ms.train.forward_backward(model, { batch(3, 3) }, summed)
+      local loss, count = ms.train.forward_backward(model, { batch(3, 3) })
       assert(loss == 0 and count == 0)
       assert(model.wte.weight:grad():abs():sum():item() == 0)
       return true
@@ -85,7 +85,7 @@ describe('forward_backward', function()
   it('refuses a plain model in a job of several ranks', function()
     ms.dist.spawn(2, function()
       checks.raises('ValueError', 'GPT is not sharded, and the job has 2 ranks',
-        ms.train.forward_backward, gpt(), { batch(1, 1) }, summed)
+        ms.train.forward_backward, gpt(), { batch(1, 1) })
     end)
   end)
 end)
@@ -116,7 +116,7 @@ describe('ms.train', function()
       local result = ms.train {
         model = model, optimizer = optim.AdamW(model:parameters(), { lr = 0.01 }), steps = 8,
         data = loader(0, 600, 2 / world), validation = loader(7, 100, 2 / world), clip = 0.5,
-        schedule = ms.schedule.cosine { lr = 0.01, warmup = 2, total = 8 }, loss = summed,
+        schedule = ms.schedule.cosine { lr = 0.01, warmup = 2, total = 8 },
         out = folder .. '/' .. opts.out, save_every = 3, validate_every = 4, log_every = 0,
         resume = opts.resume, on_step = function(m)
           if m.step == opts.stop and rank == 0 then
@@ -171,10 +171,10 @@ describe('ms.train', function()
     local before, after = unpack(runs.alone(function()
       local model = gpt()
       local loader = ms.data.Loader { tokens = tokens(0, 300), context = CONTEXT, batch = 4 }
-      local first = ms.train.evaluate(model, loader, nil, summed)
+      local first = ms.train.evaluate(model, loader)
       local result = ms.train {
         model = model, optimizer = optim.AdamW(model:parameters(), { lr = 0.01 }), data = loader,
-        epochs = 5, log_every = 0, loss = summed, validation = loader,
+        epochs = 5, log_every = 0, validation = loader,
       }
       return { first, result.validation_loss }
     end))
