@@ -51,6 +51,33 @@ describe('a checkpoint', function()
     end)
   end)
 
+  it('may leave out frozen parameters, which keep their values in a load', function()
+    runs.pair(function()
+      local function make(seed)
+        ms.manual_seed(seed)
+        local base, adapter = nn.Linear(4, 4), nn.Linear(4, 4)
+        base:requires_grad_(false)
+        local net = nn.Sequential(base, adapter)
+        net = fsdp.FSDP(net, { auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear } })
+        return net, optim.SGD(net:parameters(), { lr = 0.1, momentum = 0.9 })
+      end
+      local net, opt = make(1)
+      net(ms.ones(2, 4)):sum():backward()
+      opt:step()
+      checkpoint.save(root, 'a', { step = 1, model = net, optimizer = opt, frozen = false })
+      local sd = net:state_dict { full_state_dict = true }
+      local other, other_opt = make(2)
+      local before = other:state_dict { full_state_dict = true }
+      checkpoint.load(root .. '/a', { model = other, optimizer = other_opt })
+      local after = other:state_dict { full_state_dict = true }
+      assert.equal(sd['1.weight']:hash(), after['1.weight']:hash())
+      assert.equal(before['0.weight']:hash(), after['0.weight']:hash())
+      net:requires_grad_(true)
+      checks.raises('KeyError', "no tensor 'model/0.weight'", checkpoint.load, root .. '/a',
+        { model = net })
+    end)
+  end)
+
   it('holds one optimizer over two models by the names of both', function()
     local function make(is_plain)
       ms.manual_seed(1)

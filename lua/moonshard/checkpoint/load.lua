@@ -51,9 +51,13 @@ local function add_load_of_model(load, part_of, meta)
     expected[key] = true
     return load.strict or load.keys[key]
   end
+  local function left_out(p)
+    return meta and meta.frozen == false and not load.keys[prefix .. p.name]
+      and not p.tensor:requires_grad()
+  end
   for _, p in ipairs(tree.prepared_params(model)) do
     local part, extent = parameter.part(p.tensor)
-    if wanted(prefix .. p.name) then
+    if not left_out(p) and wanted(prefix .. p.name) then
       runtime.load_add(load.loader, prefix .. p.name, extent, part)
       after[#after + 1] = function() parameter.touch(p.tensor) end
     end

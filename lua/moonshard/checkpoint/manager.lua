@@ -52,7 +52,7 @@ end
 ---@return string path
 function Manager:save(opts)
   opts = in_group(self, parts.options('checkpoint.save', opts,
-    { 'step', 'config', 'process_group' }))
+    { 'step', 'config', 'frozen', 'process_group' }))
   arguments.whole('checkpoint.save', 'step', opts.step, nil, 0)
   local path = save(self.root, runtime.step_name(opts.step), opts)
   local comm = validate.group('checkpoint.save', parts.of('checkpoint.save', opts),

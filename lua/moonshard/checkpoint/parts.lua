@@ -16,7 +16,7 @@ local parts = {}
 
 --- Options that are not parts with a state of their own.
 local OPTIONS = {
-  step = true, config = true, process_group = true, strict = true, model = true, modules = true,
+  step = true, config = true, frozen = true, process_group = true, strict = true, model = true, modules = true,
   optimizer = true, optimizers = true, loader = true,
 }
 

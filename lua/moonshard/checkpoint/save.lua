@@ -49,22 +49,24 @@ local function writes(param, rank)
   return manager.replica == 0
 end
 
-local function add_model(writer, part_of, comm)
+local function add_model(writer, part_of, comm, opts)
   local model, prefix = part_of.value, part_of.prefix
   local rank, params = B.C.ms_comm_rank(comm), tree.prepared_params(model:materialize())
   for _, p in ipairs(params) do
-    local part, extent = parameter.part(p.tensor)
-    local mine = writes(p.tensor, rank)
-    runtime.add(writer, prefix .. p.name, extent, mine and part or nil)
+    if opts.frozen ~= false or p.tensor:requires_grad() then
+      local part, extent = parameter.part(p.tensor)
+      local mine = writes(p.tensor, rank)
+      runtime.add(writer, prefix .. p.name, extent, mine and part or nil)
+    end
   end
   for _, b in ipairs(state_dict.buffers(model)) do
     local part, extent = shared.whole(b.entry:uncast())
     runtime.add(writer, prefix .. b.name, extent, rank == 0 and part or nil)
   end
-  return { dropout = dropout_counters.of(model) }
+  return { dropout = dropout_counters.of(model), frozen = opts.frozen }
 end
 
-local function add_optimizer(writer, part_of, comm, list)
+local function add_optimizer(writer, part_of, comm, _, list)
   local rank, optimizer = B.C.ms_comm_rank(comm), part_of.value
   runtime.same(writer, 'the ' .. part_of.label, optimizer.kind)
   local names, order = fits.names(optimizer, list)
@@ -110,6 +112,7 @@ local ADD = { model = add_model, optimizer = add_optimizer, loader = add_loader,
 local function check_save(what, opts)
   arguments.whole(what, 'step', opts.step, nil, 0)
   arguments.list(what, 'config', opts.config, {})
+  arguments.flag(what, 'frozen', opts.frozen, true)
   return validate.parts(what, opts)
 end
 
@@ -117,6 +120,8 @@ end
 ---@field step integer
 ---@field config? table  numbers, strings, booleans, and tables of these; returned with the
 ---  metadata
+---@field frozen? boolean  false: leave out parameters that do not require gradients, as those
+---  below adapters; a load keeps the values that the model has (default true)
 
 --- Write `<root>/<name>`. Collective: every rank passes the same parts, step and config. An
 --- existing checkpoint of this name is replaced as a whole. If the save fails, existing checkpoints
@@ -128,7 +133,7 @@ end
 ---@param opts ms.checkpoint.SaveOptions
 ---@return string path
 return function(root, name, opts)
-  opts = parts.options('checkpoint.save', opts, { 'step', 'config', 'process_group' })
+  opts = parts.options('checkpoint.save', opts, { 'step', 'config', 'frozen', 'process_group' })
   validate.path('checkpoint.save', 'root', root)
   validate.path('checkpoint.save', 'name', name)
   local list = check_save('checkpoint.save', opts)
@@ -138,10 +143,11 @@ return function(root, name, opts)
     local config = state.encode(opts.config)
     local all = { step = opts.step, config = config, seed = parameter.seed(),
       random = random.position(), parts = parts.labels(list) }
-    runtime.same(writer, 'what is saved', table.concat(all.parts, ', '))
+    runtime.same(writer, 'what is saved', table.concat(all.parts, ', ')
+      .. (opts.frozen == false and ', without frozen parameters' or ''))
     runtime.same(writer, 'the config', json.encode(config or {}))
     for _, part in ipairs(list) do
-      meta_data.set(all, part, ADD[part.kind](writer, part, comm, list))
+      meta_data.set(all, part, ADD[part.kind](writer, part, comm, opts, list))
     end
     return json.encode(all)
   end)

@@ -241,7 +241,7 @@ function run.train(o, set, plan, config)
   local options = run.options(o, plan, model, opt, training, validation)
   local result = ms.train(util.merged(options, {
     out = o.out, resume = o.resume, save_every = o.save, log_every = o.log,
-    config = config,
+    config = config, save_frozen = not o.lora,
   }))
   if result.stopped then
     ms.dist.exit(128 + result.stopped)

@@ -34,6 +34,7 @@ local util = require 'moonshard.base.util'
 ---@field out? string  folder of metrics.jsonl and checkpoints (default: neither is written)
 ---@field save_every? integer  steps between checkpoints; 0: none but the last (default 0)
 ---@field keep? integer  newest checkpoints kept (default 2)
+---@field save_frozen? boolean  false: checkpoints leave out frozen parameters (default true)
 ---@field resume? boolean  continue with the newest checkpoint in `out`, to the bits of a run that
 ---  was not interrupted; at the beginning if there is none (default false: IOError if `out` has a
 ---  run)
@@ -54,6 +55,7 @@ local KNOWN = {
   model = 'any', optimizer = 'any', data = 'any', steps = 'whole', epochs = 'number',
   schedule = 'fn', clip = 'number', loss = 'fn', validation = 'any', validate_every = 'whole',
   validation_steps = 'whole', out = 'text', save_every = 'whole', keep = 'whole', resume = 'flag',
+  save_frozen = 'flag',
   state = 'list', config = 'list', log_every = 'whole', on_step = 'fn',
 }
 
@@ -179,7 +181,9 @@ local function after_step(run, m)
     validate(run, step)
   end
   if run.manager and (stopped or is_last or is_due(step, o.save_every)) then
-    run.manager:save(parts_of(o, { step = step, config = o.config }))
+    run.manager:save(parts_of(o, {
+      step = step, config = o.config, frozen = o.save_frozen,
+    }))
   end
   return stopped
 end
