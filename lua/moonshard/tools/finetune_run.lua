@@ -197,8 +197,9 @@ local function save(o, model)
   end
 end
 
--- Largest difference of the logits of a row of validation.
+-- Logits of a micro-batch of validation.
 local function logits_of(model, loader)
+  model:eval()
   return ms.no_grad(function()
     local ids, _, positions = loader:peek()
     return ms.keep(model(ids, nil, { positions = positions }):to 'f32')
