@@ -4,23 +4,16 @@
 local ms = require 'moonshard'
 local json = require 'moonshard.base.json'
 local checks = require 'support.checks'
+local decoders = require 'support.decoders'
 local numbers = require 'support.numbers'
 local shell = require 'support.shell'
-local fsdp, optim = ms.fsdp, ms.optim
+local optim = ms.optim
 
 local MODELS, ADAPTERS = 'tests/fixtures/models/', 'tests/fixtures/adapters/'
 local TOLERANCE = numbers.TOLERANCE.f32
 local CASES = numbers.read 'adapters'
 
 local folder
-
-local function trained(model)
-  local list = {}
-  for _, p in ipairs(model:parameters()) do
-    list[#list + 1] = p:requires_grad() and p or nil
-  end
-  return list
-end
 
 local function batch_of(case)
   local ids = ms.tensor(case.ids, { dtype = 'i64' })
@@ -34,50 +27,18 @@ end
 
 -- Ten steps of AdamW have the losses of the case.
 local function trains_as(case, model)
-  local ids, targets = batch_of(case)
-  local opt = optim.AdamW(trained(model), { lr = 0.01, eps = 1e-4, weight_decay = 0.1 })
-  for step, wanted in ipairs(case.losses) do
-    local loss = model(ids, targets)
-    numbers.near('loss ' .. step, loss:item(), wanted, TOLERANCE)
-    loss:backward()
-    opt:step()
-    opt:zero_grad()
-  end
+  decoders.trains_as(case, model, batch_of(case))
 end
-
-local function same_tensors(a, b)
-  a, b = ms.checkpoint.read_safetensors(a), ms.checkpoint.read_safetensors(b)
-  assert.equal(#a, #b)
-  for _, name in ipairs(a) do
-    assert.equal(a[name]:hash(), b[name]:hash())
-  end
-end
-
-local WRAPPERS = {
-  FSDP = function(model, group)
-    return fsdp.FSDP(model, {
-      process_group = group,
-      auto_wrap_policy = fsdp.ModuleWrapPolicy { ms.models.DecoderLayer, ms.models.LoRA },
-    })
-  end,
-  fully_shard = function(model)
-    for _, layer in ipairs(model.model.layers) do
-      fsdp.fully_shard(ms.models.adapters(layer))
-      fsdp.fully_shard(layer)
-    end
-    fsdp.fully_shard(model)
-  end,
-}
 
 -- Write the adapter after three steps over two rows: one on each of two ranks, or on one rank as
 -- micro-batches.
 local function train_rows(rank, group, path)
   ms.manual_seed(3)
   local model = ms.models.from_pretrained(MODELS .. 'llama', {
-    dtype = 'bf16', wrap = function(inner) return WRAPPERS.FSDP(inner, group) end,
+    dtype = 'bf16', wrap = function(inner) return decoders.WRAPPERS.FSDP(inner, group) end,
     adapter = { r = 2, alpha = 4, targets = { 'q_proj', 'mlp.down_proj' } },
   })
-  local opt = optim.AdamW(trained(model), { lr = 0.01 })
+  local opt = optim.AdamW(decoders.trained(model), { lr = 0.01 })
   local ids, targets = batch_of(CASES.llama)
   local function backward(row)
     model(ids:narrow(1, row, 1), targets:narrow(1, row, 1)):backward()
@@ -101,14 +62,14 @@ describe('an adapter on two ranks', function()
 
   for _, wrapper in ipairs { 'FSDP', 'fully_shard' } do
     it('is loaded, saved, merged and trained with ' .. wrapper, function()
-      local wrap = WRAPPERS[wrapper]
+      local wrap = decoders.WRAPPERS[wrapper]
       ms.dist.spawn(2, function(rank)
         local model = ms.models.from_pretrained(MODELS .. 'llama', {
           adapter = ADAPTERS .. 'llama', wrap = wrap,
         })
         numbers.close('logits', logits_of(model, CASES.llama), CASES.llama.logits, TOLERANCE)
         model:save_adapter(folder)
-        same_tensors(ADAPTERS .. 'llama/adapter_model.safetensors',
+        decoders.same_tensors(ADAPTERS .. 'llama/adapter_model.safetensors',
           folder .. '/adapter_model.safetensors')
         ms.reset_peak_memory()
         local before = ms.memory().peak_total
@@ -134,7 +95,8 @@ describe('an adapter on two ranks', function()
       local alone = folder .. '/alone' .. rank
       train_rows(rank, nil, folder)
       train_rows(rank, ms.dist.split(rank, 0), alone)
-      same_tensors(folder .. '/adapter_model.safetensors', alone .. '/adapter_model.safetensors')
+      decoders.same_tensors(folder .. '/adapter_model.safetensors',
+        alone .. '/adapter_model.safetensors')
     end)
   end)
 end)
@@ -164,7 +126,7 @@ describe('an adapter', function()
       local case, model = CASES[name], loaded(name)
       numbers.close('logits', logits_of(model, case), case.logits, TOLERANCE)
       model:save_adapter(folder)
-      same_tensors(ADAPTERS .. name .. '/adapter_model.safetensors',
+      decoders.same_tensors(ADAPTERS .. name .. '/adapter_model.safetensors',
         folder .. '/adapter_model.safetensors')
       local wanted = json.decode(shell.read(ADAPTERS .. name .. '/adapter_config.json'))
       local found = json.decode(shell.read(folder .. '/adapter_config.json'))
@@ -187,7 +149,7 @@ describe('an adapter', function()
       model:save_pretrained(folder, { merge = true })
       model:merge_adapter()
       numbers.close('merged', logits_of(model, case), case.logits, TOLERANCE)
-      assert.equal(#base:parameters(), #trained(model))
+      assert.equal(#base:parameters(), #decoders.trained(model))
       assert.equal(model:hash(), ms.models.from_pretrained(folder):hash())
       trains_as(case, loaded(name))
     end)
@@ -225,7 +187,7 @@ describe('an adapter', function()
         adapter = { r = 2, targets = targets },
       })
       assert.equal(expected, logits_of(model, case):hash())
-      assert.equal(2 * n, #trained(model))
+      assert.equal(2 * n, #decoders.trained(model))
       model:save_adapter(folder)
       assert.same(names, setmetatable(json.decode(shell.read(folder .. '/adapter_config.json'))
         .target_modules, nil))
@@ -371,6 +333,6 @@ describe('an adapter', function()
     end)()
     config { layers_to_transform = { 0 } }()
     local model = ms.models.from_pretrained(MODELS .. 'gpt2', { adapter = folder })
-    assert.equal(8, #trained(model))
+    assert.equal(8, #decoders.trained(model))
   end)
 end)

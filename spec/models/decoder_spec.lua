@@ -4,9 +4,9 @@ local lfs = require 'lfs'
 local ms = require 'moonshard'
 local json = require 'moonshard.base.json'
 local checks = require 'support.checks'
+local decoders = require 'support.decoders'
 local numbers = require 'support.numbers'
 local shell = require 'support.shell'
-local fsdp, optim = ms.fsdp, ms.optim
 
 local SOURCE = 'tests/fixtures/models/'
 local TOLERANCE = numbers.TOLERANCE.f32
@@ -47,32 +47,10 @@ end
 
 -- Ten steps of AdamW have the losses of the case.
 local function trains_as(case, model)
-  local ids, targets, opts = batch_of(case)
-  local opt = optim.AdamW(model:parameters(), { lr = 0.01, eps = 1e-4, weight_decay = 0.1 })
-  for step, wanted in ipairs(case.losses) do
-    local loss = model(ids, targets, opts)
-    numbers.near('loss ' .. step, loss:item(), wanted, TOLERANCE)
-    loss:backward()
-    opt:step()
-    opt:zero_grad()
-  end
+  decoders.trains_as(case, model, batch_of(case))
 end
 
 local CASES = numbers.read 'models'
-
-local WRAPPERS = {
-  FSDP = function(model)
-    return fsdp.FSDP(model, {
-      auto_wrap_policy = fsdp.ModuleWrapPolicy { ms.models.DecoderLayer },
-    })
-  end,
-  fully_shard = function(model)
-    for _, layer in ipairs(model.transformer.h) do
-      fsdp.fully_shard(layer)
-    end
-    fsdp.fully_shard(model)
-  end,
-}
 
 -- First, since ranks are forked only before this process has opened a device.
 describe('a folder of transformers on two ranks', function()
@@ -82,17 +60,13 @@ describe('a folder of transformers on two ranks', function()
   for _, wrapper in ipairs { 'FSDP', 'fully_shard' } do
     it('is sharded, read, saved and trained with ' .. wrapper, function()
       ms.dist.spawn(2, function()
-        local model = ms.models.from_pretrained(SOURCE .. 'gpt2', { wrap = WRAPPERS[wrapper] })
+        local model = ms.models.from_pretrained(SOURCE .. 'gpt2',
+          { wrap = decoders.WRAPPERS[wrapper] })
         local whole = 4 * model:num_parameters()
         assert.is_true(ms.memory().peak_total < 0.75 * whole) -- no rank had all of it
         model:save_pretrained(folder)
         ms.dist.barrier()
-        local before = ms.checkpoint.read_safetensors(SOURCE .. 'gpt2/model.safetensors')
-        local after = ms.checkpoint.read_safetensors(folder .. '/model.safetensors')
-        assert.equal(#before, #after)
-        for _, name in ipairs(before) do
-          assert.equal(before[name]:hash(), after[name]:hash())
-        end
+        decoders.same_tensors(SOURCE .. 'gpt2/model.safetensors', folder .. '/model.safetensors')
         trains_as(CASES['gpt2, packed'], model)
         shell.write(folder .. '/file', '')
         checks.raises('IOError', folder .. '/file', model.save_pretrained, model, folder .. '/file')
@@ -431,7 +405,7 @@ describe('models.Decoder', function()
       model_type = 'llama', vocab_size = 11, num_hidden_layers = 1, num_attention_heads = 2,
       hidden_size = 16, intermediate_size = 24, max_position_embeddings = 8,
     }
-    local opt = optim.AdamW(model:parameters(), { lr = 0.02, weight_decay = 0 })
+    local opt = ms.optim.AdamW(model:parameters(), { lr = 0.02, weight_decay = 0 })
     local x = ms.tensor({ { 1, 2, 3, 4, 5 } }, { dtype = 'i64' })
     local y = ms.tensor({ { 2, 3, 4, 5, 1 } }, { dtype = 'i64' })
     for _ = 1, 60 do

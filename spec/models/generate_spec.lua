@@ -1,9 +1,9 @@
 -- lua/moonshard/models/generate.lua: tokens of transformers, options, the cache, sharded models.
 local ms = require 'moonshard'
 local checks = require 'support.checks'
+local decoders = require 'support.decoders'
 local numbers = require 'support.numbers'
 local shell = require 'support.shell'
-local fsdp = ms.fsdp
 
 local SOURCE = 'tests/fixtures/models/'
 local CASES = numbers.read 'models'
@@ -31,26 +31,13 @@ end
 
 -- First, since ranks are forked only before this process has opened a device.
 describe('generate on two ranks', function()
-  local wrappers = {
-    FSDP = function(model)
-      return fsdp.FSDP(model, {
-        auto_wrap_policy = fsdp.ModuleWrapPolicy { ms.models.DecoderLayer },
-      })
-    end,
-    fully_shard = function(model)
-      for _, layer in ipairs(model.model.layers) do
-        fsdp.fully_shard(layer)
-      end
-      fsdp.fully_shard(model)
-    end,
-  }
   for _, wrapper in ipairs { 'FSDP', 'fully_shard' } do
     it('gives the tokens of one process with ' .. wrapper, function()
       ms.dist.spawn(2, function()
         local case = CASES['llama, packed']
         local alone = ms.models.from_pretrained(SOURCE .. case.folder)
         local model = ms.models.from_pretrained(SOURCE .. case.folder,
-          { wrap = wrappers[wrapper] })
+          { wrap = decoders.WRAPPERS[wrapper] })
         assert.same(case.greedy, model:generate(case.prompts, 8, GREEDY))
         local sampled = { seed = 3, top_p = 0.9, eos = false }
         assert.same(alone:generate(case.prompts, 8, sampled),

@@ -110,15 +110,13 @@ local function config_of(o, set, plan)
 end
 
 local function parsed(words)
-  local o, mistake = flags.parse(words, FLAGS)
+  local o = flags.command(words, FLAGS, 'finetune FOLDER DATA... [flags]', ABOUT)
   if not o then
-    fail('%s', mistake)
+    return nil
   end
   inherit(o)
   o.folder, o.data = o.rest[1], { unpack(o.rest, 2) }
-  if o.help then
-    return o
-  elseif not o.data[1] then
+  if not o.data[1] then
     fail('expected a folder of a model and files of JSON lines, got %s',
       o.folder and 'no data' or 'neither')
   end
@@ -190,9 +188,7 @@ end
 ---@return integer exit_code
 function finetune.main(words)
   local o = parsed(words)
-  if o.help then
-    print((flags.help(FLAGS, 'finetune', ABOUT):gsub('luajit finetune %[flags%]',
-      'moonshard finetune FOLDER DATA... [flags]')))
+  if not o then
     return 0
   end
   local set = run.data(o)

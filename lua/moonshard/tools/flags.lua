@@ -141,6 +141,23 @@ function flags.parse(argv, spec)
   return values
 end
 
+--- The flags of a command of `moonshard`. With --help, prints the help.
+---@param words string[]
+---@param spec table[]
+---@param usage string  'finetune FOLDER DATA... [flags]'
+---@param about string
+---@return table<string, any>? values  nil after --help; ValueError for a mistake
+function flags.command(words, spec, usage, about)
+  local values, mistake = flags.parse(words, spec)
+  if not values then
+    errors.raise('ValueError', '%s: %s', usage:match '%a+', mistake)
+  elseif values.help then
+    print((flags.help(spec, '', about):gsub('^usage:[^\n]*', 'usage: moonshard ' .. usage)))
+    return nil
+  end
+  return values
+end
+
 --- The flags of an example that takes no other words. With --help, prints the help and exits.
 ---@param spec table[]
 ---@param program string

@@ -28,18 +28,15 @@ local ABOUT = 'Continues each prompt with a model of a folder.'
 
 local generate = {}
 
-local function fail(format, ...)
-  ms.error('ValueError', 'generate: ' .. format, ...)
-end
-
 local function parsed(words)
-  local o, mistake = flags.parse(words, FLAGS)
+  local o = flags.command(words, FLAGS, 'generate FOLDER PROMPT... [flags]', ABOUT)
   if not o then
-    fail('%s', mistake)
+    return nil
   end
   o.folder, o.prompts = o.rest[1], { unpack(o.rest, 2) }
-  if not o.help and not o.prompts[1] then
-    fail('expected a folder of a model and a prompt, got %s', o.folder and 'no prompt' or 'neither')
+  if not o.prompts[1] then
+    ms.error('ValueError', 'generate: expected a folder of a model and a prompt, got %s',
+      o.folder and 'no prompt' or 'neither')
   end
   return o
 end
@@ -103,9 +100,7 @@ end
 ---@return integer exit_code
 function generate.main(words)
   local o = parsed(words)
-  if o.help then
-    print((flags.help(FLAGS, 'generate', ABOUT):gsub('luajit generate %[flags%]',
-      'moonshard generate FOLDER PROMPT... [flags]')))
+  if not o then
     return 0
   end
   local tok = ms.data.Tokenizer(o.folder)
