@@ -2,27 +2,16 @@
 
 local errors = require 'moonshard.base.errors'
 local json = require 'moonshard.base.json'
+local text_files = require 'moonshard.base.text_files'
 
 local generation_config = {}
-
-local ABSENT = 2 -- ENOENT
 
 --- The fields of generation_config.json. FormatError for a file that holds no object.
 ---@param path string  of the folder
 ---@return table?  nil if there is no such file
 function generation_config.read(path)
   local name = path .. '/generation_config.json'
-  local file, reason, code = io.open(name, 'rb')
-  if not file then
-    return code ~= ABSENT and errors.raise('IOError', 'open %s', reason) or nil
-  end
-  local text = file:read '*a'
-  file:close()
-  local config = json.decode(text or '', name)
-  if type(config) ~= 'table' or getmetatable(config) == json.array or config == json.null then
-    errors.raise('FormatError', '%s: expected an object', name)
-  end
-  return config
+  return text_files.read(name) and (text_files.object(name)) or nil
 end
 
 -- Ids of a field, a number or a list.
