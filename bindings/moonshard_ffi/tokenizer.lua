@@ -11,6 +11,18 @@ local ids_out, text_out = B.new('const int32_t *[1]'), B.new('const char *[1]')
 local n_out, invalid_out = B.new('int64_t[1]'), B.new('int64_t[1]')
 local Ids = B.typeof('int32_t[?]')
 
+--- A text in which each maximal invalid part of UTF-8 is U+FFFD.
+---@param text string
+---@return string text, integer n_invalid
+function tokenizer.utf8(text)
+  if C.ms_utf8_valid(text, #text) == #text then
+    return text, 0
+  end
+  local out = B.new('char[?]', 3 * #text)
+  local n = C.ms_utf8_replace(out, text, #text, invalid_out)
+  return B.string(out, n), tonumber(invalid_out[0])
+end
+
 ---@param path string
 ---@return ffi.cdata*
 function tokenizer.load(path)
@@ -51,6 +63,12 @@ end
 ---@return string
 function tokenizer.decode(t, ids, flags)
   return tokenizer.decoded(t, Ids(#ids, ids), #ids, flags)
+end
+
+--- Are the ids of a text those of its parts, if it is cut between [0-9A-Za-z] and \r or \n?
+---@return boolean
+function tokenizer.cuts_lines(t)
+  return C.ms_tokenizer_cuts_lines(t)
 end
 
 ---@return integer

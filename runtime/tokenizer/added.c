@@ -133,3 +133,16 @@ ms_status msi_added_cut(const msi_added *a, msi_pieces *out, const char *text, i
     }
     return done < n ? msi_pieces_add(out, text + done, n - done, -1, at_start && done == 0) : MS_OK;
 }
+
+bool msi_added_within_lines(const msi_added *a)
+{
+    const msi_bytes *all = &a->texts.text;
+
+    for (int32_t i = 0; i < a->texts.n; i++) {
+        if (a->tokens[i].rstrip) {
+            return false;
+        }
+    }
+    return all->n == 0 || (memchr(all->data, '\n', (size_t)all->n) == NULL &&
+                           memchr(all->data, '\r', (size_t)all->n) == NULL);
+}

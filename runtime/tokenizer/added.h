@@ -36,6 +36,8 @@ ms_status msi_added_add(msi_added *a, const char *text, int64_t n, const msi_add
  * @param parse_special  false: text that looks like a special token stays text */
 ms_status msi_added_cut(const msi_added *a, msi_pieces *out, const char *text, int64_t n,
                         bool at_start, bool parse_special);
+/* Does no token reach over the end of a line? */
+bool msi_added_within_lines(const msi_added *a);
 void msi_added_dispose(msi_added *a);
 
 #endif

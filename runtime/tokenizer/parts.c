@@ -41,12 +41,44 @@ static ms_status read_pattern(msi_pattern **out, const json_t *part)
     return msi_pattern_literal(out, text, n);
 }
 
+#define GPT2 "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define ENDINGS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define SPACES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+/* No match of these has an ASCII letter or digit and \r or \n behind it, so one ends between them.
+ * The only lookahead is behind white space, and sees one character: matches before that place do
+ * not depend on what follows. There is no lookbehind: those behind do not depend on what precedes.
+ */
+static const char *const CUT_LINES[] = {
+    GPT2,
+    ENDINGS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" SPACES,
+    ENDINGS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" SPACES,
+    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" ENDINGS "?|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER
+    "*" ENDINGS "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" SPACES,
+};
+
+static int32_t lines_of(const msi_stage *s, const char *regex)
+{
+    if (strcmp(regex, "\\p{N}") == 0) {
+        return MSI_LINES_KEPT;
+    }
+    for (int32_t i = 0; i < MSI_COUNT(CUT_LINES); i++) {
+        if (s->behavior == MSI_SPLIT_ISOLATED && strcmp(regex, CUT_LINES[i]) == 0) {
+            return MSI_LINES_CUT;
+        }
+    }
+    return MSI_LINES_UNKNOWN;
+}
+
 static ms_status add_split(msi_stages *stages, const char *regex, int32_t behavior)
 {
     msi_stage *s;
 
     MS_TRY(msi_stages_add(stages, &s, msi_stage_split, NULL));
     s->behavior = behavior;
+    s->lines = lines_of(s, regex);
     return msi_pattern_regex(&s->pattern, regex, (int64_t)strlen(regex));
 }
 
@@ -86,7 +118,9 @@ static ms_status make_nfc(void *out, const json_t *part)
 
     (void)part;
     MS_TRY(msi_nfc_open());
-    return msi_stages_add(out, &s, msi_stage_nfc, NULL);
+    MS_TRY(msi_stages_add(out, &s, msi_stage_nfc, NULL));
+    s->lines = MSI_LINES_KEPT; /* ASCII is normal, and \r and \n compose with nothing */
+    return MS_OK;
 }
 
 static ms_status make_prepend(void *out, const json_t *part)
@@ -107,9 +141,6 @@ static const part_row NORMALIZERS[] = {
 };
 
 /* -- pre-tokenizers ---------------------------------------------------------------------------- */
-
-static const char GPT2[] =
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
 static ms_status make_byte_level(void *out, const json_t *part)
 {
@@ -143,7 +174,14 @@ static ms_status make_split(void *out, const json_t *part)
     MS_TRY(msi_stages_add(out, &s, msi_stage_split, NULL));
     MS_TRY(msi_field_choice(part, "behavior", BEHAVIORS, MSI_SPLIT_COUNT, &s->behavior));
     MS_TRY(msi_field_bool(part, "invert", &s->invert));
-    return read_pattern(&s->pattern, part);
+    MS_TRY(read_pattern(&s->pattern, part));
+    const char *regex =
+        json_string_value(json_object_get(json_object_get(part, "pattern"), "Regex"));
+
+    if (regex != NULL && !s->invert) {
+        s->lines = lines_of(s, regex);
+    }
+    return MS_OK;
 }
 
 static ms_status make_digits(void *out, const json_t *part)

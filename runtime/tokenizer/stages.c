@@ -268,7 +268,7 @@ static ms_status end_run(msi_pieces *out, msi_bytes *run)
     if (run->n == 0) {
         return MS_OK;
     }
-    if (msi_utf8_valid(run->data, run->n) == run->n) {
+    if (ms_utf8_valid(run->data, run->n) == run->n) {
         MS_TRY(msi_bytes_add(&out->text, run->data, run->n));
     } else {
         for (int64_t i = 0; i < run->n; i++) {
@@ -346,4 +346,25 @@ ms_status msi_stages_run(const msi_stages *stages, msi_pieces *p, msi_pieces *sc
         *scratch = in;
     }
     return MS_OK;
+}
+
+bool msi_stages_cut_lines(const msi_stages *normalizer, const msi_stages *pre_tokenizer)
+{
+    bool cut = false;
+
+    for (int32_t i = 0; i < normalizer->n; i++) {
+        if (normalizer->list[i].lines != MSI_LINES_KEPT) {
+            return false;
+        }
+    }
+    for (int32_t i = 0; i < pre_tokenizer->n; i++) {
+        const msi_stage *s = &pre_tokenizer->list[i];
+
+        /* pieces that end there are independent but for what is put before the first one */
+        if (cut ? s->each == msi_stage_prepend : s->lines == MSI_LINES_UNKNOWN) {
+            return false;
+        }
+        cut = cut || s->lines == MSI_LINES_CUT;
+    }
+    return cut;
 }

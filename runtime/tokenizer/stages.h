@@ -14,6 +14,13 @@ enum {
     MSI_SPLIT_COUNT
 };
 
+/* What a stage does where a line ends: between an ASCII letter or digit and \r or \n. */
+enum {
+    MSI_LINES_UNKNOWN,
+    MSI_LINES_KEPT, /* the stage of a text is that of its parts on either side, joined */
+    MSI_LINES_CUT   /* the same, and a piece ends there */
+};
+
 struct msi_stage;
 
 /* Append what becomes of one piece. `index`: its number in the list. */
@@ -33,6 +40,7 @@ typedef struct msi_stage {
     bool only_at_start;   /* prepend */
     bool unless_there;    /* prepend: not to a text that begins with it */
     int64_t first, last;  /* strip: at most so many at each end */
+    int32_t lines;        /* MSI_LINES_... */
 } msi_stage;
 
 msi_each msi_stage_split, msi_stage_replace, msi_stage_prepend, msi_stage_nfc;
@@ -54,6 +62,9 @@ ms_status msi_stages_add(msi_stages *stages, msi_stage **stage, msi_each *each, 
 /* Pass `*p` through all stages. `*scratch` is overwritten. */
 ms_status msi_stages_run(const msi_stages *stages, msi_pieces *p, msi_pieces *scratch);
 void msi_stages_dispose(msi_stages *stages);
+/* Do they cut text between an ASCII letter or digit and \r or \n, with pieces on either side that
+ * do not depend on the other side? */
+bool msi_stages_cut_lines(const msi_stages *normalizer, const msi_stages *pre_tokenizer);
 
 /* MS_RUNTIME_ERROR if the library of Unicode's normal forms is missing. */
 ms_status msi_nfc_open(void);

@@ -123,7 +123,7 @@ int32_t msi_utf8_write(char *to, uint32_t c)
     return length;
 }
 
-int64_t msi_utf8_valid(const char *s, int64_t n)
+int64_t ms_utf8_valid(const char *s, int64_t n)
 {
     int64_t at = 0;
 
@@ -144,21 +144,31 @@ int64_t msi_utf8_valid(const char *s, int64_t n)
     return at;
 }
 
-ms_status msi_utf8_add_lossy(msi_bytes *out, const char *s, int64_t n, int64_t *n_invalid)
+int64_t ms_utf8_replace(char *out, const char *s, int64_t n, int64_t *n_invalid)
 {
-    int64_t at = 0;
+    int64_t at = 0, written = 0;
 
+    *n_invalid = 0;
     while (at < n) {
-        const int64_t valid = msi_utf8_valid(s + at, n - at);
+        const int64_t valid = ms_utf8_valid(s + at, n - at);
 
-        MS_TRY(msi_bytes_add(out, s + at, valid));
+        memcpy(out + written, s + at, (size_t)valid);
         at += valid;
+        written += valid;
         if (at < n) {
-            MS_TRY(msi_bytes_add(out, MSI_REPLACEMENT, 3));
+            memcpy(out + written, MSI_REPLACEMENT, 3);
             at -= msi_utf8_step(s + at, n - at);
+            written += 3;
             ++*n_invalid;
         }
     }
+    return written;
+}
+
+ms_status msi_utf8_add_lossy(msi_bytes *out, const char *s, int64_t n, int64_t *n_invalid)
+{
+    MS_TRY(msi_bytes_reserve(out, 3 * n));
+    out->n += n == 0 ? 0 : ms_utf8_replace(out->data + out->n, s, n, n_invalid);
     return MS_OK;
 }
 

@@ -3,6 +3,7 @@
 #define MSI_TEXT_H
 
 #include "base.h"
+#include "moonshard/tokenizer.h"
 
 #define MSI_REPLACEMENT "\xEF\xBF\xBD" /* U+FFFD */
 
@@ -43,10 +44,7 @@ int32_t msi_utf8_step(const char *s, int64_t n);
 /* The character at `s`, which is valid UTF-8; `*length`: its bytes. */
 uint32_t msi_utf8_char(const char *s, int32_t *length);
 int32_t msi_utf8_write(char *to, uint32_t c);
-/* Bytes of valid UTF-8 at the beginning of `s`. */
-int64_t msi_utf8_valid(const char *s, int64_t n);
-/* Append `s` with each maximal invalid part replaced by U+FFFD, and add their number to
- * `*n_invalid`. */
+/* As ms_utf8_replace(), to the end of `out`. */
 ms_status msi_utf8_add_lossy(msi_bytes *out, const char *s, int64_t n, int64_t *n_invalid);
 
 /* Has this character the property White_Space? */

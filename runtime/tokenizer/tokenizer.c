@@ -337,7 +337,7 @@ ms_status ms_tokenizer_encode(ms_tokenizer *t, const char *text, int64_t nbytes,
     *ids = NULL;
     *n = *n_invalid = 0;
     t->ids.n = t->text.n = 0;
-    if (msi_utf8_valid(text, nbytes) < nbytes) {
+    if (ms_utf8_valid(text, nbytes) < nbytes) {
         MS_TRY(msi_utf8_add_lossy(&t->text, text, nbytes, n_invalid));
         text = t->text.data;
         nbytes = t->text.n;
@@ -355,6 +355,12 @@ ms_status ms_tokenizer_encode(ms_tokenizer *t, const char *text, int64_t nbytes,
     *ids = t->ids.data;
     *n = t->ids.n;
     return MS_OK;
+}
+
+bool ms_tokenizer_cuts_lines(const ms_tokenizer *t)
+{
+    return msi_added_within_lines(&t->in_text) && msi_added_within_lines(&t->in_normal) &&
+           msi_stages_cut_lines(&t->normalizer, &t->pre_tokenizer);
 }
 
 /* -- decoding ---------------------------------------------------------------------------------- */

@@ -39,6 +39,11 @@ MS_API ms_status ms_tokenizer_encode(ms_tokenizer *t, const char *text, int64_t 
                                      int32_t flags, const int32_t **ids, int64_t *n,
                                      int64_t *n_invalid);
 /**
+ * Are the ids of every text those of its parts, if it is cut between an ASCII letter or digit and
+ * \r or \n? The post-processor's tokens are not considered. False: not known for this tokenizer.
+ */
+MS_API bool ms_tokenizer_cuts_lines(const ms_tokenizer *t);
+/**
  * The text of ids. Ids without a token have none, as models have more rows than tokenizers tokens.
  * @param text  borrowed from `t`, (nbytes); valid until its next call
  * @return MS_VALUE_ERROR for a negative id
@@ -53,6 +58,16 @@ MS_API int32_t ms_tokenizer_id(const ms_tokenizer *t, const char *token, int64_t
 /** A token as the vocabulary writes it, `*nbytes` long; borrowed from `t`. NULL if no token has
  * this id. */
 MS_API const char *ms_tokenizer_token(const ms_tokenizer *t, int32_t id, int64_t *nbytes);
+
+/** Bytes of valid UTF-8 at the beginning of a text. */
+MS_API int64_t ms_utf8_valid(const char *text, int64_t nbytes);
+/**
+ * Copy a text, with U+FFFD for each maximal invalid part.
+ * @param out        room for 3 * nbytes bytes
+ * @param n_invalid  their number
+ * @return bytes written
+ */
+MS_API int64_t ms_utf8_replace(char *out, const char *text, int64_t nbytes, int64_t *n_invalid);
 
 #ifdef __cplusplus
 }
