@@ -14,7 +14,8 @@ local TokenFile = class('data.TokenFile')
 
 local WIDTHS = { u16 = 2, u32 = 4 }
 
--- A header of llm.c: 256 32-bit numbers that begin with magic, version and number of tokens.
+-- A header of llm.c: 256 32-bit numbers that begin with magic, version and number of tokens. The
+-- fourth number has the upper half of that number here, and is 0 in llm.c.
 local HEADER = 1024
 local KINDS = {
   [20240520] = { dtype = 'u16', version = 1 },
@@ -24,8 +25,8 @@ local KINDS = {
 local function header_numbers(bytes)
   local numbers = {}
   if bytes:size(1) >= HEADER then
-    local values = bytes:narrow(1, 1, 12):totable()
-    for k = 1, 3 do
+    local values = bytes:narrow(1, 1, 16):totable()
+    for k = 1, 4 do
       local a, b, c, d = unpack(values, 4 * k - 3, 4 * k)
       numbers[k] = a + 2 ^ 8 * b + 2 ^ 16 * c + 2 ^ 24 * d
     end
@@ -38,7 +39,7 @@ end
 ---@param bytes ms.Tensor  u8, the contents of the file
 ---@return 'u16'|'u32'|nil dtype, integer? n
 function TokenFile._header(path, bytes)
-  local magic, version, n = header_numbers(bytes)
+  local magic, version, n, upper = header_numbers(bytes)
   local kind = KINDS[magic or 0]
   if not kind then
     return nil
@@ -46,6 +47,7 @@ function TokenFile._header(path, bytes)
     errors.raise('FormatError', "'%s' has a header of llm.c (magic %d) of version %d, expected "
       .. 'version %d', path, magic, version, kind.version)
   end
+  n = n + 2 ^ 32 * upper
   local found = bytes:size(1) - HEADER
   if found ~= n * WIDTHS[kind.dtype] or n == 0 then
     errors.raise('FormatError', "'%s' has %d bytes behind its header of llm.c, expected %.0f for "
@@ -53,6 +55,25 @@ function TokenFile._header(path, bytes)
       kind.dtype)
   end
   return kind.dtype, n
+end
+
+local function number_bytes(n)
+  return string.char(n % 256, math.floor(n / 2 ^ 8) % 256, math.floor(n / 2 ^ 16) % 256,
+    math.floor(n / 2 ^ 24) % 256)
+end
+
+--- The header of a file of n tokens.
+---@param dtype 'u16'|'u32'
+---@param n integer
+---@return string
+function TokenFile._header_of(dtype, n)
+  for magic, kind in pairs(KINDS) do -- one has the dtype
+    if kind.dtype == dtype then
+      local numbers = number_bytes(magic) .. number_bytes(kind.version) .. number_bytes(n)
+        .. number_bytes(math.floor(n / 2 ^ 32))
+      return numbers .. ('\0'):rep(HEADER - #numbers)
+    end
+  end
 end
 
 ---@param path string

@@ -134,13 +134,14 @@ end
 ---@field path? string  of metrics.jsonl (default: none is written)
 ---@field first_step integer
 ---@field total integer  steps of the run
+---@field unit? string  name of a step in lines (default 'step')
 ---@field terminal boolean
 ---@field every integer  steps between lines if the output is not a terminal; 0: no lines
 
 ---@param opts ms.train.report.Options
 function report.new(opts)
   local self = setmetatable({
-    total = opts.total, terminal = opts.terminal, every = opts.every,
+    total = opts.total, terminal = opts.terminal, every = opts.every, unit = opts.unit or 'step',
   }, report)
   if opts.path then
     cut_back(opts.path, opts.first_step)
@@ -181,8 +182,8 @@ local RECORDED = {
   peak_bytes = 'peak_bytes',
 }
 
-local function text_of(m, total)
-  local parts = { ('step %d/%d'):format(m.step, total) }
+local function text_of(m, unit, total)
+  local parts = { ('%s %d/%d'):format(unit, m.step, total) }
   for _, part in ipairs(PARTS) do
     local value = m[part[1]]
     if value then
@@ -203,7 +204,7 @@ function report:step(m)
   if self.every == 0 then
     return
   end
-  local line = text_of(m, self.total)
+  local line = text_of(m, self.unit, self.total)
   if self.terminal then
     local done = math.floor(20 * m.step / self.total)
     local bar = ('[%s%s] %s'):format(('#'):rep(done), ('.'):rep(20 - done), line)
