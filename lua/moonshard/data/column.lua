@@ -10,7 +10,7 @@ local runtime = require 'moonshard_ffi.data'
 ---@overload fun(type: string): ms.data.Column
 local Column = class('data.Column')
 
----@param type 'uint8_t'|'int32_t'|'double'
+---@param type 'uint8_t'|'uint16_t'|'int32_t'|'uint32_t'|'double'
 function Column:init(type)
   self._array, self._size = B.typeof(type .. '[?]'), B.sizeof(type)
   self.n, self._room = 0, 64
@@ -42,6 +42,18 @@ function Column:extend(from, n)
   self.n = self.n + n
 end
 
+--- Append n entries of an array of another type.
+---@param from ffi.cdata*
+---@param n integer
+function Column:convert(from, n)
+  reserve(self, self.n + n)
+  local to = self.data + self.n
+  for i = 0, n - 1 do
+    to[i] = from[i]
+  end
+  self.n = self.n + n
+end
+
 --- Append n times the same number.
 ---@param value number
 ---@param n integer
@@ -51,6 +63,12 @@ function Column:fill(value, n)
     self.data[i] = value
   end
   self.n = self.n + n
+end
+
+--- The entries in this machine's byte order.
+---@return string
+function Column:bytes()
+  return B.string(self.data, self.n * self._size)
 end
 
 --- XXH3 of the entries.

@@ -56,40 +56,8 @@ local function add_id(self, id, learned)
   self._marks:push((learned or self.learn == 'all') and 1 or 0)
 end
 
-local function read(path)
-  local file = io.open(path, 'rb')
-  local text = file and file:read '*a'
-  if file then
-    file:close()
-  end
-  return text
-end
-
-local function end_token(self, given)
-  local file = self.tokenizer:_folder() .. '/tokenizer_config.json'
-  local text = not given and read(file)
-  local config = text and json.decode(text, file)
-  local token = given or type(config) == 'table' and config.eos_token
-  if type(token) == 'table' then
-    token = token.content
-  end
-  local id = type(token) == 'string' and self.tokenizer:id(token)
-  if not id then
-    errors.raise('ValueError', '%s: %s; give eos = TOKEN, the end-of-text token of the model',
-      self._name, type(token) == 'string' and ("the tokenizer has no token '%s'"):format(token)
-        or ("no eos_token in '%s'"):format(file))
-  end
-  return id
-end
-
--- What surrounds texts: the tokens that the tokenizer writes before them, and the end-of-text
--- token. The tokenizer may write that, too.
 local function start_text(self)
-  self._eos = end_token(self, self._opts.eos)
-  self._before = self.tokenizer:encode('')
-  if self._before[#self._before] == self._eos then
-    self._before[#self._before] = nil
-  end
+  self._before, self._eos = self.tokenizer:_ends(self._name, self._opts.eos)
   self._bos = self._before[#self._before]
 end
 

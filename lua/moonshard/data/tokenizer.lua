@@ -3,7 +3,9 @@
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
 local errors = require 'moonshard.base.errors'
+local json = require 'moonshard.base.json'
 local runtime = require 'moonshard_ffi.tokenizer'
+local text_files = require 'moonshard.base.text_files'
 
 local ADD_SPECIAL, PARSE_SPECIAL, SKIP_SPECIAL = 1, 2, 4 -- see moonshard/tokenizer.h
 
@@ -65,7 +67,7 @@ function Tokenizer:decode(ids, opts)
 end
 
 -- The ids of a text without the tokens of the post-processor, in C memory until the next call.
----@return ffi.cdata* ids, integer n
+---@return ffi.cdata* ids, integer n, integer n_invalid
 function Tokenizer:_encoded(text, parse_special)
   return runtime.encoded(self._handle, text, parse_special and PARSE_SPECIAL or 0)
 end
@@ -81,6 +83,44 @@ end
 function Tokenizer:_folder()
   return self.path:match '^(.*)/tokenizer%.json$' or self.path:match '^tokenizer%.json$' and '.'
     or self.path
+end
+
+-- Its end-of-text token.
+local function end_token(self, what, given)
+  local file = self:_folder() .. '/tokenizer_config.json'
+  local text = not given and text_files.read(file)
+  local config = text and json.decode(text, file)
+  local token = given or type(config) == 'table' and config.eos_token
+  if type(token) == 'table' then
+    token = token.content
+  end
+  local id = type(token) == 'string' and self:id(token)
+  if not id then
+    errors.raise('ValueError', '%s: %s; give eos = TOKEN, the end-of-text token of the model',
+      what, type(token) == 'string' and ("the tokenizer has no token '%s'"):format(token)
+        or ("no eos_token in '%s'"):format(file))
+  end
+  return id
+end
+
+-- What surrounds documents: the tokens that the tokenizer writes before them, and the end-of-text
+-- token.
+---@param what string  the caller, for messages
+---@param eos? string|false  the end-of-text token (default: eos_token of tokenizer_config.json)
+---@return integer[] before, integer? eos  nil for false
+function Tokenizer:_ends(what, eos)
+  local whole, text = self:encode 'a', self:encode('a', { special = false })
+  local n = 0
+  while n < #whole and table.concat(whole, ' ', n + 1, n + #text) ~= table.concat(text, ' ') do
+    n = n + 1
+  end
+  return { unpack(whole, 1, n) }, eos ~= false and end_token(self, what, eos) or nil
+end
+
+-- Are the ids of a text those of its parts, if it is cut between [0-9A-Za-z] and \r or \n?
+---@return boolean
+function Tokenizer:_cuts_lines()
+  return runtime.cuts_lines(self._handle)
 end
 
 --- 1 + the largest id: the least number of rows of an embedding.

@@ -11,6 +11,7 @@ local USAGE = [[
 usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
        moonshard finetune FOLDER DATA... [--lora] [--out=FOLDER] [--memory=SIZE] [--show]
        moonshard generate FOLDER PROMPT...
+       moonshard tokenize TOKENIZER FILE... --out=PATH
        moonshard repl
        moonshard info
        moonshard doctor
@@ -19,6 +20,7 @@ usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
 run       start a script on several ranks of this host and supervise them
 finetune  train a model of a folder on JSON lines, and write a folder or an adapter
 generate  text of a model of a folder
+tokenize  files of text into one file of tokens
 repl      a prompt for Lua, with ms loaded
 info      version, instruction set of the kernels, cores, folder of the library
 doctor    what this machine has for training, and what is missing
@@ -283,6 +285,10 @@ local function in_file(name)
   end
 end
 
+local function tokenize(words)
+  return require('moonshard.tools.tokenize')(words, cores())
+end
+
 local function version()
   print('moonshard ' .. B.string(C.ms_version()))
   return 0
@@ -294,7 +300,7 @@ local function help()
 end
 
 local commands = {
-  run = run, repl = repl, info = info, doctor = doctor,
+  run = run, repl = repl, info = info, doctor = doctor, tokenize = tokenize,
   finetune = in_file 'finetune', generate = in_file 'generate',
   ['--version'] = version, ['--help'] = help, ['-h'] = help, help = help,
 }
@@ -307,8 +313,8 @@ local function main(words)
   elseif command:find('%.lua$') then
     refuse('unknown command %s: a script is started by moonshard run %s', command, command)
   elseif not commands[command] then
-    unknown('unknown command', command, { 'run', 'finetune', 'generate', 'repl', 'info',
-      'doctor', 'help', '--version', '--help' })
+    unknown('unknown command', command, { 'run', 'finetune', 'generate', 'tokenize', 'repl',
+      'info', 'doctor', 'help', '--version', '--help' })
   end
   return commands[command]({ unpack(words, 2) }, words)
 end
