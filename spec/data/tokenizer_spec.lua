@@ -36,6 +36,16 @@ local function load(name, change)
   return ms.data.Tokenizer(path)
 end
 
+-- The text of ids, decoded one by one. Each part is valid UTF-8.
+local function streamed(tok, ids, opts)
+  local stream, parts = tok:stream(opts), {}
+  for i, id in ipairs(ids) do
+    parts[i] = stream:add(id)
+    assert.equal(0, select(2, tok:encode(parts[i])))
+  end
+  return table.concat(parts) .. stream:finish()
+end
+
 describe('data.Tokenizer', function()
   teardown(function() os.remove(path) end)
 
@@ -48,6 +58,8 @@ describe('data.Tokenizer', function()
         assert.equal(0, n_invalid)
         assert.equal(case.texts[i], tok:decode(ids, { special = true }))
         assert.equal(case.skipped[i], tok:decode(ids))
+        assert.equal(case.texts[i], streamed(tok, ids, { special = true }))
+        assert.equal(case.skipped[i], streamed(tok, ids))
       end
       assert.same({ unpack(case.special) }, tok:encode(lines[4]))
     end)
@@ -73,6 +85,28 @@ describe('data.Tokenizer', function()
     local u = '\239\191\189'
     assert.equal(6, n_invalid)
     assert.equal('a' .. u .. u .. u .. 'b' .. u .. 'c' .. u .. u .. 'd', tok:decode(ids))
+  end)
+
+  it('streams text as soon as it is certain', function()
+    local tok = load 'gpt2'
+    local ids, stream = tok:encode('a\240\159\152\128'), tok:stream() -- U+1F600, a token a byte
+    assert.equal(5, #ids)
+    for i, text in ipairs { 'a', '', '', '', '\240\159\152\128' } do
+      assert.equal(text, stream:add(ids[i]))
+    end
+    assert.equal('', stream:finish())
+    assert.equal('', stream:add(ids[2]))
+    assert.equal('\239\191\189', stream:finish())
+    tok = load 'llama2'
+    stream = tok:stream()
+    for _, case in ipairs { -- the first space is the tokenizer's; a run of bytes is one text
+      { '\226\150\129', '' }, { '\226\150\129', ' ' }, { '<0x41>', '' }, { '<s>', '' },
+      { '<0xFF>', '' }, { '\226\150\129', '\239\191\189\239\191\189 ' }, { '<0x41>', '' },
+      { '<s>', '' }, { '\226\150\129', 'A ' },
+    } do
+      assert.equal(case[2], stream:add(tok:id(case[1])), case[1])
+    end
+    assert.equal('', stream:finish())
   end)
 
   it('takes the text of a special token for text where asked', function()

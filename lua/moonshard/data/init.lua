@@ -10,6 +10,7 @@ return namespace.space('data', data, {
   TensorDataset = 'moonshard.data.tensor_dataset',
   Subset = 'moonshard.data.subset',
   Tokenizer = 'moonshard.data.tokenizer',
+  TokenStream = 'moonshard.data.token_stream',
   chat = 'moonshard.data.chat',
   Chat = 'moonshard.data.chat',
   Examples = 'moonshard.data.examples',

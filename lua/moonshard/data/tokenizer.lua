@@ -3,6 +3,7 @@
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
 local errors = require 'moonshard.base.errors'
+local TokenStream = require 'moonshard.data.token_stream'
 local json = require 'moonshard.base.json'
 local runtime = require 'moonshard_ffi.tokenizer'
 local text_files = require 'moonshard.base.text_files'
@@ -64,6 +65,13 @@ function Tokenizer:decode(ids, opts)
     arguments.count('Tokenizer:decode', 'ids', ids[i])
   end
   return runtime.decode(self._handle, ids, opts.special and 0 or SKIP_SPECIAL)
+end
+
+--- Decode ids one by one, as they are generated.
+---@param opts? { special?: boolean }  keep the text of special tokens (default false)
+---@return ms.data.TokenStream
+function Tokenizer:stream(opts)
+  return TokenStream(self, opts)
 end
 
 -- The ids of a text without the tokens of the post-processor, in C memory until the next call.

@@ -14,6 +14,7 @@ local collate = require 'moonshard.data.collate'
 ---@field TensorDataset ms.data.TensorDataset
 ---@field Subset ms.data.Subset
 ---@field Tokenizer ms.data.Tokenizer
+---@field TokenStream ms.data.TokenStream
 local data = {}
 
 --- See moonshard.data.collate.
