@@ -20,10 +20,10 @@ local cases = ms.json.decode(read 'tests/fixtures/tokens.json').cases
 local folder = os.tmpname()
 os.remove(folder)
 
--- The tokenizer of a case with tokens of ChatML.
-local function tokenizer(name, eos)
+-- The tokenizer of a case with tokens of a chat format (default: ChatML's).
+local function tokenizer(name, eos, tokens)
   local file = ms.json.decode(ms.json.encode(cases[name].file))
-  for _, token in ipairs { '<|im_start|>', '<|im_end|>' } do
+  for _, token in ipairs(tokens or { '<|im_start|>', '<|im_end|>' }) do
     local last = file.added_tokens[#file.added_tokens]
     table.insert(file.added_tokens, {
       id = last.id + 1, content = token, single_word = false, lstrip = false, rstrip = false,
@@ -124,6 +124,25 @@ describe('data.Examples', function()
 
   it('counts texts that decoding changes', function()
     assert.equal(1, examples({ { text = 'A\204\138' }, { text = 'A' } }):report().changed) -- NFC
+  end)
+
+  it('reads invalid parts of UTF-8 as U+FFFD, and counts them', function()
+    local set = examples { '{"text": "the\255 t\240\159e"}', { text = 'the' } }
+    assert.equal('the\239\191\189 t\239\191\189e<|end|>', learned_text(tok, set, 1))
+    assert.equal(2, set:report().invalid_utf8)
+    assert.equal(0, set:report().changed)
+  end)
+
+  it('keeps the date of a chat format', function()
+    tokenizer('llama3', '<|end|>', { '<|begin_of_text|>', '<|start_header_id|>',
+      '<|end_header_id|>', '<|eot_id|>' })
+    local set = examples({ chat('a', 'b') }, {
+      template = { name = 'llama3.2', date = '29 Feb 2024' }, context = 128,
+    })
+    assert.truthy(set:show():find('Today Date: 29 Feb 2024', 1, true))
+    assert.equal('29 Feb 2024', set:report().date)
+    checks.raises('TypeError', "'date' is a number", examples, { chat('a', 'b') },
+      { template = { date = 3 } })
   end)
 
   it('drops examples without a target and counts them', function()

@@ -17,6 +17,7 @@ local class = require 'moonshard.base.class'
 local errors = require 'moonshard.base.errors'
 local json = require 'moonshard.base.json'
 local runtime = require 'moonshard_ffi.data'
+local utf8 = require('moonshard_ffi.tokenizer').utf8
 local util = require 'moonshard.base.util'
 
 ---@class ms.data.Examples
@@ -31,8 +32,8 @@ local Examples = class('data.Examples')
 ---@field tokenizer ms.data.Tokenizer|string  or its path
 ---@field context integer  T: most tokens of a row. An example may have T + 1, as the last one is
 ---  only a target
----@field template? string|ms.data.Chat  chat format of messages, see data.chat() (default: that of
----  the tokenizer's folder)
+---@field template? string|ms.data.Chat|{ name?: string, date?: string }  chat format of messages,
+---  see data.chat() (default: that of the tokenizer's folder)
 ---@field learn? 'answers'|'all'  'all': prompts and messages of users, too (default 'answers')
 ---@field too_long? 'split'|'drop'|'truncate'|'error'  examples longer than T + 1. 'split' makes
 ---  examples of T + 1 tokens, each of which begins with the last token of the one before, so that
@@ -76,7 +77,11 @@ end
 
 local function start_messages(self)
   local template, tok = self._opts.template, self.tokenizer
-  self.chat = type(template) == 'table' and template or chats.chat(template or tok:_folder())
+  if type(template) ~= 'table' then
+    template = { name = template }
+  end
+  self.chat = util.is(template, chats.Chat) and template
+    or chats.chat(template.name or tok:_folder(), { date = template.date })
   for _, token in ipairs(self.chat:_tokens()) do
     if not tok:id(token) then
       errors.raise('ValueError', "%s: the tokenizer has no token '%s' of chat format '%s'; add it "
@@ -230,7 +235,9 @@ local function keep_all(self, where)
 end
 
 local function read_line(self, line, where)
-  local record, kind = record_of(self, line, where)
+  local valid, n_invalid = utf8(line)
+  local record, kind = record_of(self, valid, where)
+  self._counts.n_invalid = self._counts.n_invalid + n_invalid
   if not self._kind then
     self._kind = kind
     kind.start(self)
@@ -295,12 +302,15 @@ function Examples:init(opts)
     or opts.tokenizer
   if not util.is(self.tokenizer, Tokenizer) then
     arguments.refuse(self._name, 'tokenizer', opts.tokenizer, 'a data.Tokenizer or its path')
-  elseif type(opts.template) ~= 'string' and opts.template ~= nil
-    and not util.is(opts.template, chats.Chat) then
-    arguments.refuse(self._name, 'template', opts.template, 'a data.Chat or its name')
+  elseif type(opts.template) ~= 'string' and type(opts.template) ~= 'table'
+    and opts.template ~= nil then
+    arguments.refuse(self._name, 'template', opts.template,
+      'a data.Chat, its name, or { name = ..., date = ... }')
+  elseif type(opts.template) == 'table' and not util.is(opts.template, chats.Chat) then
+    errors.options(self._name .. ': template', opts.template, { name = 'text', date = 'text' })
   end
   self.documents, self._ids, self._marks = Documents(), Column 'int32_t', Column 'uint8_t'
-  self._counts, self._seen = { records = 0, longest = 0 }, {}
+  self._counts, self._seen = { records = 0, longest = 0, n_invalid = 0 }, {}
   local paths = type(opts.path) == 'string' and { opts.path } or opts.path
   for _, path in ipairs(arguments.array(self._name, 'path', paths)) do
     read_file(self, path)
@@ -354,6 +364,8 @@ end
 ---@field split? integer  records of which several examples were made
 ---@field two_bos? integer  begin with two BOS tokens
 ---@field changed? integer  decode(encode(text)) is another text
+---@field invalid_utf8? integer  maximal invalid parts of UTF-8, each read as U+FFFD
+---@field date? string  that the chat format shows
 
 --- Counts of the examples, and of records that were dropped or changed.
 ---@return ms.data.Examples.Report
@@ -365,13 +377,14 @@ function Examples:report()
   end
   local out = {
     examples = docs.n, tokens = docs.ids.n, targets = targets,
-    longest = counts and counts.longest or longest,
+    longest = counts and counts.longest or longest, date = self.chat and self.chat.date,
   }
   if counts then
     out.records, out.no_target = counts.records, counts.no_target or 0
     out.dropped, out.truncated = counts.drop or 0, counts.truncate or 0
     out.split, out.two_bos, out.changed = counts.split or 0, counts.two_bos or 0,
       counts.changed or 0
+    out.invalid_utf8 = counts.n_invalid
   end
   return out
 end
