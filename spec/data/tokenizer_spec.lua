@@ -211,4 +211,47 @@ describe('data.Tokenizer', function()
       ms.data.Tokenizer, path)
     checks.raises('IOError', "cannot open '/no/such/file'", ms.data.Tokenizer, '/no/such/file')
   end)
+
+  it('refuses or reads every file with one other value', function()
+    local n_refused = 0
+    local function try(file)
+      write(ms.json.encode(file))
+      local ok, tok = pcall(ms.data.Tokenizer, path)
+      if ok then
+        tok:decode((tok:encode(lines[4])))
+      else
+        assert.truthy(tok.kind == 'FormatError' or tok.kind == 'NotImplementedError', tok)
+        assert.equal("'" .. path .. "': ", tok.message:sub(1, #path + 4))
+        n_refused = n_refused + 1
+      end
+    end
+    local function walk(file, node)
+      local n = 0
+      for key, old in pairs(node) do -- order does not matter
+        n = n + 1
+        for _, value in ipairs { ms.json.null, true, -1, 'x', {}, ms.json.array } do
+          if value ~= ms.json.array then
+            node[key] = value
+          elseif type(key) == 'string' then
+            node[key] = nil
+          end
+          try(file)
+          node[key] = old
+        end
+        if type(old) == 'table' and old ~= ms.json.null then
+          walk(file, old)
+        end
+        if n == 12 then -- of the vocabulary
+          break
+        end
+      end
+    end
+    ms.errors.capture_warnings(function()
+      for _, name in ipairs { 'llama2', 'qwen' } do
+        local file = ms.json.decode(read 'tests/fixtures/tokens.json').cases[name].file
+        walk(file, file)
+      end
+    end)
+    assert.is_true(n_refused > 100)
+  end)
 end)
