@@ -134,6 +134,13 @@ add_license "$luajit"
 jit=$(luajit -e "print((assert(package.searchpath('jit.v', package.path)):gsub('/v%.lua$', '')))")
 cp -r "$jit" "$root/share/luajit/jit"
 
+for soname in libpcre2-8.so.0 libutf8proc.so.2; do # opened by tokenizers, needed by no ELF file
+  path=$("${CC:-cc}" -print-file-name="$soname")
+  [ -e "$path" ] || fail "$soname is missing, which tokenizers need"
+  cp -L "$path" "$root/lib/$soname"
+  chmod 755 "$root/lib/$soname"
+  add_license "$path"
+done
 add_libraries
 our_elf_files | xargs strip --strip-unneeded
 set_runpaths

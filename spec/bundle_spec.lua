@@ -1,5 +1,6 @@
 -- .bundle/bundle.sh, .bundle/start.sh: a tarball that runs without this machine's libraries
 local B = require 'moonshard_ffi'
+local json = require 'moonshard.base.json'
 local lfs = require 'lfs'
 local shell = require 'support.shell'
 
@@ -43,8 +44,11 @@ describe('the bundle', function()
   end)
 
   it('loads its own libraries, and the matrix library among them', function()
+    local fixture = json.decode(shell.read 'tests/fixtures/tokens.json')
+    shell.write(folder .. '/tokenizer.json', json.encode(fixture.cases.qwen.file))
     shell.write(folder .. '/loaded.lua', [[
       require('moonshard').numerics()
+      require('moonshard').data.Tokenizer 'tokenizer.json' -- a regular expression, and NFC
       for line in io.lines('/proc/self/maps') do
         print((line:match('/.*%.so.*$')))
       end]])
@@ -52,7 +56,9 @@ describe('the bundle', function()
     for path in output:gmatch('/[^\n]*') do
       assert.is_true(GLIBC[path:match('[^/]*$')] or path:sub(1, #root + 1) == root .. '/', path)
     end
-    assert.truthy(output:find(root .. '/lib/libdnnl', 1, true), output)
+    for _, name in ipairs { 'dnnl', 'pcre2', 'utf8proc' } do
+      assert.truthy(output:find(root .. '/lib/lib' .. name, 1, true), output)
+    end
   end)
 
   it('starts through links', function()
@@ -67,7 +73,8 @@ describe('the bundle', function()
       licenses[#licenses + 1] = name
     end
     local all = table.concat(licenses, ' ')
-    for _, name in ipairs { 'moonshard', 'luajit', 'libdnnl', 'libjansson', 'libxxhash' } do
+    for _, name in ipairs { 'moonshard', 'luajit', 'libdnnl', 'libjansson', 'libxxhash',
+      'libpcre2', 'libutf8proc' } do
       assert.truthy(all:find(name, 1, true), name .. ' in ' .. all)
     end
   end)
