@@ -40,6 +40,7 @@ local KINDS = {
   state = { 'state_bytes', text.mebibytes, less = true },
   time = { nil, text.seconds, less = true },
   flops = { nil, text.flops },
+  throughput = { 'bytes_per_s', text.throughput },
   ratio = { nil, text.ratio },
 }
 
@@ -244,6 +245,16 @@ return {
     .. 'padding and causal masks, f32, one rank', row = 'transformer',
     variants = { { args = { ranks = 1 } } },
     rows = { row('time', 'step of an encoder and a decoder', 1, 'step') } },
+  { name = 'tokenize', about = '50 MB of JSON lines into a token file, beside encode_batch of the '
+    .. 'library tokenizers, two cores', row = 'tokenize',
+    variants = {
+      { args = { ranks = RANKS, tokenizer = 'gpt2', bytes = 50000000 } },
+      { args = { ranks = RANKS, tokenizer = 'qwen', bytes = 50000000 } },
+    },
+    rows = {
+      row('throughput', 'tokenize, like GPT-2 (tokenizers)', 1),
+      row('throughput', 'tokenize, like Qwen (tokenizers)', 2),
+    } },
   { name = 'start', about = 'process start to the end of the first step', row = 'first_step',
     runs = 5,
     variants = {

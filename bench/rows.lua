@@ -1,8 +1,8 @@
 --- Our side of every row: `luajit bench/rows.lua ROW key=value ...` measures one thing in ranks of
 --- its own and prints one line of JSON. torch_rows.py answers to the same words, run.lua compares.
 ---
---- Rows: train, all_reduce, eager, tiny_step, conv, attention, transformer,
---- first_step. Times are medians in seconds.
+--- Rows: train, all_reduce, eager, tiny_step, conv, attention, transformer, first_step, tokenize.
+--- Times are medians in seconds.
 
 local here = arg[0]:match('^(.*)/') or '.'
 dofile(here .. '/../examples/setup.lua')
@@ -381,6 +381,50 @@ function rows.products(o)
     nt = stats.median(of.nt), nn_nt = stats.median(of.nn_nt), tn_nt = stats.median(of.tn_nt),
     nn_worst = math.min(unpack(of.nn_nt)), tn_worst = math.min(unpack(of.tn_nt)),
   }
+end
+
+-- -- text ---------------------------------------------------------------------------------------
+
+local ROOT = here .. '/..'
+
+-- The pages of docs, cut at empty lines, again and again.
+local function write_records(path, bytes)
+  local pages = io.popen(("LC_ALL=C ls '%s'/docs/*.md | xargs cat"):format(ROOT))
+  local lines = {}
+  for part in (pages:read '*a' .. '\n\n'):gmatch '(.-)\n\n' do
+    lines[#lines + 1] = json.encode { text = part } .. '\n'
+  end
+  pages:close()
+  local all = table.concat(lines)
+  local file = assert(io.open(path, 'w'))
+  for _ = 1, math.ceil(bytes / #all) do
+    assert(file:write(all))
+  end
+  file:close()
+  return math.ceil(bytes / #all) * #all
+end
+
+--- Bytes of JSON lines that become tokens in a second, with a tokenizer of tests/fixtures.
+function rows.tokenize(o)
+  local folder = os.tmpname()
+  os.remove(folder)
+  assert(os.execute('mkdir ' .. folder) == 0)
+  local fixture = assert(io.open(ROOT .. '/tests/fixtures/tokens.json'))
+  local file = assert(io.open(folder .. '/tokenizer.json', 'w'))
+  file:write(json.encode(json.decode(fixture:read '*a').cases[o.tokenizer].file))
+  file:close()
+  fixture:close()
+  local bytes = write_records(folder .. '/text.jsonl', o.bytes)
+  local begin = ms.time()
+  local code = require('moonshard.tools.tokenize')({
+    folder, folder .. '/text.jsonl', '--out=' .. folder .. '/out', '--eos=<|end|>', '--quiet',
+    '--ranks=' .. o.ranks,
+  }, o.ranks)
+  local seconds = ms.time() - begin
+  local tokens = ms.data.tokens(folder .. '/out'):numel()
+  os.execute('rm -r ' .. folder)
+  assert(code == 0)
+  emit { bytes_per_s = bytes / seconds, tokens = tokens }
 end
 
 -- -- the command line ----------------------------------------------------------------------------

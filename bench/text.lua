@@ -25,6 +25,12 @@ function text.rate(value)
   return ('%.0f tok/s'):format(value)
 end
 
+---@param bytes number  a second
+---@return string
+function text.throughput(bytes)
+  return ('%.1f MB/s'):format(bytes * 1e-6)
+end
+
 ---@param value number
 ---@return string
 function text.flops(value)

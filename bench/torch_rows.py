@@ -307,6 +307,38 @@ ROWS = {f.__name__: f for f in (train, first_step, all_reduce, eager, tiny_step,
                                 transformer, products)}
 
 
+def tokenize(o):
+    """The same files by the library tokenizers, with a thread on each of the first cores."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:o["ranks"]])
+    import array
+    import glob
+
+    import tokenizers
+
+    root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+    with open(root + "/tests/fixtures/tokens.json", encoding="utf8") as file:
+        text = json.dumps(json.load(file)["cases"][o["tokenizer"]]["file"])
+    pages = "".join(open(path, encoding="utf8").read() for path in sorted(glob.glob(root + "/docs/*.md")))
+    records = "".join(json.dumps({"text": part}, ensure_ascii=False, separators=(",", ":")) + "\n"
+                      for part in (pages + "\n\n").split("\n\n")[:-1]).encode()
+    n = -(-o["bytes"] // len(records))
+    with tempfile.TemporaryDirectory() as folder:
+        with open(folder + "/text.jsonl", "wb") as file:
+            for _ in range(n):
+                file.write(records)
+        begin, tokens = time.perf_counter(), 0
+        tok = tokenizers.Tokenizer.from_str(text)
+        end = tok.token_to_id("<|end|>")
+        with open(folder + "/text.jsonl", encoding="utf8") as file, open(folder + "/out", "wb") as out:
+            while lines := file.readlines(2 ** 20):
+                texts = [json.loads(line)["text"] for line in lines]
+                for e in tok.encode_batch_fast(texts, add_special_tokens=False):
+                    array.array("H", e.ids + [end]).tofile(out)
+                    tokens += len(e.ids) + 1
+        seconds = time.perf_counter() - begin
+    return {"bytes_per_s": n * len(records) / seconds, "tokens": tokens}
+
+
 def run_rank(rank, name, o, rendezvous):
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
@@ -326,7 +358,9 @@ def main():
         o[key] = int(value) if value.lstrip("-").isdigit() else value
     with tempfile.TemporaryDirectory() as folder:
         args = (sys.argv[1], o, os.path.join(folder, "rendezvous"))
-        if o.get("ranks", 1) == 1:
+        if sys.argv[1] == "tokenize":
+            print(json.dumps(tokenize(o)), flush=True)
+        elif o.get("ranks", 1) == 1:
             run_rank(0, *args)
         else:
             mp.spawn(run_rank, args, nprocs=o["ranks"])

@@ -23,6 +23,7 @@ TOKENIZER is a tokenizer.json or a folder that has one.
   --eos=TOKEN    end-of-text token after each document; default: eos_token of the folder's
                  tokenizer_config.json
   --no-eos       write none
+  --quiet        print nothing but errors
   --ranks=N      processes, 1 to 128; default: one per core, at most 8
 
 Documents begin with the tokens that the tokenizer writes before a text (BOS). Empty lines are no
@@ -37,6 +38,7 @@ local SPEC = {
   { 'dtype', 'auto', '', { one_of = { 'auto', 'u16', 'u32' } } },
   { 'eos', '', '', { filled = true } },
   { 'no-eos', false, '' },
+  { 'quiet', false, '' },
   { 'ranks', 0, '', { whole = true, from = 1, below = 129 } },
   { 'help', false, '' },
 }
@@ -112,9 +114,10 @@ return function(words, cores)
   local ranks = o.ranks > 0 and o.ranks or math.min(cores, 8)
   ranks = math.max(1, math.min(ranks, #plan.pieces))
   local ok, err = pcall(launch.spawn, ranks, function(rank)
+    local prints = rank == 0 and not o.quiet
     local counts = tokenize.run(plan, rank, ranks,
-      rank == 0 and progress_of(plan, ranks) or no_progress)
-    if rank == 0 then
+      prints and progress_of(plan, ranks) or no_progress)
+    if prints then
       print_counts(plan, counts, ms.time() - begin)
     end
   end)
