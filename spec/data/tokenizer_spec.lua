@@ -1,5 +1,5 @@
 -- lua/moonshard/data/tokenizer.lua and runtime/tokenizer against the library tokenizers
--- (tests/fixtures/tokens.py)
+-- and tiktoken (tests/fixtures/tokens.py, gpt2.py)
 local checks = require 'support.checks'
 local ms = require 'moonshard'
 
@@ -64,6 +64,17 @@ describe('data.Tokenizer', function()
       assert.same({ unpack(case.special) }, tok:encode(lines[4]))
     end)
   end
+
+  it("gives GPT-2's ids, by tiktoken", function()
+    local golden = ms.json.decode(read 'tests/fixtures/gpt2.json')
+    write(ms.json.encode(golden.file))
+    local tok = ms.data.Tokenizer(path)
+    for _, case in ipairs(golden.cases) do
+      local ids = tok:encode(case.text)
+      assert.equal(table.concat(case.ids, ' '), table.concat(ids, ' '), case.text)
+      assert.equal(case.text, tok:decode(ids))
+    end
+  end)
 
   it('decodes what it encoded', function()
     for _, name in ipairs { 'gpt2', 'llama3' } do
