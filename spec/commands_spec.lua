@@ -6,6 +6,7 @@
 -- variables the specs run under (but for the folder of a build that is no release); what they
 -- write goes away with the folder.
 
+local json = require 'moonshard.base.json'
 local lfs = require 'lfs'
 local shell = require 'support.shell'
 local small_model = require 'support.small_model'
@@ -264,6 +265,14 @@ local runs = {
   ['moonshard run -n n x.lua'] = function(command)
     write_script('x.lua')
     trains_by_script('./dev ' .. command:gsub('%-n n', '-n 2'))
+  end,
+  ['moonshard tokenize models/qwen train.jsonl --out=train.bin'] = function(command)
+    local fixture = json.decode(shell.read 'tests/fixtures/tokens.json')
+    lfs.mkdir(checkout .. '/models')
+    lfs.mkdir(checkout .. '/models/qwen')
+    shell.write(checkout .. '/models/qwen/tokenizer.json', json.encode(fixture.cases.qwen.file))
+    shell.write(checkout .. '/train.jsonl', '{"text": "a"}\n{"text": "b"}\n')
+    finds('documents        2\n', succeeds('./dev ' .. command .. " --eos='<|end|>'"))
   end,
   ['moonshard run --help'] = function(command)
     finds('MS_STOP_TIMEOUT=10', succeeds('./dev ' .. command))

@@ -135,6 +135,7 @@ describe('tokenize', function()
         :format(path 'gpt2', path 'bad.jsonl', path 'old.bin') .. " --eos='<|end|>'")
       assert.equal(1, code, output)
       assert.truthy(output:find('bad.jsonl:4: ' .. message, 1, true), output)
+      assert.is_nil(output:find('traceback', 1, true))
       assert.equal('old', shell.read(path 'old.bin'))
     end
     assert.equal('', (scripts.shell(("ls '%s' | grep tmp"):format(folder))))

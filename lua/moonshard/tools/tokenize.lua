@@ -122,8 +122,10 @@ return function(words, cores)
     end
   end)
   tokenize.clean(plan, ranks)
-  if not ok then
-    error(err, 0)
+  if ok then
+    return 0
   end
-  return 0
+  -- a rank's error about a file, without the traceback
+  local message = errors.is(err) and err.message:match '^(.-%u%l+Error: .-)\nstack traceback'
+  return message and errors.raise(err.kind, '%s', message) or error(err, 0)
 end
