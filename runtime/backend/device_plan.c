@@ -2,6 +2,7 @@
 #include "device_plan.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -9,6 +10,12 @@ typedef struct plan_device {
     msi_device base;
     msi_device_ops ops; /* the CPU's, with the functions below */
     msi_device_host host;
+    bool traces;
+    bool lost;             /* an event, for lack of memory */
+    ms_plan_event *events; /* (n), with room for `room` */
+    int64_t n, room;
+    char **names; /* (n_names) of events, each once */
+    int32_t n_names;
 } plan_device;
 
 static const char plan_kind[] = "plan";
@@ -17,6 +24,185 @@ bool msi_device_plans(const ms_context *ctx)
 {
     return ctx->device != NULL && ctx->device->ops->kind == plan_kind;
 }
+
+/* -- the trace --------------------------------------------------------------------------------- */
+
+/* Room for one more event; NULL if memory is out. */
+static ms_plan_event *next_event(plan_device *p)
+{
+    if (p->n == p->room) {
+        const int64_t room = p->room > 0 ? 2 * p->room : 256;
+        ms_plan_event *more = realloc(p->events, (size_t)room * sizeof(*more));
+
+        if (more == NULL) {
+            p->lost = true;
+            return NULL;
+        }
+        p->events = more;
+        p->room = room;
+    }
+    return &p->events[p->n++];
+}
+
+/* The kept copy of a name; NULL if memory is out. */
+static const char *kept_name(plan_device *p, const char *name)
+{
+    for (int32_t i = 0; i < p->n_names; i++) {
+        if (strcmp(p->names[i], name) == 0) {
+            return p->names[i];
+        }
+    }
+    char **more = realloc(p->names, (size_t)(p->n_names + 1) * sizeof(*more));
+
+    p->names = more != NULL ? more : p->names;
+    char *copy = more != NULL ? strdup(name) : NULL;
+
+    if (copy != NULL) {
+        p->names[p->n_names++] = copy;
+    }
+    p->lost |= copy == NULL;
+    return copy;
+}
+
+static double live_bytes(void)
+{
+    ms_memory_stats stats;
+
+    ms_memory_stats_get(&stats);
+    return (double)stats.live_total;
+}
+
+static void add_event(plan_device *p, const ms_plan_event *event)
+{
+    ms_plan_event *next = p->traces ? next_event(p) : NULL;
+
+    if (next != NULL) {
+        *next = *event;
+        next->name = event->name != NULL ? kept_name(p, event->name) : NULL;
+        next->live = live_bytes();
+    }
+}
+
+void msi_plan_event(const ms_context *ctx, const ms_plan_event *event)
+{
+    if (MSI_UNLIKELY(msi_device_plans(ctx))) {
+        add_event((plan_device *)ctx->device, event);
+    }
+}
+
+static void add_work(plan_device *p, double flops, double targets)
+{
+    ms_plan_event *last = p->n > 0 ? &p->events[p->n - 1] : NULL;
+
+    if (last == NULL || last->kind != MS_PLAN_COMPUTE) {
+        if (flops + targets <= 0) {
+            return;
+        }
+        add_event(p, &(ms_plan_event){
+                         .kind = MS_PLAN_COMPUTE, .flops = flops, .targets = targets});
+    } else if (p->traces) {
+        const double live = live_bytes();
+
+        last->flops += flops;
+        last->targets += targets;
+        last->live = live > last->live ? live : last->live;
+    }
+}
+
+ms_status ms_plan_start(void)
+{
+    ms_context *ctx = msi_context();
+
+    if (ctx == NULL) {
+        return MS_OUT_OF_MEMORY;
+    }
+    MS_TRY(msi_memory_open(ctx));
+    if (!msi_device_plans(ctx)) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "a plan is traced on the device %s, expected the device 'plan'",
+                       msi_device_label(ctx));
+    }
+    plan_device *p = (plan_device *)ctx->device;
+
+    p->traces = true;
+    p->lost = false;
+    p->n = 0;
+    return MS_OK;
+}
+
+ms_status ms_plan_events(const ms_plan_event **out, int64_t *n)
+{
+    const ms_context *ctx = msi_context_peek();
+
+    *out = NULL;
+    *n = 0;
+    if (ctx == NULL || !msi_device_plans(ctx) || !((plan_device *)ctx->device)->traces) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "no plan is traced: ms_plan_start() comes first");
+    }
+    const plan_device *p = (const plan_device *)ctx->device;
+
+    if (p->lost) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for the events of a plan");
+    }
+    *out = p->events;
+    *n = p->n;
+    return MS_OK;
+}
+
+/* -- what kernels compute ---------------------------------------------------------------------- */
+
+/* Pairs of a query and a key that it sees. */
+static double attention_pairs(const msi_attention_args *a)
+{
+    const double q = (double)a->q_len, kv = (double)a->kv_len;
+
+    if (!a->causal) {
+        return q * kv;
+    }
+    const double rows = q < kv ? q : kv; /* query i sees kv - q + i + 1 keys, if that is positive */
+
+    return rows * (kv - rows) + rows * (rows + 1) / 2;
+}
+
+/* Two products in the forward, five in the gradient. */
+static double attention_flops(const msi_attention_args *a, bool gradient)
+{
+    return (gradient ? 10.0 : 4.0) * (double)(a->batch * a->heads * a->head_dim) *
+           attention_pairs(a);
+}
+
+/* One product in the forward, one for each gradient. */
+static double conv_flops(const msi_conv_args *a, bool gradient)
+{
+    const int64_t *out = a->out, *kernel = a->kernel;
+    const int32_t products = gradient ? (a->dx != NULL) + (a->dw != NULL) : 1;
+
+    return 2.0 * products * (double)(a->batch * a->groups * a->out_channels * a->in_channels) *
+           (double)(out[0] * out[1] * out[2]) * (double)(kernel[0] * kernel[1] * kernel[2]);
+}
+
+static double flops_of(int32_t kernel, const void *args)
+{
+    switch (kernel) {
+    case MSI_K_attention:
+    case MSI_K_attention_grad:
+        return attention_flops(args, kernel == MSI_K_attention_grad);
+    case MSI_K_conv:
+    case MSI_K_conv_grad:
+        return conv_flops(args, kernel == MSI_K_conv_grad);
+    default:
+        return 0;
+    }
+}
+
+static double targets_of(int32_t kernel, const void *args)
+{
+    return kernel == MSI_K_cross_entropy_grad ? (double)((const msi_cross_entropy_args *)args)->rows
+           : kernel == MSI_K_nll_loss_grad    ? (double)((const msi_nll_args *)args)->rows
+                                              : 0;
+}
+
+/* -- the device -------------------------------------------------------------------------------- */
 
 static void plan_info(msi_device *d, msi_device_info *out)
 {
@@ -59,18 +245,25 @@ static int32_t plan_share(msi_device *d, int64_t nbytes, void **out, int32_t *fd
 static int32_t plan_run(msi_device *d, int32_t stream, int32_t kernel, int32_t dtype,
                         const void *args)
 {
+    plan_device *p = (plan_device *)d;
+
     (void)stream;
-    (void)args;
-    return ((plan_device *)d)->host.kernel(kernel, dtype) != NULL ? MSI_DEV_OK
-                                                                  : MSI_DEV_UNSUPPORTED;
+    if (p->traces) {
+        add_work(p, flops_of(kernel, args), targets_of(kernel, args));
+    }
+    return p->host.kernel(kernel, dtype) != NULL ? MSI_DEV_OK : MSI_DEV_UNSUPPORTED;
 }
 
 /* The work space of products is the CPU's. */
 static int32_t plan_gemm(msi_device *d, int32_t stream, const msi_gemm_args *args)
 {
-    const msi_device_host *host = &((plan_device *)d)->host;
+    plan_device *p = (plan_device *)d;
+    const msi_device_host *host = &p->host;
 
     (void)stream;
+    if (p->traces) {
+        add_work(p, 2.0 * (double)(args->batch * args->m * args->n) * (double)args->k, 0);
+    }
     return host->gemm(host->user, args) == MS_OK ? MSI_DEV_OK : MSI_DEV_FAILED;
 }
 
@@ -92,6 +285,13 @@ static int32_t plan_set(msi_device *d, int32_t stream, void *to, int32_t byte, i
 
 static void plan_close(msi_device *d)
 {
+    plan_device *p = (plan_device *)d;
+
+    for (int32_t i = 0; i < p->n_names; i++) {
+        free(p->names[i]);
+    }
+    free(p->names);
+    free(p->events);
     free(d);
 }
 

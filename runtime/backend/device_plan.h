@@ -7,9 +7,15 @@
 
 #include "device.h"
 
+#include "moonshard/plan.h"
+
 extern const msi_device_ops msi_plan_device_ops;
 
 /* True if the context's device is this one. */
 bool msi_device_plans(const ms_context *ctx);
+
+/* Add an event to the device's trace, if the context has this device and ms_plan_start() was
+ * called. The name is copied; the live bytes are set here. */
+void msi_plan_event(const ms_context *ctx, const ms_plan_event *event);
 
 #endif

@@ -34,7 +34,7 @@ bool msi_fingerprint_same_call(const msi_fingerprint *a, const msi_fingerprint *
 
 enum { MSI_NAME_TEXT = MSI_LABEL_TEXT + MSI_MODEL_TEXT + 16 };
 
-static const char *kind_name(uint32_t kind)
+const char *msi_coll_name(uint32_t kind)
 {
     static const char *const names[] = {"none",      "all_gather", "reduce_scatter", "all_reduce",
                                         "broadcast", "barrier",    "unshard",        "reduce",
@@ -117,7 +117,7 @@ const char *msi_fingerprint_text(const msi_fingerprint *fp, char *buffer, size_t
         snprintf(tail, sizeof(tail), ", slot %d, generation %llu", (int)fp->slot,
                  (unsigned long long)fp->generation);
     }
-    snprintf(buffer, nbytes, "%s(%s%s%s%s%s)", kind_name(fp->kind), data, root, name, tail,
+    snprintf(buffer, nbytes, "%s(%s%s%s%s%s)", msi_coll_name(fp->kind), data, root, name, tail,
              fp->slot == MSI_SLOT_DEVICES ? ", between devices" : "");
     return buffer;
 }
@@ -127,6 +127,6 @@ const char *msi_fingerprint_name(const msi_fingerprint *fp, char *buffer, size_t
     char name[MSI_NAME_TEXT];
 
     name_text(fp, " of unit ", " in ", name, sizeof(name));
-    snprintf(buffer, nbytes, "%s%s", kind_name(fp->kind), name);
+    snprintf(buffer, nbytes, "%s%s", msi_coll_name(fp->kind), name);
     return buffer;
 }

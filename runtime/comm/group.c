@@ -141,6 +141,23 @@ ms_status ms_comm_fake(ms_comm **out, int32_t rank, int32_t world)
     return MS_OK;
 }
 
+ms_status ms_comm_fake_world(int32_t rank, int32_t world)
+{
+    ms_comm *c;
+    msi_groups *g;
+
+    MS_TRY(ms_comm_fake(&c, rank, world));
+    g = msi_groups_peek();
+    if (g->world != NULL || c->dist->job->world > 1) {
+        ms_comm_free(c);
+        return MS_FAIL(MS_RUNTIME_ERROR, "this process has a group of all ranks already");
+    }
+    g->others = c->next; /* it is freed with the context, like every group of all ranks */
+    c->next = NULL;
+    g->world = c;
+    return MS_OK;
+}
+
 /* -- splitting --------------------------------------------------------------------------------- */
 
 /* A member's arguments to split. */

@@ -156,6 +156,8 @@ void msi_members_of_job(ms_comm *out, msi_job *job, int32_t rank, int32_t *in_jo
 /* -- fingerprint.c ----------------------------------------------------------------------------- */
 /* Number of words in use, given by the first ones; the rest is undefined. */
 int32_t msi_fingerprint_words(const msi_fingerprint *fp);
+/* "all_gather", of MSI_COLL_*. */
+const char *msi_coll_name(uint32_t kind);
 /* True if both are the same operation, ignoring earlier notes. */
 bool msi_fingerprint_same_call(const msi_fingerprint *a, const msi_fingerprint *b);
 /* " of model 2", or "" for the first. */

@@ -17,6 +17,7 @@ enum { MS_VERSION_MAJOR = 0, MS_VERSION_MINOR = 1, MS_VERSION_PATCH = 0 };
 #include "moonshard/layout.h"
 #include "moonshard/ops.h"
 #include "moonshard/optim.h"
+#include "moonshard/plan.h"
 #include "moonshard/program.h"
 #include "moonshard/tensor.h"
 #include "moonshard/tokenizer.h"

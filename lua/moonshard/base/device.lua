@@ -8,6 +8,9 @@ local C, calls = B.C, B.calls
 
 local device = {}
 
+--- `moonshard plan` runs a script that chooses its device itself: the choice has no effect.
+device._planned = false
+
 local info = B.new('ms_device_info')
 local count_out = B.new('int32_t[1]')
 
@@ -47,6 +50,8 @@ function device.is_own(what, value)
   elseif kind == nil then
     errors.raise('ValueError', "%s: device = %s, expected 'cpu' or 'cuda'", what,
       type(value) == 'string' and ("'%s'"):format(value:sub(1, 80)) or arguments.noun(value))
+  elseif device._planned then
+    return true
   elseif kind == 'cpu' then
     return own == 'cpu'
   elseif kind ~= own or (index and index ~= device.info().index) then
@@ -109,6 +114,9 @@ function device.use(kind, index)
   if index ~= nil then
     arguments.whole('device', 'index', index, nil, 0)
     number = index
+  end
+  if device._planned and word then
+    return word
   end
   errors.check(C.ms_device_use(word or kind, number or -1))
   own_name = nil

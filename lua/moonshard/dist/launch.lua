@@ -25,12 +25,30 @@ local launch_out = B.new('ms_launch *[1]')
 ---@field local_world_size integer
 ---@field cores integer  number of cores this rank may run on
 ---@field initialized boolean
----@field launcher string  'none', 'fork', 'run' or 'thread'
+---@field launcher string  'none', 'fork', 'run', 'thread' or 'plan'
 ---@field transport string  'self' or 'shm'
+
+-- While a script is planned: this rank, the number of ranks, and of those on each host.
+local planned = nil
+
+-- Make this process rank `rank` of a job whose other ranks do not exist (`moonshard plan`).
+---@param rank integer
+---@param hosts integer
+---@param ranks_per_host integer
+function launch._plan(rank, hosts, ranks_per_host)
+  B.check(C.ms_comm_fake_world(rank, hosts * ranks_per_host))
+  planned = { rank = rank, world = hosts * ranks_per_host, on_host = ranks_per_host }
+end
 
 -- A process started by a launcher is a rank before it calls init.
 local function look()
   C.ms_dist_info_get(info)
+  if planned then
+    info.rank, info.local_rank = planned.rank, planned.rank % planned.on_host
+    info.world_size, info.local_world_size = planned.world, planned.on_host
+    info.launcher = 'plan'
+    return info
+  end
   if not info.initialized and C.ms_dist_launched() then
     B.check(C.ms_dist_join())
     uncaught.install()

@@ -134,10 +134,15 @@ local function step(self)
   self._stepped = true
 end
 
+Optimizer._after_step = false -- of `moonshard plan`: called after each step
+
 --- Update this rank's elements of every parameter that has a gradient. If a device fails after some
 --- have been updated, every later step raises until state is loaded into the optimizer.
 function Optimizer:step()
   capture.step('optim.step', step, self)
+  if Optimizer._after_step then
+    Optimizer._after_step(self)
+  end
 end
 
 local function zero(self, opts)

@@ -9,6 +9,7 @@ local cli = {}
 
 local USAGE = [[
 usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
+       moonshard plan [FLAGS] SCRIPT [ARGUMENT...]
        moonshard finetune FOLDER DATA... [--lora] [--out=FOLDER] [--memory=SIZE] [--show]
        moonshard generate FOLDER PROMPT...
        moonshard tokenize TOKENIZER FILE... --out=PATH
@@ -18,6 +19,7 @@ usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
        moonshard --version | --help
 
 run       start a script on several ranks of this host and supervise them
+plan      memory, traffic and time of a script on many ranks, without running them
 finetune  train a model of a folder on JSON lines, and write a folder or an adapter
 generate  text of a model of a folder
 tokenize  files of text into one file of tokens
@@ -280,8 +282,8 @@ end
 
 -- A command in a file of its own.
 local function in_file(name)
-  return function(words)
-    return require('moonshard.tools.' .. name).main(words)
+  return function(words, all)
+    return require('moonshard.tools.' .. name).main(words, all)
   end
 end
 
@@ -301,7 +303,7 @@ end
 
 local commands = {
   run = run, repl = repl, info = info, doctor = doctor, tokenize = tokenize,
-  finetune = in_file 'finetune', generate = in_file 'generate',
+  plan = in_file 'plan', finetune = in_file 'finetune', generate = in_file 'generate',
   ['--version'] = version, ['--help'] = help, ['-h'] = help, help = help,
 }
 
@@ -313,8 +315,8 @@ local function main(words)
   elseif command:find('%.lua$') then
     refuse('unknown command %s: a script is started by moonshard run %s', command, command)
   elseif not commands[command] then
-    unknown('unknown command', command, { 'run', 'finetune', 'generate', 'tokenize', 'repl',
-      'info', 'doctor', 'help', '--version', '--help' })
+    unknown('unknown command', command, { 'run', 'plan', 'finetune', 'generate', 'tokenize',
+      'repl', 'info', 'doctor', 'help', '--version', '--help' })
   end
   return commands[command]({ unpack(words, 2) }, words)
 end

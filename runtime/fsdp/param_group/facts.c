@@ -1,6 +1,8 @@
 /* Queries of a unit, and notes about it. */
 #include "unit.h"
 
+#include "device_plan.h"
+
 void (*msi_fsdp_state_changed)(const ms_fsdp_unit *u);
 
 void msi_unit_changed(void *unit)
@@ -90,6 +92,29 @@ void msi_unit_trace(const ms_fsdp_unit *u, const char *event, uint64_t seq)
 {
     msi_log(3, "rank %d: %s unit '%s', model %d, collective %llu", u->rank, event, u->name,
             msi_unit_model(u), (unsigned long long)seq);
+}
+
+void msi_unit_plan(const ms_fsdp_unit *u, int32_t kind)
+{
+    const bool reduces = kind == MS_PLAN_REDUCE;
+    const int32_t dtype = reduces ? msi_unit_slot_dtype(u) : u->full_dtype;
+    ms_plan_event event = {.kind = kind, .slot = -1};
+
+    if (MSI_LIKELY(!msi_device_plans(u->ctx))) {
+        return;
+    }
+    event.name = u->name;
+    event.shards = u->is_sharded ? u->shard_world : 1;
+    if (reduces) {
+        event.ranks = u->world;
+    } else if (kind == MS_PLAN_GATHER && msi_unit_shares(u)) {
+        event.ranks = u->shard_world;
+        event.slot = u->gather.slot != NULL ? u->gather.slot->number : -1;
+    }
+    if (event.ranks > 0) {
+        event.nbytes = (double)(msi_unit_full_numel(u) * ms_dtype_size(dtype));
+    }
+    msi_plan_event(u->ctx, &event);
 }
 
 ms_status msi_masters_check(const msi_model_state *run, const char *what)

@@ -5,6 +5,8 @@
  * in accumulate.h. */
 #include "gradient.h"
 
+#include "moonshard/plan.h"
+
 /* -- its memory -------------------------------------------------------------------------------- */
 
 /* It is written into the slot if peers read it, or the sum it merges into in place. */
@@ -135,6 +137,7 @@ ms_status msi_unit_accumulate(ms_fsdp_unit *u)
 
 ms_status msi_unit_reduce(ms_fsdp_unit *u)
 {
+    msi_unit_plan(u, MS_PLAN_REDUCE);
     if (msi_unit_has_hook(u)) {
         MS_TRY(msi_unit_reduce_with_hooks(u));
     } else {

@@ -270,6 +270,8 @@ void msi_unit_note(void *unit, const msi_note *note);
 int64_t msi_unit_model_number(void *unit);
 /* Log an event of a unit for MS_LOG=trace; `seq`: of its collective, 0 without one. */
 void msi_unit_trace(const ms_fsdp_unit *u, const char *event, uint64_t seq);
+/* Add an event (MS_PLAN_*) to the trace of the device that plans, if the unit is on it. */
+void msi_unit_plan(const ms_fsdp_unit *u, int32_t kind);
 /* MS_ASSERTION_ERROR if the masters are summoned: then the copies are the values, and masters would
  * be stale, or overwritten by the write-back. `what`: the script's call. `run` may be NULL. */
 ms_status msi_masters_check(const msi_model_state *run, const char *what);

@@ -3,6 +3,8 @@
 #include "unshard.h"
 #include "observed.h"
 
+#include "moonshard/plan.h"
+
 /* `full` now has the master's values. A backward over older ones must fail, whoever wrote the
  * master, even a script. (`outdated` is set by optimizers and loads only: it decides the order of
  * slots, so it must not depend on writes of one rank.) */
@@ -155,9 +157,13 @@ void msi_unit_set(ms_fsdp_unit *u, int32_t state)
     static const char *const events[] = {[MS_UNIT_SHARDED] = "reshard",
                                          [MS_UNIT_PUBLISHED] = "gather",
                                          [MS_UNIT_UNSHARDED] = "unshard"};
+    static const int32_t planned[] = {[MS_UNIT_SHARDED] = MS_PLAN_RESHARD,
+                                      [MS_UNIT_PUBLISHED] = MS_PLAN_GATHER,
+                                      [MS_UNIT_UNSHARDED] = MS_PLAN_UNSHARD};
 
     u->state = state;
     msi_unit_trace(u, events[state], u->gather.seq);
+    msi_unit_plan(u, planned[state]);
     if (state == MS_UNIT_SHARDED) {
         msi_unit_show(u);
     } else {

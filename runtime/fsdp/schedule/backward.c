@@ -4,6 +4,8 @@
 #include "schedule.h"
 #include "unshard.h"
 
+#include "moonshard/plan.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -116,6 +118,7 @@ static ms_status pre_backward(void *user)
     if (msi_tree_of(u)->again == u) {
         msi_tree_of(u)->again = NULL;
     }
+    msi_unit_plan(u, MS_PLAN_BACKWARD);
     if (!u->use.differentiated) {
         u->use.differentiated = true;
         msi_unit_show_use(u);

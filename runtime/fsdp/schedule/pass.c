@@ -10,6 +10,8 @@
 #include "schedule.h"
 #include "unshard.h"
 
+#include "moonshard/plan.h"
+
 #include <stdlib.h>
 
 ms_status msi_pass_begin(ms_fsdp_unit *u)
@@ -39,6 +41,7 @@ ms_status msi_pass_begin(ms_fsdp_unit *u)
     pass->around = tree->forward;
     tree->forward = pass;
     u->use.running++;
+    msi_unit_plan(u, MS_PLAN_FORWARD);
     return MS_OK;
 }
 
@@ -90,6 +93,7 @@ void msi_pass_end(ms_fsdp_tree *tree, msi_pass *pass)
     }
     *at = pass->around;
     pass->unit->use.running--;
+    msi_unit_plan(pass->unit, MS_PLAN_FORWARD_END);
     msi_pass_drop(pass);
 }
 

@@ -61,6 +61,10 @@ MS_API ms_status ms_comm_split(ms_comm **out, ms_comm *parent, int32_t color, in
  * @return MS_OK; MS_OUT_OF_MEMORY; MS_RUNTIME_ERROR after ms_dist_leave()
  */
 MS_API ms_status ms_comm_fake(ms_comm **out, int32_t rank, int32_t world);
+/** Make the group of all ranks, ms_comm_world(), such a group, for a script that is planned. Before
+ * the first use of that group in a process that is no rank. Memory is the context's.
+ * @return MS_OK; as ms_comm_fake(); MS_RUNTIME_ERROR if there is a group of all ranks */
+MS_API ms_status ms_comm_fake_world(int32_t rank, int32_t world);
 /** Free a group made by ms_comm_split() or ms_comm_fake(). Units and trees over it keep it until
  * they are freed. Not collective; a later call of a member that needs this rank fails. Pending
  * notes are compared when the last member frees it or leaves. No effect on borrowed groups. */

@@ -1,0 +1,195 @@
+--- `moonshard plan SCRIPT`: what one rank of a job would hold, send and compute in a step. The
+--- script runs unchanged, in this process alone, on the device that computes nothing.
+
+local ffi = require 'ffi'
+local B = require 'moonshard_ffi'
+local device = require 'moonshard.base.device'
+local flags = require 'moonshard.tools.flags'
+local launch = require 'moonshard.dist.launch'
+local ms = require 'moonshard'
+local Optimizer = require 'moonshard.optim.optimizer'
+local plan_model = require 'moonshard.tools.plan_model'
+local plan_report = require 'moonshard.tools.plan_report'
+
+ffi.cdef 'int setenv(const char *name, const char *value, int overwrite);'
+
+local plan = {}
+
+local count, from_zero = { whole = true, from = 1 }, { whole = true, from = 0 }
+
+local FLAGS = {
+  { 'hosts', 1, 'number of hosts', count },
+  { 'ranks-per-host', 8, 'ranks of each', count },
+  { 'rank', 0, 'the rank that is planned', from_zero },
+  { 'steps', 2, 'optimizer steps to run; the last one is reported', count },
+  { 'slots', 'auto', 'where gathered parameters lie: shared (one copy a host), pull or nccl (a copy '
+    .. 'a rank); auto: shared on one host, else nccl',
+    { one_of = { 'auto', 'shared', 'pull', 'nccl' } } },
+  { 'flops', '', 'floating-point operations a second of a rank in products, as 400TFLOP/s: times '
+    .. 'are estimated' },
+  { 'link', '', 'bytes a second that each rank can send to other hosts, as 50GB/s' },
+  { 'host-link', '', 'bytes a second that each rank can send to ranks of its host' },
+  { 'svg', '', 'file for a timeline of the step' },
+  { 'json', '', 'file for the numbers of the report' },
+  { 'help', false, 'this text' },
+}
+
+local ABOUT = [[
+Runs SCRIPT, which is not changed, as one rank of a job whose other ranks do not exist, on a device
+that computes nothing: in the time of its host code and with arbitrary values. Prints memory by
+kind, as ms.memory() counts it, bytes that the rank sends, and work and time of each unit.
+Flags come before SCRIPT; all words after it are arguments of it.]]
+
+local function fail(format, ...)
+  ms.error('ValueError', 'plan: ' .. format, ...)
+end
+
+local function usage()
+  return (flags.help(FLAGS, 'plan', ABOUT):gsub('^usage: [^\n]*',
+    'usage: moonshard plan [FLAGS] SCRIPT [ARGUMENT...]'))
+end
+
+-- The flags before the script, and the script with its arguments.
+local function divided(words)
+  local is_switch, at = {}, 1
+  for _, flag in ipairs(FLAGS) do
+    is_switch[flag[1]] = type(flag[2]) == 'boolean'
+  end
+  while words[at] and words[at]:find '^%-%-' do
+    local name = words[at]:match '^%-%-([%w-]+)$'
+    at = at + (name and not is_switch[name] and 2 or 1)
+  end
+  return { unpack(words, 1, at - 1) }, { unpack(words, at) }
+end
+
+local PREFIXES = { [''] = 1, k = 1e3, m = 1e6, g = 1e9, t = 1e12, p = 1e15, e = 1e18 }
+
+-- 5e10 of '50GB/s', 4e14 of '400TFLOP/s'. nil if the flag was not given.
+local function rate(o, name, unit)
+  local text = o[name]
+  if text == '' then
+    return nil
+  end
+  local number, prefix, binary, rest = text:lower():match '^([%d.e+]+)%s*([kmgtpe]?)(i?)(.-)$'
+  number = tonumber(number)
+  if not number or number <= 0 or not (rest == '' or rest == unit or rest == unit .. '/s') then
+    fail("--%s is '%s', expected a rate such as 50G%s/s", name, text, unit:upper())
+  end
+  local power = math.floor(math.log10(PREFIXES[prefix]) / 3 + 0.5)
+  return number * (binary == 'i' and 1024 ^ power or PREFIXES[prefix])
+end
+
+-- Rates of the estimate; nil: no times.
+local function rates_of(o)
+  local rates = {
+    flops = rate(o, 'flops', 'flop'), link = rate(o, 'link', 'b'),
+    host_link = rate(o, 'host-link', 'b'),
+  }
+  if not rates.flops then
+    if rates.link or rates.host_link or o.svg ~= '' then
+      fail 'times need --flops, the operations a second of a rank'
+    end
+    return nil
+  elseif o.hosts > 1 and not rates.link then
+    fail('times of %d hosts need --link, the bytes a second between hosts', o.hosts)
+  elseif o['ranks-per-host'] > 1 and not rates.host_link then
+    fail 'times of several ranks on a host need --host-link, the bytes a second within it'
+  end
+  rates.link, rates.host_link = rates.link or math.huge, rates.host_link or math.huge
+  return rates
+end
+
+local function options(words)
+  local o, mistake = flags.parse(words, FLAGS)
+  if not o then
+    fail('%s', mistake)
+  elseif o.rank >= o.hosts * o['ranks-per-host'] then
+    fail('--rank is %d, expected 0 to %d', o.rank, o.hosts * o['ranks-per-host'] - 1)
+  end
+  o.rates = rates_of(o)
+  if o.slots == 'auto' and o.hosts > 1 then
+    o.slots = 'nccl'
+  end
+  return o
+end
+
+-- The report, when the last step has run.
+local function finish(o, steps, began)
+  local result = {
+    rank = o.rank, hosts = o.hosts, ranks_per_host = o['ranks-per-host'], steps = steps,
+    slots = o.slots == 'auto' and 'shared' or o.slots, script_seconds = ms.time() - began,
+    memory = ms.memory(), rates = o.rates,
+    step = plan_model.step(plan_model.events(), o['ranks-per-host'], o.rates),
+  }
+  io.stdout:write(plan_report.text(result))
+  if o.json ~= '' then
+    plan_report.write(o.json, require('moonshard.base.json').encode(plan_report.numbers(result))
+      .. '\n')
+  end
+  if o.svg ~= '' then
+    plan_report.write(o.svg, plan_report.svg(result))
+  end
+end
+
+-- Make this process the rank.
+local function become(o)
+  if o.slots ~= 'auto' then
+    ffi.C.setenv('MS_SLOTS', o.slots, 1)
+  end
+  ms.device 'plan'
+  device._planned = true
+  launch._plan(o.rank, o.hosts, o['ranks-per-host'])
+  B.check(B.C.ms_plan_start())
+end
+
+-- Run the script until its optimizer has made its steps. (A script with several optimizers makes a
+-- step with the first one.) The process ends in the last step, from inside the script, which may
+-- catch errors.
+local function run(o, command, interpreter)
+  local script, mistake = loadfile(command[1])
+  if not script then
+    fail('%s', mistake)
+  end
+  local first, steps, began = nil, 0, ms.time()
+  function Optimizer._after_step(optimizer)
+    first = first or optimizer
+    steps = steps + (optimizer == first and 1 or 0)
+    if optimizer == first and steps == o.steps then
+      finish(o, steps, began)
+      io.stdout:flush()
+      os.exit(0)
+    elseif optimizer == first then
+      B.check(B.C.ms_plan_start())
+    end
+  end
+  arg = { [-1] = interpreter, [0] = command[1], unpack(command, 2) } -- luacheck: globals arg
+  local ok, traceback = xpcall(script, function(err)
+    return B.errors.text(err) .. debug.traceback('', 2)
+  end, unpack(command, 2))
+  if not ok then
+    io.stderr:write('moonshard: plan: ', command[1], ': ', traceback, '\n')
+    return 1
+  end
+  io.stderr:write(('moonshard: plan: %s ended after %d optimizer steps, expected %d (--steps)\n')
+    :format(command[1], steps, o.steps))
+  return 1
+end
+
+--- Run the command.
+---@param words string[]
+---@param all string[]  of the process; [-1]: the interpreter
+---@return integer exit_code
+function plan.main(words, all)
+  local before, command = divided(words)
+  local o = options(before)
+  if o.help then
+    print(usage())
+    return 0
+  elseif not command[1] then
+    fail 'no script given (moonshard plan --help)'
+  end
+  become(o)
+  return run(o, command, all[-1])
+end
+
+return plan

@@ -1,0 +1,264 @@
+--- A model of the time of a step: what a rank computes and communicates in program order, as the
+--- device 'plan' traced it, at given rates.
+---
+--- Compute is one queue. All communication of a rank is another one: transfers run one at a time, in
+--- the order in which the program enqueues them. A gather waits until its slot was released, a unit
+--- until it is gathered, a reduction until the backward of its unit has run, and the step ends when
+--- both queues are empty. Only products, convolutions and attention take time.
+---
+--- Collectives are rings over consecutive ranks: of n ranks each sends (n - 1) / n of the bytes of a
+--- gather or reduce-scatter, and twice that for an all-reduce. Where a ring passes several hosts, one
+--- of the sends of each host goes to another host, and all links of the host carry a part of it.
+
+local B = require 'moonshard_ffi'
+
+local C = B.C
+
+local plan_model = {}
+
+---@class ms.tools.PlanRates
+---@field flops number  floating-point operations a second of a rank, as products reach them
+---@field link number  bytes a second that each rank sends to another host
+---@field host_link number  bytes a second that each rank sends to others of its host
+
+---@class ms.tools.PlanTraffic  bytes that a rank sends
+---@field within number  to ranks of its host
+---@field between number  to other hosts, its share of what the host sends
+
+---@class ms.tools.PlanUnit
+---@field name string
+---@field forward number  floating-point operations
+---@field backward number  with what checkpoints compute again
+---@field gathered number  bytes that a rank sends for its parameters
+---@field reduced number  and for its gradients
+---@field compute number  seconds
+---@field exposed number  seconds that compute waits for communication
+
+---@class ms.tools.PlanSpan
+---@field queue 'compute'|'link'
+---@field kind 'forward'|'backward'|'gather'|'reduce'|'other'
+---@field name string  of the unit or the collective
+---@field from number
+---@field to number
+
+---@class ms.tools.PlanStep
+---@field units ms.tools.PlanUnit[]  in the order of their first event
+---@field traffic table<string, ms.tools.PlanTraffic>  'parameters', 'gradients', 'other'
+---@field flops number
+---@field targets number  of losses that are differentiated
+---@field memory { [1]: number, [2]: number }[]  seconds, and bytes held then
+---@field seconds number  of the step; 0 without rates
+---@field compute number  seconds
+---@field exposed number
+---@field communication number
+---@field spans ms.tools.PlanSpan[]
+
+---@class ms.tools.PlanEvent
+---@field kind integer
+---@field slot integer
+---@field ranks integer
+---@field shards integer
+---@field flops number
+---@field targets number
+---@field nbytes number
+---@field live number
+---@field name string?
+
+--- The device's events since ms_plan_start().
+---@return ms.tools.PlanEvent[]
+function plan_model.events()
+  local out, n = B.new('const ms_plan_event *[1]'), B.new('int64_t[1]')
+  B.check(C.ms_plan_events(out, n))
+  local list = {}
+  for i = 1, tonumber(n[0]) do
+    local e = out[0][i - 1]
+    list[i] = {
+      kind = e.kind, slot = e.slot, ranks = e.ranks, shards = e.shards, flops = e.flops,
+      targets = e.targets, nbytes = e.nbytes, live = e.live, name = e.name ~= nil and B.string(e.name) or nil,
+    }
+  end
+  return list
+end
+
+-- -- communication -------------------------------------------------------------------------------
+
+-- Bytes that a rank sends in a collective on a tensor of n bytes, as the runtime counts them.
+local SENT = {
+  all_gather = function(n, ranks) return n * (ranks - 1) end,
+  reduce_scatter = function(n, ranks) return n * (ranks - 1) end,
+  all_reduce = function(n, ranks) return 2 * n * (ranks - 1) / ranks end,
+  all_to_all = function(n, ranks) return n * (ranks - 1) / ranks end,
+}
+
+local function pipelined(n, ranks)
+  return ranks > 1 and n or 0
+end
+
+-- Rings of an event: { bytes that a rank sends, ranks, distance of neighbours }.
+local function rings(e)
+  local n, ranks, shards = e.nbytes, e.ranks, e.shards
+  if e.kind == C.MS_PLAN_COLLECTIVE then
+    return { { (SENT[e.name] or pipelined)(n, ranks), ranks, 1 } }
+  elseif ranks < 2 then
+    return {}
+  elseif e.kind == C.MS_PLAN_GATHER then
+    return { { n * (ranks - 1) / ranks, ranks, 1 } }
+  end
+  local list, replicas = {}, ranks / shards
+  if shards > 1 then
+    list[1] = { n * (shards - 1) / shards, shards, 1 }
+  end
+  if replicas > 1 then
+    list[#list + 1] = { 2 * n / shards * (replicas - 1) / replicas, replicas, shards }
+  end
+  return list
+end
+
+-- Traffic and seconds of an event.
+local function transfer(e, on_host, rates)
+  local traffic, seconds = { within = 0, between = 0 }, 0
+  for _, ring in ipairs(rings(e)) do
+    local sent, ranks, stride = unpack(ring)
+    local neighbours = math.max(1, math.floor(on_host / stride)) -- ranks of the ring on each host
+    local crossing = ranks <= neighbours and 0 or 1 / neighbours -- of each rank's sends
+    traffic.within = traffic.within + sent * (1 - crossing)
+    traffic.between = traffic.between + sent * crossing
+    if rates then
+      seconds = seconds + math.max(crossing < 1 and sent / rates.host_link or 0,
+        sent * crossing / rates.link)
+    end
+  end
+  return traffic, seconds
+end
+
+-- -- the step ------------------------------------------------------------------------------------
+
+local Step = {}
+Step.__index = Step
+
+function Step:unit(name)
+  local unit = self.by_name[name]
+  if not unit then
+    unit = {
+      name = name, forward = 0, backward = 0, gathered = 0, reduced = 0, compute = 0, exposed = 0,
+    }
+    self.by_name[name] = unit
+    self.units[#self.units + 1] = unit
+  end
+  return unit
+end
+
+function Step:span(queue, kind, name, from, to)
+  if to > from then
+    self.spans[#self.spans + 1] = { queue = queue, kind = kind, name = name, from = from, to = to }
+  end
+end
+
+-- The queue of communication runs an event that can start at `ready`. Returns its end.
+function Step:send(e, kind, what, ready)
+  local traffic, seconds = transfer(e, self.on_host, self.rates)
+  local total = self.traffic[what]
+  total.within, total.between = total.within + traffic.within, total.between + traffic.between
+  local from = math.max(self.link_at, ready)
+  self.link_at = from + seconds
+  self.communication = self.communication + seconds
+  self:span('link', kind, e.name, from, self.link_at)
+  return self.link_at, traffic.within + traffic.between
+end
+
+function Step:wait(until_, name)
+  local unit, wait = self:unit(name), math.max(0, until_ - self.at)
+  unit.exposed, self.exposed = unit.exposed + wait, self.exposed + wait
+  self.at = self.at + wait
+end
+
+-- Work between the backwards of units belongs to the root, whose forward came first.
+function Step:current()
+  return self.forwards[#self.forwards] or self.in_backward or self.root or 'no unit'
+end
+
+local on = {}
+
+on[C.MS_PLAN_COMPUTE] = function(self, e)
+  local name = self:current()
+  local unit, seconds = self:unit(name), self.rates and e.flops / self.rates.flops or 0
+  local phase = self.backwards and 'backward' or 'forward'
+  unit[phase] = unit[phase] + e.flops
+  unit.compute = unit.compute + seconds
+  self.flops, self.compute = self.flops + e.flops, self.compute + seconds
+  self.targets = self.targets + e.targets
+  self:span('compute', phase, name, self.at, self.at + seconds)
+  self.at = self.at + seconds
+end
+
+on[C.MS_PLAN_FORWARD] = function(self, e)
+  self.root = self.root or e.name
+  if #self.forwards == 0 and e.name == self.root then
+    self.backwards, self.in_backward = false, nil
+  end
+  self.forwards[#self.forwards + 1] = e.name
+  self:unit(e.name)
+end
+
+on[C.MS_PLAN_FORWARD_END] = function(self)
+  self.forwards[#self.forwards] = nil
+end
+
+on[C.MS_PLAN_BACKWARD] = function(self, e)
+  self.backwards, self.in_backward = true, e.name
+end
+
+on[C.MS_PLAN_GATHER] = function(self, e)
+  local unit, sent = self:unit(e.name), nil
+  self.gathered[e.name], sent = self:send(e, 'gather', 'parameters', self.released[e.slot] or 0)
+  self.slots[e.name] = e.slot
+  unit.gathered = unit.gathered + sent
+end
+
+on[C.MS_PLAN_UNSHARD] = function(self, e)
+  self:wait(self.gathered[e.name] or 0, e.name)
+end
+
+on[C.MS_PLAN_RESHARD] = function(self, e)
+  local slot = self.slots[e.name]
+  if slot then
+    self.released[slot] = self.at
+  end
+end
+
+on[C.MS_PLAN_REDUCE] = function(self, e)
+  local unit = self:unit(e.name)
+  local _, sent = self:send(e, 'reduce', 'gradients', self.at)
+  unit.reduced = unit.reduced + sent
+  self.in_backward = nil
+end
+
+on[C.MS_PLAN_COLLECTIVE] = function(self, e)
+  self:wait((self:send(e, 'other', 'other', self.at)), self:current())
+end
+
+--- What a step computes, sends and takes.
+---@param events ms.tools.PlanEvent[]
+---@param on_host integer  ranks of a host
+---@param rates? ms.tools.PlanRates  nil: no times
+---@return ms.tools.PlanStep
+function plan_model.step(events, on_host, rates)
+  local function none()
+    return { within = 0, between = 0 }
+  end
+  local self = setmetatable({
+    on_host = on_host, rates = rates, units = {}, by_name = {}, spans = {},
+    traffic = { parameters = none(), gradients = none(), other = none() },
+    flops = 0, targets = 0, memory = {}, compute = 0, exposed = 0, communication = 0,
+    at = 0, link_at = 0, forwards = {}, gathered = {}, released = {}, slots = {},
+  }, Step)
+  for _, e in ipairs(events) do
+    on[e.kind](self, e)
+    self.memory[#self.memory + 1] = { self.at, e.live }
+  end
+  self:wait(self.link_at, self:current())
+  self.seconds = self.at
+  return self
+end
+
+return plan_model
