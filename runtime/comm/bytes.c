@@ -14,6 +14,7 @@ ms_status msi_comm_gather_named(ms_comm *c, const msi_label *what, int32_t model
     uint64_t seq;
 
     MS_TRY(msi_comm_publish(c, &fp, &seq));
+    msi_comm_plan(c, MSI_COLL_ALL_GATHER, nbytes);
     return c->via->all_gather(c, seq, in, nbytes, out);
 }
 

@@ -1,7 +1,6 @@
 /* Collectives on views: published, then moved by the group's transport. */
 #include "group.h"
 
-#include "device_plan.h"
 #include "tensor.h"
 
 #include <stdio.h>
@@ -27,18 +26,6 @@ static ms_status view_begin(msi_host_view *h, const msi_transport *via, const ms
                                          : msi_host_view_begin(h, v, use);
 }
 
-/* Add it to the trace of the device that plans. */
-static void plan(const ms_comm *c, uint32_t kind, int64_t nbytes)
-{
-    const ms_plan_event event = {.kind = MS_PLAN_COLLECTIVE,
-                                 .slot = -1,
-                                 .ranks = c->size,
-                                 .nbytes = (double)nbytes,
-                                 .name = msi_coll_name(kind)};
-
-    msi_plan_event(c->dist->ctx, &event);
-}
-
 /* Publish a collective on a tensor; `*seq` is for its waits. */
 static ms_status begin(ms_comm *c, const msi_transport *via, uint32_t kind, const msi_view *v,
                        int32_t root, uint64_t forward, uint64_t *seq)
@@ -55,7 +42,7 @@ static ms_status begin(ms_comm *c, const msi_transport *via, uint32_t kind, cons
     memcpy(fp.shape, v->shape, sizeof(*v->shape) * (size_t)v->ndim);
     MS_TRY(msi_comm_publish(c, &fp, seq));
     msi_comm_count(c, kind);
-    plan(c, kind, bytes_of(v));
+    msi_comm_plan(c, kind, bytes_of(v));
     return MS_OK;
 }
 
@@ -284,7 +271,7 @@ static ms_status exchange_rows(ms_comm *c, const msi_transport *via, int32_t dty
     e->out_bytes = out_bytes;
     MS_TRY(msi_comm_publish(c, &fp, &seq));
     msi_comm_count(c, MSI_COLL_ALL_TO_ALL);
-    plan(c, MSI_COLL_ALL_TO_ALL, sent);
+    msi_comm_plan(c, MSI_COLL_ALL_TO_ALL, sent);
     if (!c->is_fake) { /* its other members expect nothing */
         MS_TRY(agree_on_rows(c, seq, out_rows, in_rows, &e->most));
     }

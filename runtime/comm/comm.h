@@ -170,6 +170,8 @@ ms_status msi_comm_are_apart(ms_comm *comm, bool *apart);
  * program, so it identifies the model everywhere and separates equal names in notes (0: none).
  * Messages show it from 2 on. */
 int32_t msi_comm_count_model(ms_comm *comm);
+/* Add a collective of `kind` to the trace of the device that plans, with `nbytes` of this rank. */
+void msi_comm_plan(const ms_comm *comm, uint32_t kind, int64_t nbytes);
 /* Count an operation of `kind` for ms_comm_counts(). */
 void msi_comm_count(ms_comm *comm, uint32_t kind);
 

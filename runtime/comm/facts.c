@@ -1,6 +1,8 @@
 /* Queries of a group. */
 #include "group.h"
 
+#include "device_plan.h"
+
 int32_t ms_comm_rank(const ms_comm *comm)
 {
     MSI_HANDLE(comm, MSI_MAGIC_COMM);
@@ -33,6 +35,17 @@ bool ms_comm_is_fake(const ms_comm *comm)
 int32_t msi_comm_count_model(ms_comm *comm)
 {
     return ++comm->n_models;
+}
+
+void msi_comm_plan(const ms_comm *comm, uint32_t kind, int64_t nbytes)
+{
+    const ms_plan_event event = {.kind = MS_PLAN_COLLECTIVE,
+                                 .slot = -1,
+                                 .ranks = comm->size,
+                                 .nbytes = (double)nbytes,
+                                 .name = msi_coll_name(kind)};
+
+    msi_plan_event(comm->dist->ctx, &event);
 }
 
 void msi_comm_count(ms_comm *comm, uint32_t kind)

@@ -4,6 +4,7 @@
 #include "layout_kind.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* Above this, products with the world size may overflow. */
 static const int64_t NUMEL_MAX = INT64_C(1) << 60;
@@ -138,6 +139,27 @@ ms_status ms_layout_piece_get(const ms_layout *layout, int32_t rank, int32_t par
     }
     layout->kind->piece(layout, rank, param, piece);
     return MS_OK;
+}
+
+static bool have_equal_entries(const ms_layout *a, const ms_layout *b)
+{
+    for (int32_t i = 0; i < a->n_entries; i++) {
+        const ms_layout_entry *x = &a->entries[i], *y = &b->entries[i];
+
+        if (x->offset != y->offset || x->numel != y->numel || x->param != y->param) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool ms_layout_equal(const ms_layout *a, const ms_layout *b)
+{
+    return a->kind == b->kind && a->world_size == b->world_size &&
+           a->shard_numel == b->shard_numel && a->n_params == b->n_params &&
+           a->n_entries == b->n_entries && have_equal_entries(a, b) &&
+           (a->row_numel == NULL ||
+            memcmp(a->row_numel, b->row_numel, (size_t)a->n_params * sizeof(*a->row_numel)) == 0);
 }
 
 int64_t msi_layout_gathered_numel(const ms_layout *layout)

@@ -8,6 +8,9 @@
  * so that all ranks clip by one norm. */
 #include "norm_messages.h"
 
+#include "array.h"
+
+#include <stdlib.h>
 #include <string.h>
 
 /* One rank's message: block results, then fragments, each padded to 8 bytes. `plain` are the blocks
@@ -19,8 +22,16 @@ typedef struct message {
     double *plain;
 } message;
 
+/* Cut parameters whose pieces are equal on every rank, measured once. */
+typedef struct measured {
+    const msi_listed_param *at;
+    int64_t times;
+} measured;
+
 /* Bytes of a rank's two messages, and of the blocks it keeps to itself. */
 typedef struct room_of {
+    measured *cut; /* (n_cut) */
+    int32_t n_cut;
     int64_t sharded, plain, kept;
 } room_of;
 
@@ -40,6 +51,12 @@ static stretch stretch_at(int64_t first, int64_t end, int64_t numel)
     int64_t last = stop < end ? stop : end;
 
     return (stretch){first, last - first, first == begin && last == stop};
+}
+
+/* The end of the whole blocks of a piece that ends at `end`. */
+static int64_t whole_until(int64_t end, int64_t numel)
+{
+    return end == numel ? end : end / MSI_NORM_BLOCK * MSI_NORM_BLOCK;
 }
 
 /* True if all ranks' parts make up the norm. Replicas are already equal. */
@@ -72,26 +89,66 @@ int64_t msi_norm_kept_blocks(const ms_fsdp_tree *tree, const msi_listed_param *a
                                                       : msi_norm_n_blocks(msi_view_numel(&grad->v));
 }
 
-/* Bytes of the block results and fragments of a rank of the shard group. */
-static ms_status measure(const msi_param_list *o, int32_t rank, int64_t *blocks, int64_t *fragments)
+static bool are_alike(const ms_fsdp_unit *a, const ms_fsdp_unit *b)
 {
-    *blocks = *fragments = 0;
+    return a->grad_dtype == b->grad_dtype && ms_layout_equal(a->layout, b->layout);
+}
+
+/* The list's cut parameters; units in a row that are alike count as one. Returns their number. */
+static int32_t collect(const msi_param_list *o, measured *out)
+{
+    const ms_fsdp_unit *last = NULL;
+    int32_t n = 0, first = 0, next = 0; /* the latest unit that was new, and its next parameter */
+
     for (int32_t i = 0; i < o->n; i++) {
         const msi_listed_param *at = &o->places[i];
-        const ms_fsdp_unit *u = at->unit;
-        ms_layout_piece piece;
 
         if (!is_cut(at)) {
             continue;
         }
-        MS_TRY(ms_layout_piece_get(u->layout, rank, at->index, &piece));
-        for (int64_t first = piece.start, end = piece.start + piece.numel; first < end;) {
-            stretch s = stretch_at(first, end, u->params[at->index].numel);
-
-            *blocks += s.whole ? (int64_t)sizeof(double) : 0;
-            *fragments += s.whole ? 0 : padded(u, s.n);
-            first += s.n;
+        if (at->unit != last) {
+            first = n > first && are_alike(out[first].at->unit, at->unit) ? first : n;
+            next = first;
+            last = at->unit;
         }
+        if (next < n && out[next].at->index == at->index) {
+            out[next++].times++;
+        } else {
+            out[n++] = (measured){at, 1};
+            next = n;
+        }
+    }
+    return n;
+}
+
+/* Add bytes of the block results and fragments of a rank of the shard group. */
+static ms_status measure_param(const measured *m, int32_t rank, int64_t *blocks, int64_t *fragments)
+{
+    const ms_fsdp_unit *u = m->at->unit;
+    const int64_t numel = u->params[m->at->index].numel;
+    ms_layout_piece piece;
+
+    MS_TRY(ms_layout_piece_get(u->layout, rank, m->at->index, &piece));
+    for (int64_t first = piece.start, end = piece.start + piece.numel; first < end;) {
+        const stretch s = stretch_at(first, end, numel);
+        const int64_t stop = s.whole ? whole_until(end, numel) : first + s.n;
+
+        if (s.whole) {
+            *blocks += m->times * msi_norm_n_blocks(stop - first) * (int64_t)sizeof(double);
+        } else {
+            *fragments += m->times * padded(u, s.n);
+        }
+        first = stop;
+    }
+    return MS_OK;
+}
+
+/* Bytes of the block results and fragments of a rank of the shard group. */
+static ms_status measure(const room_of *room, int32_t rank, int64_t *blocks, int64_t *fragments)
+{
+    *blocks = *fragments = 0;
+    for (int32_t i = 0; i < room->n_cut; i++) {
+        MS_TRY(measure_param(&room->cut[i], rank, blocks, fragments));
     }
     return MS_OK;
 }
@@ -132,7 +189,7 @@ static ms_status write_param(const ms_fsdp_unit *u, const msi_unit_param *p, dou
         stretch s = stretch_at(at, end, p->numel);
 
         if (s.whole) { /* with all following whole blocks */
-            int64_t stop = end == p->numel ? end : end / MSI_NORM_BLOCK * MSI_NORM_BLOCK;
+            int64_t stop = whole_until(end, p->numel);
 
             if (p->tensor->grad != NULL) {
                 msi_view v = grad_view(u, p, at, stop - at);
@@ -184,7 +241,7 @@ static ms_status make_messages(const ms_fsdp_tree *tree, const msi_param_list *o
 {
     int64_t blocks, fragments;
 
-    MS_TRY(measure(o, tree->shard_rank, &blocks, &fragments));
+    MS_TRY(measure(room, tree->shard_rank, &blocks, &fragments));
     char *plain = to + room->sharded;
     const knowledge own = {{(double *)(void *)to, to + blocks, (double *)(void *)plain},
                            (double *)(void *)(plain + room->plain)};
@@ -306,14 +363,16 @@ static ms_status fold_all(const ms_fsdp_tree *tree, const msi_param_list *o, dou
 
 /* -- exchange ---------------------------------------------------------------------------------- */
 
-/* Maximum size of any rank's messages, and size of this rank's kept blocks. */
+/* Maximum size of any rank's messages, and size of this rank's kept blocks. The caller frees
+ * `room->cut`, in any case. */
 static ms_status measure_all(const ms_fsdp_tree *tree, const msi_param_list *o, room_of *room)
 {
     int64_t blocks, fragments;
 
-    *room = (room_of){0};
+    MS_TRY(msi_new_array(&room->cut, o->n, "parameters to measure"));
+    room->n_cut = collect(o, room->cut);
     for (int32_t q = 0; q < tree->shard_world; q++) {
-        MS_TRY(measure(o, q, &blocks, &fragments));
+        MS_TRY(measure(room, q, &blocks, &fragments));
         room->sharded = blocks + fragments > room->sharded ? blocks + fragments : room->sharded;
     }
     for (int32_t i = 0; i < o->n; i++) {
@@ -329,8 +388,8 @@ static ms_status measure_all(const ms_fsdp_tree *tree, const msi_param_list *o, 
 
 /* Gather the messages at `mine` into `all`: the sharded ones of the shard group, then the plain
  * ones of all ranks. */
-static ms_status exchange(ms_fsdp_tree *tree, const msi_param_list *o, const char *mine,
-                          const room_of *room, char *all, message *messages)
+static ms_status exchange(ms_fsdp_tree *tree, const char *mine, const room_of *room, char *all,
+                          message *messages)
 {
     char *plain = all + room->sharded * tree->shard_world;
     int64_t blocks, fragments;
@@ -348,7 +407,7 @@ static ms_status exchange(ms_fsdp_tree *tree, const msi_param_list *o, const cha
         if (q < tree->shard_world) {
             char *sharded = all + q * room->sharded;
 
-            MS_TRY(measure(o, q, &blocks, &fragments));
+            MS_TRY(measure(room, q, &blocks, &fragments));
             messages[q].blocks = (double *)(void *)sharded;
             messages[q].fragments = sharded + blocks;
         }
@@ -356,16 +415,30 @@ static ms_status exchange(ms_fsdp_tree *tree, const msi_param_list *o, const cha
     return MS_OK;
 }
 
+/* The exchange of a group whose other ranks have no messages. */
+static void plan(const ms_fsdp_tree *tree, const room_of *room)
+{
+    if (room->sharded > 0) {
+        msi_comm_plan(tree->shards, MSI_COLL_ALL_GATHER, room->sharded);
+    }
+    if (room->plain > 0) {
+        msi_comm_plan(tree->comm, MSI_COLL_ALL_GATHER, room->plain);
+    }
+    msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE);
+}
+
 ms_status msi_norm_of_ranks(ms_fsdp_tree *tree, const msi_param_list *o, double order,
                             double *total)
 {
-    room_of room;
+    room_of room = {0};
     msi_mem_block *mine = NULL, *all = NULL, *of_ranks = NULL;
     ms_status status;
 
-    MS_TRY(measure_all(tree, o, &room));
-    MS_TRY(msi_host_alloc(tree->ctx, room.sharded * tree->shard_world + room.plain * tree->world,
-                          MS_MEM_SCRATCH, &all));
+    MS_TRY_GOTO(measure_all(tree, o, &room), done);
+    MS_TRY_GOTO(msi_host_alloc(tree->ctx,
+                               room.sharded * tree->shard_world + room.plain * tree->world,
+                               MS_MEM_SCRATCH, &all),
+                done);
     MS_TRY_GOTO(
         msi_host_alloc(tree->ctx, room.sharded + room.plain + room.kept, MS_MEM_SCRATCH, &mine),
         done);
@@ -377,12 +450,18 @@ ms_status msi_norm_of_ranks(ms_fsdp_tree *tree, const msi_param_list *o, double 
     const char *kept = own + room.sharded + room.plain;
 
     MS_TRY_GOTO(make_on_host(tree, o, order, &room, own), done);
-    MS_TRY_GOTO(exchange(tree, o, own, &room, all->data, messages), done);
+    if (ms_comm_is_fake(tree->comm)) {
+        plan(tree, &room);
+        *total = 0;
+        goto done;
+    }
+    MS_TRY_GOTO(exchange(tree, own, &room, all->data, messages), done);
     status = fold_all(tree, o, order, messages, (const double *)(const void *)kept, total);
     *total = msi_plain_nan(msi_norm_finish(*total, order));
 done:
     msi_release(of_ranks);
     msi_release(mine);
     msi_release(all);
+    free(room.cut);
     return status;
 }

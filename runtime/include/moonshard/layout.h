@@ -63,6 +63,9 @@ MS_API int64_t ms_layout_offset(const ms_layout *layout, int32_t param);
 MS_API ms_status ms_layout_piece_get(const ms_layout *layout, int32_t rank, int32_t param,
                                      ms_layout_piece *piece);
 
+/** True if parameters and ranks have equal places in both. */
+MS_API bool ms_layout_equal(const ms_layout *a, const ms_layout *b);
+
 /** Rows [*first, *first + *count) of dimension 0 that `rank` owns if a parameter is cut by rows
  * (torch.chunk: ceil pieces, later ones smaller or empty). Each rank sends `*padded` rows. */
 MS_API ms_status ms_layout_rows(int64_t rows, int32_t world_size, int32_t rank, int64_t *first,
