@@ -1,6 +1,8 @@
 /* The device that plans. */
 #include "device_plan.h"
 
+#include "heap.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -64,12 +66,9 @@ static const char *kept_name(plan_device *p, const char *name)
     return copy;
 }
 
-static double live_bytes(void)
+static double live_bytes(const plan_device *p)
 {
-    ms_memory_stats stats;
-
-    ms_memory_stats_get(&stats);
-    return (double)stats.live_total;
+    return (double)((const msi_heap *)p->base.ctx->room[MSI_ROOM_BACKEND])->stats.live_total;
 }
 
 static void add_event(plan_device *p, const ms_plan_event *event)
@@ -79,7 +78,7 @@ static void add_event(plan_device *p, const ms_plan_event *event)
     if (next != NULL) {
         *next = *event;
         next->name = event->name != NULL ? kept_name(p, event->name) : NULL;
-        next->live = live_bytes();
+        next->live = live_bytes(p);
     }
 }
 
@@ -98,10 +97,9 @@ static void add_work(plan_device *p, double flops, double targets)
         if (flops + targets <= 0) {
             return;
         }
-        add_event(p, &(ms_plan_event){
-                         .kind = MS_PLAN_COMPUTE, .flops = flops, .targets = targets});
+        add_event(p, &(ms_plan_event){.kind = MS_PLAN_COMPUTE, .flops = flops, .targets = targets});
     } else if (p->traces) {
-        const double live = live_bytes();
+        const double live = live_bytes(p);
 
         last->flops += flops;
         last->targets += targets;

@@ -22,8 +22,8 @@ local FLAGS = {
   { 'ranks-per-host', 8, 'ranks of each', count },
   { 'rank', 0, 'the rank that is planned', from_zero },
   { 'steps', 2, 'optimizer steps to run; the last one is reported', count },
-  { 'slots', 'auto', 'where gathered parameters lie: shared (one copy a host), pull or nccl (a copy '
-    .. 'a rank); auto: shared on one host, else nccl',
+  { 'slots', 'auto', 'where gathered parameters lie: shared (one copy a host), pull or nccl (a '
+    .. 'copy a rank); auto: shared on one host, else nccl',
     { one_of = { 'auto', 'shared', 'pull', 'nccl' } } },
   { 'flops', '', 'floating-point operations a second of a rank in products, as 400TFLOP/s: times '
     .. 'are estimated' },

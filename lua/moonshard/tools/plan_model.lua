@@ -1,14 +1,14 @@
 --- A model of the time of a step: what a rank computes and communicates in program order, as the
 --- device 'plan' traced it, at given rates.
 ---
---- Compute is one queue. All communication of a rank is another one: transfers run one at a time, in
---- the order in which the program enqueues them. A gather waits until its slot was released, a unit
---- until it is gathered, a reduction until the backward of its unit has run, and the step ends when
---- both queues are empty. Only products, convolutions and attention take time.
+--- Compute is one queue. All communication of a rank is another one: transfers run one at a time,
+--- in the order in which the program enqueues them. A gather waits until its slot was released, a
+--- unit until it is gathered, a reduction until the backward of its unit has run, and the step ends
+--- when both queues are empty. Only products, convolutions and attention take time.
 ---
---- Collectives are rings over consecutive ranks: of n ranks each sends (n - 1) / n of the bytes of a
---- gather or reduce-scatter, and twice that for an all-reduce. Where a ring passes several hosts, one
---- of the sends of each host goes to another host, and all links of the host carry a part of it.
+--- Collectives are rings over consecutive ranks: of n ranks each sends (n - 1) / n of the bytes of
+--- a gather or reduce-scatter, and twice that for an all-reduce. Where a ring passes several hosts,
+--- one of the sends of each host goes to another host, and all links of the host carry a part.
 
 local B = require 'moonshard_ffi'
 
@@ -74,7 +74,8 @@ function plan_model.events()
     local e = out[0][i - 1]
     list[i] = {
       kind = e.kind, slot = e.slot, ranks = e.ranks, shards = e.shards, flops = e.flops,
-      targets = e.targets, nbytes = e.nbytes, live = e.live, name = e.name ~= nil and B.string(e.name) or nil,
+      targets = e.targets, nbytes = e.nbytes, live = e.live,
+      name = e.name ~= nil and B.string(e.name) or nil,
     }
   end
   return list
@@ -209,9 +210,9 @@ on[C.MS_PLAN_BACKWARD] = function(self, e)
 end
 
 on[C.MS_PLAN_GATHER] = function(self, e)
-  local unit, sent = self:unit(e.name), nil
-  self.gathered[e.name], sent = self:send(e, 'gather', 'parameters', self.released[e.slot] or 0)
-  self.slots[e.name] = e.slot
+  local unit = self:unit(e.name)
+  local until_, sent = self:send(e, 'gather', 'parameters', self.released[e.slot] or 0)
+  self.gathered[e.name], self.slots[e.name] = until_, e.slot
   unit.gathered = unit.gathered + sent
 end
 

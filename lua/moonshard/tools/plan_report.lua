@@ -159,8 +159,10 @@ local COLOURS = {
 }
 local WIDTH, LEFT, LANE, CURVE = 1200, 80, 28, 120
 
+local ENTITIES = { ['&'] = '&amp;', ['<'] = '&lt;', ['>'] = '&gt;', ['"'] = '&quot;' }
+
 local function escaped(text)
-  return (text:gsub('[&<>"]', { ['&'] = '&amp;', ['<'] = '&lt;', ['>'] = '&gt;', ['"'] = '&quot;' }))
+  return (text:gsub('[&<>"]', ENTITIES))
 end
 
 local function label(out, x, y, text)

@@ -1,0 +1,124 @@
+-- `moonshard plan`: lua/moonshard/tools/plan.lua, plan_model.lua and plan_report.lua
+local json = require 'moonshard.base.json'
+local files = require 'support.shell'
+local scripts = require 'support.scripts'
+
+-- A script that trains for two steps, with a validation. %s: how it is sharded.
+local SCRIPT = [[
+local fsdp, nn = ms.fsdp, ms.nn
+ms.dist.init()
+local model = ms.models.GPT { vocab = 300, layers = 4, heads = 4, width = 128, context = 64 }
+%s
+local opt = ms.optim.AdamW(model:parameters(), { lr = 1e-3 })
+local ids = ms.zeros({ 4, 64 }, { dtype = 'i64' })
+for _ = 1, 2 do
+  ms.no_grad(function() ms.scope(function() model(ids, ids) end) end)
+  ms.train.forward_backward(model, { { ids, ids }, { ids, ids } }, function(m, x, y)
+    return m(x, y) * ids:numel()
+  end)
+  ms.optim.clip_grad_norm_(model:parameters(), 1)
+  opt:step()
+  opt:zero_grad()
+end
+print(('peak %%d'):format(ms.memory().peak_total))
+]]
+
+local WRAPPED = [[model = fsdp.FSDP(model, {
+  auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.TransformerBlock },
+  mixed_precision = { param_dtype = 'bf16', reduce_dtype = 'f32' }, %s })
+]]
+
+local CHECKPOINTS = [[
+nn.checkpoint(model, { policy = function(m) return ms.is(m, nn.TransformerBlock) end })
+]]
+
+local IN_PLACE = [[
+for _, block in ipairs(model.h) do fsdp.fully_shard(block) end
+fsdp.fully_shard(model)
+]]
+
+-- The numbers of a plan of a script.
+local function planned(path, words)
+  local out = os.tmpname()
+  local output, code = scripts.shell(('bindings/moonshard plan --json=%s %s %s'):format(out, words,
+    path))
+  assert.equal(0, code, output)
+  local text = files.read(out)
+  os.remove(out)
+  return json.decode(text), output
+end
+
+describe('moonshard plan', function()
+  for name, how in pairs {
+    ['FULL_SHARD'] = WRAPPED:format '',
+    ['SHARD_GRAD_OP with checkpoints'] = WRAPPED:format "sharding_strategy = 'SHARD_GRAD_OP'"
+      .. CHECKPOINTS,
+    ['fully_shard'] = IN_PLACE,
+    ['offload'] = WRAPPED:format 'cpu_offload = { offload_params = true }',
+  } do
+    it('counts the bytes that real ranks hold: ' .. name, function()
+      scripts.with_script(SCRIPT:format(how), function(path)
+        for _, ranks in ipairs { 1, 2, 4 } do
+          local output, code = scripts.shell(('bindings/moonshard run -n %d %s'):format(ranks,
+            path))
+          assert.equal(0, code, output)
+          local measured = tonumber(output:match '%[rank 0%] peak (%d+)')
+          local plan = planned(path, '--ranks-per-host=' .. ranks)
+          assert.equal(measured, plan.peak_total, ('%d ranks'):format(ranks))
+        end
+      end)
+    end)
+  end
+
+  -- Two Linears of 64 x 64 on 2 hosts of 2 ranks, one micro-batch of 8 rows. A unit has 16,384
+  -- bytes. Forward and backward gather both; each rank sends 3/4 of
+  -- it, half of that to the other host. A product of 8 x 64 x 64 has 65,536 operations.
+  it('reports the traffic, work and time of a step', function()
+    scripts.with_script([[
+      local a, b = ms.nn.Linear(64, 64, { bias = false }), ms.nn.Linear(64, 64, { bias = false })
+      ms.device 'cuda'
+      local world = ms.dist.init()
+      assert(world.rank == 3 and world.world_size == 4 and world.local_rank == 1)
+      local model = ms.nn.Sequential(a, b)
+      for _, m in ipairs { a, b } do ms.fsdp.fully_shard(m) end
+      ms.fsdp.fully_shard(model)
+      local opt = ms.optim.SGD(model:parameters(), { lr = 1 })
+      while true do
+        model(ms.zeros(8, 64)):sum():backward()
+        opt:step()
+        opt:zero_grad()
+      end]], function(path)
+      local plan, text = planned(path, '--hosts=2 --ranks-per-host=2 --rank=3 --steps=3 '
+        .. '--flops=1MFLOP/s --link=1GB/s --host-link=1GB/s')
+      local size = 64 * 64 * 4
+      local gathers = plan.traffic.parameters.within / (size * 3 / 4 / 2)
+      assert.equal(4, gathers)
+      assert.same({ within = size * 3 / 4, between = size * 3 / 4 }, plan.traffic.gradients)
+      assert.equal(65536 * 5, plan.flops) -- the input has no gradient
+      assert.near(65536 * 5 / 1e6, plan.compute, 1e-9)
+      assert.near(plan.compute + plan.exposed, plan.seconds, 1e-9)
+      -- 12,288 bytes at 1 GB/s: the first gather and the last reduction have nothing to overlap
+      assert.near(2 * 12288 / 1e9, plan.exposed, 1e-9)
+      assert.truthy(text:find('rank 3 of 4: 2 hosts with 2 ranks; step 3', 1, true), text)
+    end)
+  end)
+
+  it('refuses what it cannot plan', function()
+    for words, message in pairs {
+      ['--host=2 x.lua'] = "unknown flag '--host'",
+      ['--rank=8 x.lua'] = '--rank is 8, expected 0 to 7',
+      ['--flops=1T x.lua'] = 'times of several ranks on a host need --host-link',
+      ['--link=fast x.lua'] = "--link is 'fast', expected a rate such as 50GB/s",
+      ['--steps=2'] = 'no script given',
+    } do
+      local output, code = scripts.shell('bindings/moonshard plan ' .. words)
+      assert.equal(2, code, output)
+      assert.truthy(output:find(message, 1, true), output)
+    end
+    scripts.with_script('print(1)', function(path)
+      local output, code = scripts.shell('bindings/moonshard plan ' .. path)
+      assert.equal(1, code)
+      assert.truthy(output:find('ended after 0 optimizer steps, expected 2', 1, true), output)
+    end)
+  end)
+end)
