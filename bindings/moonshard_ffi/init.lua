@@ -171,6 +171,15 @@ end
 
 -- -- small things --------------------------------------------------------------------------------
 
+ffi.cdef 'int setenv(const char *name, const char *value, int overwrite);'
+
+--- Set a variable of this process's environment, before the runtime reads it.
+---@param name string
+---@param value string
+function B.set_variable(name, value)
+  ffi.C.setenv(name, value, 1)
+end
+
 local RefArray = ffi.typeof('ms_ref[?]')
 
 --- A C array of refs from a Lua list, and its length. (Check a script's list with arguments.array()

@@ -109,16 +109,11 @@ static void add_work(plan_device *p, double flops, double targets)
 
 ms_status ms_plan_start(void)
 {
-    ms_context *ctx = msi_context();
+    const ms_context *ctx = msi_context_peek();
 
-    if (ctx == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    MS_TRY(msi_memory_open(ctx));
-    if (!msi_device_plans(ctx)) {
-        return MS_FAIL(MS_RUNTIME_ERROR,
-                       "a plan is traced on the device %s, expected the device 'plan'",
-                       msi_device_label(ctx));
+    if (ctx == NULL || !msi_device_plans(ctx)) {
+        return MS_FAIL(MS_RUNTIME_ERROR, "the device 'plan' is not open: choose it, and call "
+                                         "ms_device_describe()");
     }
     plan_device *p = (plan_device *)ctx->device;
 

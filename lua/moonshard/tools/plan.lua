@@ -1,7 +1,6 @@
 --- `moonshard plan SCRIPT`: what one rank of a job would hold, send and compute in a step. The
 --- script runs unchanged, in this process alone, on the device that computes nothing.
 
-local ffi = require 'ffi'
 local B = require 'moonshard_ffi'
 local device = require 'moonshard.base.device'
 local flags = require 'moonshard.tools.flags'
@@ -10,8 +9,6 @@ local ms = require 'moonshard'
 local Optimizer = require 'moonshard.optim.optimizer'
 local plan_model = require 'moonshard.tools.plan_model'
 local plan_report = require 'moonshard.tools.plan_report'
-
-ffi.cdef 'int setenv(const char *name, const char *value, int overwrite);'
 
 local plan = {}
 
@@ -134,9 +131,10 @@ end
 -- Make this process the rank.
 local function become(o)
   if o.slots ~= 'auto' then
-    ffi.C.setenv('MS_SLOTS', o.slots, 1)
+    B.set_variable('MS_SLOTS', o.slots)
   end
   ms.device 'plan'
+  device.info() -- opens it
   device._planned = true
   launch._plan(o.rank, o.hosts, o['ranks-per-host'])
   B.check(B.C.ms_plan_start())

@@ -36,8 +36,8 @@ typedef struct ms_plan_event {
     const char *name; /**< of the unit or the collective; NULL: compute */
 } ms_plan_event;
 
-/** Begin a trace: drop earlier events, and add those from now on. Opens the device.
- * MS_RUNTIME_ERROR if it is not 'plan'. */
+/** Begin a trace: drop earlier events, and add those from now on. MS_RUNTIME_ERROR if the device
+ * 'plan' is not open. */
 MS_API ms_status ms_plan_start(void);
 
 /** The events so far, `*n` of them. Valid until the next call into the runtime.
