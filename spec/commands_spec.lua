@@ -245,6 +245,19 @@ local runs = {
     .. '--strategy=SHARD_GRAD_OP'] = function(command)
     finds('rank 0 of 8, SHARD_GRAD_OP', succeeds(command))
   end,
+  ['moonshard plan --hosts=2048 --ranks-per-host=8 --flops=400TFLOP/s --link=50GB/s '
+    .. '--host-link=450GB/s script.lua'] = function(command)
+    shell.write(checkout .. '/script.lua', [[
+      local ms = require 'moonshard'
+      ms.dist.init { ranks = 2 } -- of a run, which a plan does not take
+      local model = ms.fsdp.FSDP(ms.nn.Linear(64, 64))
+      local opt = ms.optim.SGD(model:parameters(), { lr = 0.1 })
+      for _ = 1, 2 do
+        model(ms.zeros(8, 64)):sum():backward()
+        opt:step()
+      end]])
+    finds('rank 0 of 16,384', succeeds('./dev ' .. command))
+  end,
   ['./dev moonshard repl'] = function(command)
     finds('a prompt of one rank', succeeds(command))
   end,

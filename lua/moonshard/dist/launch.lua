@@ -182,7 +182,7 @@ local function advice(here)
 end
 
 local function check_started(what, here, ranks)
-  if ranks ~= nil and ranks ~= here.world_size then
+  if ranks ~= nil and ranks ~= here.world_size and not planned then
     errors.raise('RuntimeError', "%s: 'ranks' is %d, but this process is one of %d already: %s",
       what, ranks, here.world_size, advice(here))
   end
