@@ -1,4 +1,4 @@
--- `moonshard plan`: lua/moonshard/tools/plan.lua, plan_model.lua and plan_report.lua
+-- `moonshard plan`: lua/moonshard/tools/plan.lua, plan_fit.lua, plan_model.lua, plan_report.lua
 local json = require 'moonshard.base.json'
 local files = require 'support.shell'
 local scripts = require 'support.scripts'
@@ -103,6 +103,37 @@ describe('moonshard plan', function()
     end)
   end)
 
+  -- Peaks of the combinations come from plans of each alone.
+  it('finds the fastest options that fit', function()
+    scripts.with_script([[
+      ms.dist.init()
+      local rows = tonumber((arg[1]:match '^%-%-rows=(%d+)$'))
+      local model = ms.models.GPT { vocab = 300, layers = 2, heads = 4, width = 64, context = 64 }
+      model = ms.fsdp.FSDP(model)
+      local opt = ms.optim.AdamW(model:parameters(), { lr = 1e-3 })
+      local ids = ms.zeros({ rows, 64 }, { dtype = 'i64' })
+      for _ = 1, 2 do
+        model(ids, ids):backward()
+        opt:step()
+        opt:zero_grad()
+      end]], function(path)
+      local rates = '--ranks-per-host=2 --flops=1T --host-link=1MB/s '
+      local peaks = {}
+      for _, rows in ipairs { 1, 4 } do
+        peaks[rows] = planned(path .. (' --rows=%d'):format(rows), rates).peak_total
+      end
+      local function best(budget)
+        return (scripts.shell(('bindings/moonshard plan --fit=%d --try=rows=1,4,x %s %s'):format(
+          budget, rates, path)))
+      end
+      local output = best(peaks[4]) -- four rows take less time a target: parameters are sent once
+      assert.truthy(output:find('fastest that fits: --rows=4\n', 1, true), output)
+      assert.truthy(output:find('--rows=x', 1, true), output)
+      assert.truthy(best(peaks[4] - 1):find('fastest that fits: --rows=1\n', 1, true))
+      assert.truthy(best(peaks[1] - 1):find('none fits into', 1, true))
+    end)
+  end)
+
   it('refuses what it cannot plan', function()
     for words, message in pairs {
       ['--host=2 x.lua'] = "unknown flag '--host'",
@@ -110,6 +141,7 @@ describe('moonshard plan', function()
       ['--flops=1T x.lua'] = 'times of several ranks on a host need --host-link',
       ['--link=fast x.lua'] = "--link is 'fast', expected a rate such as 50GB/s",
       ['--steps=2'] = 'no script given',
+      ['--fit=1GiB --flops=1T --host-link=1G x.lua'] = '--fit needs --flops, and --try',
     } do
       local output, code = scripts.shell('bindings/moonshard plan ' .. words)
       assert.equal(2, code, output)

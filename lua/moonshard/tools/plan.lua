@@ -7,6 +7,7 @@ local flags = require 'moonshard.tools.flags'
 local launch = require 'moonshard.dist.launch'
 local ms = require 'moonshard'
 local Optimizer = require 'moonshard.optim.optimizer'
+local plan_fit = require 'moonshard.tools.plan_fit'
 local plan_model = require 'moonshard.tools.plan_model'
 local plan_report = require 'moonshard.tools.plan_report'
 
@@ -28,6 +29,9 @@ local FLAGS = {
   { 'host-link', '', 'bytes a second that each rank can send to ranks of its host' },
   { 'svg', '', 'file for a timeline of the step' },
   { 'json', '', 'file for the numbers of the report' },
+  { 'fit', '', 'bytes that a rank may hold, as 80GiB: plan all combinations of --try, and list '
+    .. 'those that fit, the fastest first (with --flops)' },
+  { 'try', '', 'NAME=VALUE,VALUE: values of the flag --NAME of the script; may be repeated' },
   { 'help', false, 'this text' },
 }
 
@@ -173,18 +177,59 @@ local function run(o, command, interpreter)
   return 1
 end
 
+-- The values of --try, and the other words.
+local function tries_of(words)
+  local tries, others, i = {}, {}, 1
+  while words[i] do
+    local value = words[i]:match '^%-%-try=(.*)$'
+    if words[i] == '--try' then
+      i = i + 1
+      value = words[i] or ''
+    end
+    local list = value and tries or others
+    list[#list + 1] = value or words[i]
+    i = i + 1
+  end
+  return tries, others
+end
+
+local function fit(o, tries, others, command, all)
+  if not o.rates or not tries[1] then
+    fail '--fit needs --flops, and --try for what may vary'
+  end
+  local kept = {}
+  for i, word in ipairs(others) do
+    if not word:find '^%-%-fit' and others[i - 1] ~= '--fit' then
+      kept[#kept + 1] = word
+    end
+  end
+  return plan_fit.run(rate(o, 'fit', 'b'), tries, function(path, words)
+    local line = { all[-1], all[0], 'plan' }
+    for _, list in ipairs { kept, { '--json=' .. path }, command, words } do
+      for _, word in ipairs(list) do
+        line[#line + 1] = word
+      end
+    end
+    return line
+  end)
+end
+
 --- Run the command.
 ---@param words string[]
 ---@param all string[]  of the process; [-1]: the interpreter
 ---@return integer exit_code
 function plan.main(words, all)
   local before, command = divided(words)
-  local o = options(before)
+  local tries, others = tries_of(before)
+  local o = options(others)
   if o.help then
     print(usage())
     return 0
   elseif not command[1] then
     fail 'no script given (moonshard plan --help)'
+  end
+  if o.fit ~= '' then
+    return fit(o, tries, others, command, all)
   end
   become(o)
   return run(o, command, all[-1])
