@@ -13,6 +13,10 @@ local DTYPE = 'bf16' -- of our training; run.lua chooses the rival's
 local shapes = {
   default = { layers = 4, width = 256, heads = 4, context = 128, rows = 8, vocab = 256 },
   small = { layers = 6, width = 384, heads = 6, context = 256, rows = 16, vocab = 256 },
+  llama = {
+    model = 'llama', layers = 12, width = 768, heads = 12, hidden = 2048, context = 512, rows = 2,
+    vocab = 32000,
+  },
   gpt2 = { layers = 12, width = 768, heads = 12, context = 512, rows = 2, vocab = 50257 },
 }
 
@@ -30,10 +34,16 @@ local function training(shape, more)
   return { args = with(with(shapes[shape], { ranks = RANKS, dtype = DTYPE }), more) }
 end
 
+local function generation(rows)
+  return { args = with(shapes.llama, { ranks = 1, dtype = DTYPE, context = 64, rows = rows,
+    new = 64 }) }
+end
+
 -- Kinds of rows: the field of a result, how it is printed, whether less is better. A speed of
 -- training all parameters is also shown as a part of the peak; a state is all but activations.
 local KINDS = {
   speed = { 'tokens_per_s', text.rate, peak = true },
+  prompt_speed = { 'prompt_per_s', text.rate },
   plain_speed = { 'tokens_per_s', text.rate },
   resident = { 'rss_bytes', text.mebibytes, less = true },
   counted = { 'exact_bytes', text.mebibytes, less = true },
@@ -181,6 +191,32 @@ return {
       row('speed', 'GPT-2 124M, FULL_SHARD', 1),
       row('resident', '  resident peak a rank', 1),
       row('counted', '  of it tensors, exactly', 1),
+    } },
+  { name = 'llama_training', about = 'Llama 110M, T=512, B=2 a rank, fully_shard; PyTorch: '
+    .. 'transformers', row = 'train', runs = 3,
+    variants = {
+      training('llama', { warmup = 1, steps = 2, api = 'fully_shard' }),
+      training('llama', { warmup = 1, steps = 2, api = 'fully_shard', document = 128 }),
+    },
+    rows = {
+      row('speed', 'Llama 110M', 1),
+      row('resident', '  resident peak a rank', 1),
+      row('counted', '  of it tensors, exactly', 1),
+      row('plain_speed', 'Llama 110M, rows of four documents', 2),
+      row('resident', '  resident peak a rank', 2),
+      row('counted', '  of it tensors, exactly', 2),
+    } },
+  { name = 'generation', about = 'Llama 110M continues one and eight rows of 64 tokens, one rank',
+    row = 'generate',
+    variants = { generation(1), generation(8) },
+    rows = {
+      row('prompt_speed', 'Llama 110M, prompt of 64 tokens', 1),
+      row('plain_speed', '  64 new tokens', 1),
+      row('resident', '  resident peak', 1),
+      row('counted', '  of it tensors, exactly', 1),
+      row('prompt_speed', 'Llama 110M, eight prompts of 64 tokens', 2),
+      row('plain_speed', '  64 new tokens each', 2),
+      row('resident', '  resident peak', 2),
     } },
   { name = 'fully_shard', about = 'the three models sharded in place, against the wrapper',
     row = 'train', runs = 5,

@@ -1,8 +1,8 @@
 --- Our side of every row: `luajit bench/rows.lua ROW key=value ...` measures one thing in ranks of
 --- its own and prints one line of JSON. torch_rows.py answers to the same words, run.lua compares.
 ---
---- Rows: train, all_reduce, eager, tiny_step, conv, attention, transformer, first_step, tokenize.
---- Times are medians in seconds.
+--- Rows: train, generate, first_step, all_reduce, eager, tiny_step, conv, attention, transformer,
+--- products, tokenize. Times are medians in seconds.
 
 local here = arg[0]:match('^(.*)/') or '.'
 dofile(here .. '/../examples/setup.lua')
@@ -51,7 +51,7 @@ end
 -- -- training -----------------------------------------------------------------------------------
 
 local function is_block(m)
-  return ms.is(m, nn.TransformerBlock)
+  return ms.is(m, nn.TransformerBlock) or m._name == 'models.DecoderLayer'
 end
 
 -- The same model by either call; `low` is the mixed precision.
@@ -77,11 +77,28 @@ local SHARDED = {
   end,
 }
 
-local function gpt(o)
+-- Models by name; each is returned with its operations per token.
+local MODELS = {}
+
+function MODELS.gpt(o)
   local model = ms.models.GPT {
     vocab = o.vocab, layers = o.layers, heads = o.heads, width = o.width, context = o.context,
   }
-  local flops = model:flops_per_token()
+  return model, model:flops_per_token()
+end
+
+function MODELS.llama(o)
+  local model = ms.models.Decoder {
+    architectures = { 'LlamaForCausalLM' }, vocab_size = o.vocab, hidden_size = o.width,
+    intermediate_size = o.hidden, num_hidden_layers = o.layers, num_attention_heads = o.heads,
+    max_position_embeddings = 2048,
+  }
+  local multiplied = model:num_parameters() - o.vocab * o.width
+  return model, 6 * multiplied + 6 * o.layers * o.context * o.width
+end
+
+local function trained_model(o)
+  local model, flops = MODELS[o.model or 'gpt'](o)
   if o.lora then
     adapters.add(model, o.lora, 2 * o.lora)
   end
@@ -103,22 +120,25 @@ local function gpt(o)
   return sharded, optim.AdamW(trained, { lr = 3e-4, weight_decay = 0.1 }), flops
 end
 
--- Tokens drawn once; every step sees the same.
+-- Tokens drawn once; every step sees the same. Positions are those of documents of o.document
+-- tokens.
 local function batch(o, rank)
-  local ids, targets = {}, {}
+  local ids, targets, positions = {}, {}, {}
   math.randomseed(rank + 1)
   for b = 1, o.rows do
-    ids[b], targets[b] = {}, {}
+    ids[b], targets[b], positions[b] = {}, {}, {}
     for t = 1, o.context do
       ids[b][t], targets[b][t] = math.random(0, o.vocab - 1), math.random(0, o.vocab - 1)
+      positions[b][t] = (t - 1) % (o.document or o.context)
     end
   end
-  return ms.tensor(ids, { dtype = ms.i64 }), ms.tensor(targets, { dtype = ms.i64 })
+  return ms.tensor(ids, { dtype = ms.i64 }), ms.tensor(targets, { dtype = ms.i64 }),
+    o.document and { positions = ms.tensor(positions, { dtype = ms.i64 }) } or nil
 end
 
-local function micro_batch(model, x, y, parts)
+local function micro_batch(model, x, y, opts, parts)
   local t0 = ms.time()
-  local loss = model(x, y)
+  local loss = model(x, y, opts)
   local value = loss:item()
   local t1 = ms.time()
   loss:backward()
@@ -127,12 +147,12 @@ local function micro_batch(model, x, y, parts)
 end
 
 -- Seconds of one step: `micro` forwards and backwards, all but the last without communication.
-local function step(model, opt, x, y, micro)
+local function step(model, opt, x, y, opts, micro)
   local state, parts, t0 = fsdp.get_state(model), { forward = 0, backward = 0 }, ms.time()
   for _ = 2, micro or 1 do
-    state:no_sync(micro_batch, model, x, y, parts)
+    state:no_sync(micro_batch, model, x, y, opts, parts)
   end
-  micro_batch(model, x, y, parts)
+  micro_batch(model, x, y, opts, parts)
   local t1 = ms.time()
   state:clip_grad_norm_(1.0)
   opt:step()
@@ -168,18 +188,18 @@ function rows.train(o)
   local world = ms.dist.init { ranks = o.ranks }
   ms.dist.barrier() -- all cores busy while the peak is measured
   local peak = over_ranks(matmul_peak(o.dtype, 0.5), 'sum')
-  local model, opt, flops = gpt(o)
+  local model, opt, flops = trained_model(o)
   if o.compile then
     model:compile { backend = o.compile }
   end
-  local x, y = batch(o, world.rank)
+  local x, y, opts = batch(o, world.rank)
   for _ = 1, o.warmup do
-    step(model, opt, x, y, o.micro)
+    step(model, opt, x, y, opts, o.micro)
   end
   local parts = { forward = {}, backward = {}, optimizer = {}, all = {} }
   local waited = ms.dist.wait_seconds()
   for s = 1, o.steps do
-    for name, seconds in pairs(step(model, opt, x, y, o.micro)) do
+    for name, seconds in pairs(step(model, opt, x, y, opts, o.micro)) do
       parts[name][s] = seconds
     end
   end
@@ -205,12 +225,30 @@ end
 --- One step of the model, then a line: run.lua stops its clock when it reads it.
 function rows.first_step(o)
   local world = ms.dist.init { ranks = o.ranks }
-  local model, opt = gpt(o)
+  local model, opt = trained_model(o)
   local x, y = batch(o, world.rank)
   step(model, opt, x, y)
   if world.rank == 0 then
     emit { done = true }
   end
+end
+
+-- Tokens per second of the first token (its prompt is computed in one forward) and of the others.
+function rows.generate(o)
+  ms.dist.init { ranks = 1 }
+  local model = MODELS.llama(o):to(o.dtype)
+  local prompts = batch(o, 0):tolist()
+  local function seconds(n)
+    return median_call(3, 1, function()
+      model:generate(prompts, n, { temperature = 0, eos = false })
+    end)
+  end
+  local first, all = seconds(1), seconds(o.new)
+  emit {
+    prompt_per_s = o.rows * o.context / first,
+    tokens_per_s = o.rows * (o.new - 1) / (all - first), rss_bytes = peak_rss(),
+    exact_bytes = ms.memory().peak_total,
+  }
 end
 
 -- -- small things -------------------------------------------------------------------------------

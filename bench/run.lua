@@ -2,8 +2,8 @@
 ---
 --- Each probe runs our side (rows.lua) and, when python can import torch, PyTorch's
 --- (torch_rows.py) in turns, every run a fresh set of processes pinned to cores; prints medians.
---- A ratio above 1 means ahead of PyTorch, whatever the unit. We train in bf16 and PyTorch in its
---- fastest dtype on this machine by default. Rows name both dtypes.
+--- A ratio above 1 means ahead of PyTorch, whatever the unit. Each side trains in its fastest dtype
+--- on this machine by default. Rows name both dtypes.
 
 local here = arg[0]:match('^(.*)/') or '.'
 dofile(here .. '/../examples/setup.lua')
@@ -22,7 +22,8 @@ local spec = {
   { 'steps', 0, 'timed training steps of a run (0: as many as the probe says)',
     { whole = true, from = 0 } },
   { 'no-torch', false, 'measure our side only' },
-  { 'dtype', 'bf16', 'dtype we train in: bf16 or f32', { one_of = { 'bf16', 'f32' } } },
+  { 'dtype', 'auto', 'dtype we train in: auto (the fastest here), bf16 or f32',
+    { one_of = { 'auto', 'bf16', 'f32' } } },
   { 'torch-dtype', 'auto', 'dtype PyTorch trains in: auto (its fastest here), bf16 or f32',
     { one_of = { 'auto', 'bf16', 'f32' } } },
   { 'python', 'python3', 'the python to ask', { filled = true } },
@@ -43,6 +44,7 @@ end
 local ours = ('%s %s/rows.lua'):format(arg[-1] or 'luajit', here)
 local theirs = ('OMP_NUM_THREADS=1 %s %s/torch_rows.py'):format(o.python, here)
 local torch = not o['no-torch'] and machine.torch_version(o.python)
+local dtype = o.dtype == 'auto' and machine.fastest_dtype() or o.dtype
 local torch_dtype = o['torch-dtype'] == 'auto' and machine.fastest_dtype() or o['torch-dtype']
 local failed = false
 
@@ -75,7 +77,7 @@ local function measure(probe)
   local mine, other = {}, {}
   for v, variant in ipairs(probe.variants) do
     mine[v], other[v] = {}, {}
-    variant.args.dtype = variant.args.dtype and o.dtype
+    variant.args.dtype = variant.args.dtype and dtype
     if variant.args.steps and o.steps > 0 then
       variant.args.steps = o.steps
     end
@@ -108,7 +110,7 @@ local function show(row, mine, other)
   local label, of_peak, their_peak = row.label, nil, nil
   if row.peak then
     local v = row.peak
-    label = ('%s, %s / %s'):format(label, o.dtype, torch_dtype)
+    label = ('%s, %s / %s'):format(label, dtype, torch_dtype)
     of_peak, their_peak = fraction(mine[v], a), fraction(mine[v], b)
   end
   print(text.columns(label, a and row.format(a) or '-', b and row.format(b) or '-',

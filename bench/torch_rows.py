@@ -62,6 +62,30 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+class Llama(nn.Module):
+    """transformers' model. A loss of logits, as ours: its own loss also casts and shifts them."""
+
+    def __init__(self, o):
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        self.model = LlamaForCausalLM(LlamaConfig(
+            vocab_size=o["vocab"], hidden_size=o["width"], intermediate_size=o["hidden"],
+            num_hidden_layers=o["layers"], num_attention_heads=o["heads"],
+            max_position_embeddings=2048, eos_token_id=None))
+
+    def forward(self, ids, targets, **options):
+        logits = self.model(ids, use_cache=False, **options).logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+MODELS = {"gpt": GPT, "llama": Llama}
+
+
+def blocks(model):
+    return model.h if isinstance(model, GPT) else model.model.model.layers
+
+
 class LoRALinear(nn.Module):
     """As examples/adapters.lua."""
 
@@ -119,7 +143,7 @@ def sharded(model, o):
         mesh = init_device_mesh("cpu", (o["ranks"] // 2, 2), mesh_dim_names=("replicate", "shard"))
     if o.get("recompute"):
         model.h = nn.ModuleList(map(checkpoint_wrapper, model.h))
-    for block in model.h:
+    for block in blocks(model):
         fully_shard(block, mp_policy=policy, mesh=mesh)
     fully_shard(model, mp_policy=policy, mesh=mesh)
     return model
@@ -136,7 +160,7 @@ def adamw(model, **options):
 
 def trainer(o, rank):
     torch.manual_seed(0)
-    model = GPT(o)
+    model = MODELS[o.get("model", "gpt")](o)
     if "lora" in o:
         adapt(model, o["lora"])
     forward = sharded(model, o)
@@ -151,12 +175,16 @@ def trainer(o, rank):
         return torch.tensor(numbers).view(o["rows"], o["context"])
 
     x, y = tokens(), tokens()
+    options = {}
+    if "document" in o:
+        positions = torch.arange(o["context"]) % o["document"]
+        options["position_ids"] = positions.expand(o["rows"], -1)
 
     def step():
         for i in range(micro):
             if micro > 1:
                 model.set_requires_gradient_sync(i == micro - 1)
-            loss = forward(x, y)
+            loss = forward(x, y, **options)
             loss.item()
             loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -179,6 +207,25 @@ def train(o, rank):
     dist.all_reduce(rss, dist.ReduceOp.MAX)
     tokens = o["ranks"] * o.get("micro", 1) * o["rows"] * o["context"]
     return {"tokens_per_s": tokens / statistics.median(seconds), "rss_bytes": rss.item()}
+
+
+def generate(o, rank):
+    model = Llama(o).model.eval()
+    if o["dtype"] == "bf16":
+        model.bfloat16()
+    prompts = torch.randint(o["vocab"], (o["rows"], o["context"]))
+
+    def seconds(n):
+        def call():
+            model.generate(prompts, attention_mask=torch.ones_like(prompts), do_sample=False,
+                           min_new_tokens=n, max_new_tokens=n)
+
+        return median_call(3, 1, call)
+
+    first, all_tokens = seconds(1), seconds(o["new"])
+    return {"prompt_per_s": o["rows"] * o["context"] / first,
+            "tokens_per_s": o["rows"] * (o["new"] - 1) / (all_tokens - first),
+            "rss_bytes": peak_rss()}
 
 
 def first_step(o, rank):
@@ -303,8 +350,8 @@ def products(o, rank):
             "nn_worst": min(of["nn_nt"]), "tn_worst": min(of["tn_nt"])}
 
 
-ROWS = {f.__name__: f for f in (train, first_step, all_reduce, eager, tiny_step, conv, attention,
-                                transformer, products)}
+ROWS = {f.__name__: f for f in (train, generate, first_step, all_reduce, eager, tiny_step, conv,
+                                attention, transformer, products)}
 
 
 def tokenize(o):
