@@ -129,11 +129,32 @@ describe('model:plan()', function()
 
   it('has as many slots used in turn as parameter_slots, at most one per unit', function()
     for given, expected in ipairs { 1, 2, 3, 3 } do
-      local model = fsdp.FSDP(layers(), {
+      local equal = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+      local model = fsdp.FSDP(equal, {
         process_group = ms.dist.fake { world = 3 }, parameter_slots = given,
         auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear },
       })
       assert.equal(expected, model:plan { dry_run = true }.param_ring)
+    end
+  end)
+
+  it('gives a large unit slots of its own where that takes fewer bytes', function()
+    for _, case in ipairs { -- numbers of small and large units, ring and home slots
+      { small = 1, large = 1, ring = 1, homes = 1 },
+      { small = 20, large = 1, ring = 2, homes = 1 },
+      { small = 20, large = 2, ring = 2, homes = 0 }, -- those of the ring serve both
+      { small = 20, large = 6, ring = 2, homes = 0 },
+    } do
+      local model = nn.Sequential()
+      for i = 1, case.small + case.large do
+        model:append(i <= case.small and nn.Linear(2, 2) or nn.Linear(64, 64))
+      end
+      local plan = fsdp.FSDP(model, {
+        process_group = ms.dist.fake { world = 3 }, parameter_slots = 2,
+        auto_wrap_policy = fsdp.ModuleWrapPolicy { nn.Linear },
+      }):plan { dry_run = true }
+      assert.same({ case.ring, case.homes, case.ring, case.homes },
+        { plan.param_ring, plan.param_homes, plan.gradient_ring, plan.gradient_homes })
     end
   end)
 

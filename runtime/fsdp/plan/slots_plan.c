@@ -15,11 +15,12 @@ static bool wants_ring(const msi_slot_wish *wish)
     return wish->nbytes > 0 && !wish->owns;
 }
 
-/* Of the units that use the ring. */
-static ms_status median(const msi_slot_wish *wishes, int32_t n, int64_t *out)
+/* The largest size in the ring with which ring and home slots have the fewest bytes, of such sizes
+ * the greatest. A ring slot has the largest size, so that one large unit costs it n_ring times. */
+static ms_status choose_ring(const msi_slot_wish *wishes, int32_t n, int32_t n_ring, int64_t *out)
 {
+    int64_t *sizes, homes = 0, least = INT64_MAX;
     int32_t n_sizes = 0;
-    int64_t *sizes;
 
     *out = 0;
     MS_TRY(msi_new_array(&sizes, n, "units to plan"));
@@ -30,7 +31,15 @@ static ms_status median(const msi_slot_wish *wishes, int32_t n, int64_t *out)
     }
     if (n_sizes > 0) {
         qsort(sizes, (size_t)n_sizes, sizeof(*sizes), compare_bytes);
-        *out = sizes[n_sizes / 2];
+    }
+    for (int32_t i = n_sizes - 1; i >= 0; i--) { /* larger ones have homes */
+        const int64_t nbytes = sizes[i] * (i < n_ring ? i + 1 : n_ring) + homes;
+
+        if (nbytes < least) {
+            least = nbytes;
+            *out = sizes[i];
+        }
+        homes += sizes[i];
     }
     free(sizes);
     return MS_OK;
@@ -93,15 +102,15 @@ static int64_t gathered_bytes(const msi_group_facts *g, int32_t world, int64_t s
 static ms_status plan_slots(msi_slot_wish *wishes, int32_t n, int32_t n_ring, int32_t world,
                             int32_t n_parts, msi_slots_plan *p)
 {
-    int64_t middle;
+    int64_t most;
 
     *p = (msi_slots_plan){.world = world, .n_parts = n_parts};
     for (int32_t i = 0; i < n; i++) {
         wishes[i].owns = wishes[i].nbytes > 0 && wishes[i].keeps;
     }
-    MS_TRY(median(wishes, n, &middle));
+    MS_TRY(choose_ring(wishes, n, n_ring, &most));
     for (int32_t i = 0; i < n; i++) {
-        wishes[i].owns = wishes[i].owns || wishes[i].nbytes > 2 * middle;
+        wishes[i].owns = wishes[i].owns || wishes[i].nbytes > most;
         p->n_homes += wishes[i].owns;
     }
     size_ring(wishes, n, n_ring, p);

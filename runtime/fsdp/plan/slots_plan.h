@@ -44,7 +44,7 @@ typedef struct msi_slots_plan {
     int64_t own_nbytes;     /* private memory of all slots */
 } msi_slots_plan;
 
-/* Home slots for units that keep theirs and those larger than twice the median of the rest; for the
+/* Home slots for units that keep theirs, and for large ones where that takes fewer bytes; for the
  * others at most `n_ring` slots of the largest size. `wishes` (n). */
 ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t n_ring,
                                int32_t world, msi_slots_layout layout, msi_slot_wish *wishes,
