@@ -74,6 +74,7 @@ FIELDS(msi_gather_args, M(index), M(in), M(out), FAULT(fault))
 FIELDS(msi_argsort_args, M(in), M(out), M(work))
 FIELDS(msi_attention_args, M(q), M(k), M(v), M(mask), DRAW(seed), M(out), M(max), M(rsum), M(o),
        M(dout), M(dq), M(dk), M(dv), M(dmask), M(work), CONTEXT(ctx), STATUS(status))
+FIELDS(msi_rotary_args, M(x), M(cos), M(sin), M(out))
 FIELDS(msi_conv_args, M(x), M(w), M(bias), M(dy), M(y), M(dx), M(dw), M(work), CONTEXT(ctx),
        STATUS(status))
 FIELDS(msi_pool_args, M(x), M(dy), M(y), M(taps), M(dx))

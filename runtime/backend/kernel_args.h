@@ -227,6 +227,19 @@ typedef struct msi_attention_args {
 /** Queries and keys per tile. Fixed, so results depend on the shape only. */
 enum { MSI_ATTENTION_ROWS = 64, MSI_ATTENTION_COLS = 256 };
 
+/** Rotary positions: elements j and j + half of each row are turned by an angle, whose cosine and
+ * sine are element j of rows of their own. Elements of a row are dense. Looked up by the dtype of
+ * x.
+ */
+typedef struct msi_rotary_args {
+    msi_loop rows; /**< stride[0] of out, [1] of x, [2] of cos, [3] of sin */
+    int64_t half;
+    const void *x, *cos, *sin;
+    void *out;
+    bool inverse; /**< turn by the opposite angle */
+    bool accumulate;
+} msi_rotary_args;
+
 /** Parts of the convolution kernels' scratch. */
 enum {
     MSI_CONV_SLAB,

@@ -83,6 +83,7 @@
     X(argsort, msi_argsort_args)                                                                   \
     X(attention, msi_attention_args)                                                               \
     X(attention_grad, msi_attention_args)                                                          \
+    X(rotary, msi_rotary_args)                                                                     \
     X(conv, msi_conv_args)                                                                         \
     X(conv_grad, msi_conv_args)                                                                    \
     X(max_pool, msi_pool_args)                                                                     \

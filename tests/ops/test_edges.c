@@ -661,6 +661,7 @@ static void test_ops_edges__shape_operators_refuse(void **state)
     assert_fails(MS_INDEX_ERROR, "flip: dimension 2", ms_op_flip(&out, x, 1u << 2));
     assert_fails(MS_INDEX_ERROR, "cumsum: dimension 2", ms_op_cumsum(&out, x, 2));
     assert_fails(MS_INDEX_ERROR, "cumsum: dimension -1", ms_op_cumsum(&out, x, -1));
+    assert_fails(MS_VALUE_ERROR, "cos has shape (2, 3)", ms_op_rotary(&out, y, x, y));
     assert_fails(MS_VALUE_ERROR, "(2, 3) and y (2, 4)", ms_op_mse_loss(&out, x, y, 0));
     assert_fails(MS_VALUE_ERROR, "reduction is 2", ms_op_mse_loss(&out, x, x, 2));
     assert_null(out);

@@ -6,7 +6,6 @@ local LayerNorm = require 'moonshard.nn.layer_norm'
 local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'
 local RMSNorm = require 'moonshard.nn.rms_norm'
-local Rotary = require 'moonshard.models.rotary'
 local attend = require 'moonshard.ops.attend'
 local dropout_streams = require 'moonshard.base.dropout_streams'
 local ops = require 'moonshard.ops'
@@ -131,7 +130,7 @@ function Attention:forward(x, cos, sin, mask, window, cache)
     q, k = self.q_norm(q), self.k_norm(k)
   end
   if cos then
-    q, k = Rotary.turn(q, cos, sin), Rotary.turn(k, cos, sin)
+    q, k = ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)
   end
   q, k, v = q:transpose(2, 3), k:transpose(2, 3), v:transpose(2, 3)
   if cache then
@@ -204,7 +203,7 @@ function DecoderLayer:init(of, layer)
 end
 
 ---@param x ms.Tensor  (B, T, C)
----@param cos? ms.Tensor  of rotary positions, as Rotary.turn() takes them
+---@param cos? ms.Tensor  of rotary positions, as ops.rotary() takes them
 ---@param sin? ms.Tensor
 ---@param mask? ms.Tensor  bool, of causal.mask()
 ---@param window? ms.Tensor  the mask of layers with a window

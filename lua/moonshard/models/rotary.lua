@@ -174,7 +174,7 @@ function Rotary.read(from, config, context)
   return p
 end
 
--- -- the turn ------------------------------------------------------------------------------------
+-- -- tables --------------------------------------------------------------------------------------
 
 ---@param width integer  of a head, even
 ---@param parameters table  of Rotary.read()
@@ -211,17 +211,6 @@ function Rotary:tables(length, dtype, positions)
     return ops.embedding(all:narrow(1, 1, length), positions):unsqueeze(3)
   end
   return rows(kept.cos), rows(kept.sin)
-end
-
---- Turn heads by their positions.
----@param x ms.Tensor  (B, T, H, D)
----@param cos ms.Tensor  (T, 1, D / 2) or (B, T, 1, D / 2)
----@param sin ms.Tensor
----@return ms.Tensor  (B, T, H, D)
-function Rotary.turn(x, cos, sin)
-  local half = x:size(4) / 2
-  local a, b = x:narrow(4, 1, half), x:narrow(4, half + 1, half)
-  return ops.cat({ a * cos - b * sin, b * cos + a * sin }, 4)
 end
 
 return Rotary

@@ -467,6 +467,15 @@ function ops.scaled_dot_product_attention(q, k, v, opts)
   })
 end
 
+--- Turn the pairs of elements i and i + D / 2 of each row by an angle (rotary positions).
+---@param x ms.Tensor  (..., D)
+---@param cos ms.Tensor  of the angles; broadcasts to (..., D / 2)
+---@param sin ms.Tensor
+---@return ms.Tensor  (..., D)
+function ops.rotary(x, cos, sin)
+  return calls.rotary(x, cos, sin)
+end
+
 -- -- reductions and shapes -----------------------------------------------------------------------
 
 --- Sum over all dimensions, or over the given ones.

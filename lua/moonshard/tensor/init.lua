@@ -370,7 +370,7 @@ local functions_only = {
   einsum = true, embedding = true, huber_loss = true, interpolate = true, kl_div = true,
   l1_loss = true, layer_norm = true, linear = true,
   linear_gelu = true, max_pool1d = true, max_pool2d = true, max_pool3d = true, mse_loss = true,
-  nll_loss = true, normalize = true, one_hot = true, pad = true,
+  nll_loss = true, normalize = true, one_hot = true, pad = true, rotary = true,
   scaled_dot_product_attention = true, site = true, smooth_l1_loss = true, stack = true,
 }
 for name, operator in next, ops do

@@ -237,6 +237,10 @@ MS_API ms_status ms_op_scaled_dot_product_attention(ms_tensor **out, ms_tensor *
  * each split into `heads`, -> (B, T, C). Copies neither operands nor result. */
 MS_API ms_status ms_op_attention_packed(ms_tensor **out, ms_tensor *qkv, int32_t heads, bool causal,
                                         double scale);
+/** Rotary positions (arXiv:2104.09864): turn the pair of elements i and i + D / 2 of each row of x
+ * (..., D) by an angle. `cos` and `sin` of the angles broadcast to (..., D / 2), else
+ * MS_VALUE_ERROR. Each element is rounded once. */
+MS_API ms_status ms_op_rotary(ms_tensor **out, ms_tensor *x, ms_tensor *cos, ms_tensor *sin);
 /**
  * Zero elements with probability p, divide the others by 1 - p.
  * The mask is Philox4x32-10(seed; site, call, sample, element). x is (samples, ...); row b is the

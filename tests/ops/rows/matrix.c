@@ -145,6 +145,58 @@ static void oracle_linear_gelu(const call *c, const array *const *in, array *out
     }
 }
 
+/* -- rotary ------------------------------------------------------------------------------------ */
+
+/* in[1] and in[2] broadcast to in[0] with half of its last size. */
+static bool plan_rotary(call *c)
+{
+    const form *x = &c->in[0];
+    const int32_t last = x->ndim - 1;
+
+    if (!is_float(x) || x->ndim < 1 || x->shape[last] % 2 != 0) {
+        return false;
+    }
+    c->n_in = 3;
+    for (int32_t k = 1; k <= 2; k++) {
+        form *table = &c->in[k];
+        const int32_t skip = below(c->rng, x->ndim);
+
+        *table = (form){.dtype = x->dtype, .ndim = x->ndim - skip};
+        for (int32_t d = skip; d < last; d++) {
+            table->shape[d - skip] = below(c->rng, 3) == 0 ? 1 : x->shape[d];
+        }
+        table->shape[last - skip] = x->shape[last] / 2;
+    }
+    return true;
+}
+
+RUN(rotary, ms_op_rotary(out, in[0], in[1], in[2]))
+
+static void oracle_rotary(const call *c, const array *const *in, array *out)
+{
+    const form *x = &in[0]->form;
+    const int64_t width = x->shape[x->ndim - 1], half = width / 2;
+    form pairs = *x;
+
+    (void)c;
+    pairs.shape[pairs.ndim - 1] = half;
+    set_form(out, x->dtype, x->ndim, x->shape);
+    for (int64_t i = 0; i < out->n; i++) {
+        const int64_t j = i % width, at = i / width * half + j % half;
+        const real cos = in[1]->v[broadcast_at(&in[1]->form, x->ndim, pairs.shape, at)];
+        const real sin = in[2]->v[broadcast_at(&in[2]->form, x->ndim, pairs.shape, at)];
+        const real own = in[0]->v[i] * cos;
+        const real other = j < half ? -in[0]->v[i + half] * sin : in[0]->v[i - half] * sin;
+
+        out->v[i] = own + other;
+        out->slack[i] = 4 * compute_unit_of(x->dtype) * (fabsl(own) + fabsl(other)) +
+                        (x->dtype == MS_DTYPE_F64 ? 0x1p-1072L : 0x1p-147L);
+        if (fabsl(own) + fabsl(other) > largest_of(x->dtype)) {
+            out->slack[i] = INFINITY; /* a product may overflow, their sum not */
+        }
+    }
+}
+
 /* -- attention --------------------------------------------------------------------------------- */
 
 typedef struct heads {
@@ -404,6 +456,7 @@ const op_row matrix_rows[] = {
     OP(matmul, plan_matmul, .flags = ROW_LIBRARY),
     OP(linear, plan_linear, .flags = ROW_LIBRARY),
     OP(linear_gelu, plan_linear, .flags = ROW_LIBRARY),
+    OP(rotary, plan_rotary),
     OP(attention, plan_attention, .begin = begin_attention, .flags = ROW_FINITE, .grad_error = 256),
     OP(scaled_dot_product_attention, plan_scaled_dot_product_attention, .begin = begin_attention,
        .flags = ROW_FINITE, .grad_error = 256),
