@@ -1,4 +1,4 @@
--- lua/moonshard/ops/masks.lua: masked_fill, tril, triu
+-- lua/moonshard/ops/masks.lua: masked_fill, tril, triu, document_mask
 local ms = require 'moonshard'
 local ops = ms.ops
 local checks = require 'support.checks'
@@ -48,5 +48,23 @@ describe('masks', function()
     assert.same({ 0, 3 }, ms.ones(0, 3):triu():shape())
     checks.raises('ValueError', 'tril: x has 1 dimensions, expected at least 2', ops.tril,
       ms.ones(2))
+  end)
+
+  it('document_mask shows each token its own document up to itself', function()
+    local positions = ms.tensor({ { 0, 1, 0, 1, 2 } }, { dtype = 'i64' }) -- documents of 2 and 3
+    local rows = {
+      { 1, 0, 0, 0, 0 }, { 1, 1, 0, 0, 0 }, { 0, 0, 1, 0, 0 }, { 0, 0, 1, 1, 0 }, { 0, 0, 1, 1, 1 },
+    }
+    local function numbers(opts)
+      return ops.document_mask(positions, opts):to('f32'):reshape(-1):totable()
+    end
+    local function flat(list)
+      return ms.tensor(list):reshape(-1):totable()
+    end
+    assert.same(flat(rows), numbers())
+    rows[5] = { 0, 0, 0, 1, 1 }
+    assert.same(flat(rows), numbers { window = 2 })
+    assert.same(flat { { 1, 1, 1, 0 } }, ops.document_mask(ms.tensor({ { 2, 0 } },
+      { dtype = 'i64' }), { past = 2 }):narrow(3, 1, 1):to('f32'):reshape(-1):totable())
   end)
 end)

@@ -16,8 +16,8 @@ local parts = {}
 
 --- Options that are not parts with a state of their own.
 local OPTIONS = {
-  step = true, config = true, frozen = true, process_group = true, strict = true, model = true, modules = true,
-  optimizer = true, optimizers = true, loader = true,
+  step = true, config = true, frozen = true, process_group = true, strict = true, model = true,
+  modules = true, optimizer = true, optimizers = true, loader = true,
 }
 
 -- The field that marks objects of each kind.

@@ -6,7 +6,6 @@
 --- that continue from a cache.
 
 local arguments = require 'moonshard_ffi.arguments'
-local create = require 'moonshard.base.create'
 local errors = require 'moonshard.base.errors'
 local ops = require 'moonshard.ops'
 
@@ -40,19 +39,6 @@ function causal.options(what, ids, opts)
     end
   end
   return opts
-end
-
---- The mask of a forward, to be combined with causality: true from the first key on that a query
---- sees.
----@param positions ms.Tensor  i64 (B, T) or (1, T)
----@param past integer  tokens of each row that a cache has; the queries follow them
----@param window? integer  most keys that a query sees, its own among them
----@return ms.Tensor  bool (B, 1, T, past + T)
-function causal.mask(positions, past, window)
-  local length = positions:size(2)
-  local reach = window and positions:clamp(nil, window - 1) or positions
-  local first = create.arange(past, past + length) - reach
-  return ops.ge(create.arange(past + length), first:unsqueeze(2):unsqueeze(-1))
 end
 
 --- Mean or summed cross-entropy of the targets that count.

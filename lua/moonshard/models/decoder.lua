@@ -19,6 +19,7 @@ local errors = require 'moonshard.base.errors'
 local families = require 'moonshard.models.families'
 local folder = require 'moonshard.models.folder'
 local generate = require 'moonshard.models.generate'
+local ops = require 'moonshard.ops'
 local parts = require 'moonshard.models.decoder_parts'
 local rules = require 'moonshard.nn.rules'
 local without_jit = require 'moonshard.base.without_jit'
@@ -71,12 +72,13 @@ end
 
 -- Masks of layers without and with a window; nil: all keys up to the query's.
 local function masks(self, length, positions, past)
-  local all, window = positions and causal.mask(positions, past), self.window
+  local all, window = positions and ops.document_mask(positions, { past = past, causal = false }),
+    self.window
   if not window or window >= past + length then
     return all, all
   end
-  return all, causal.mask(positions or create.arange(past, past + length):unsqueeze(1), past,
-    window)
+  return all, ops.document_mask(positions or create.arange(past, past + length):unsqueeze(1),
+    { past = past, window = window, causal = false })
 end
 
 ---@param ids ms.Tensor  i64 (B, T)

@@ -205,7 +205,7 @@ end
 ---@param x ms.Tensor  (B, T, C)
 ---@param cos? ms.Tensor  of rotary positions, as ops.rotary() takes them
 ---@param sin? ms.Tensor
----@param mask? ms.Tensor  bool, of causal.mask()
+---@param mask? ms.Tensor  bool, of ops.document_mask()
 ---@param window? ms.Tensor  the mask of layers with a window
 ---@param cache? ms.models.KeyValueCache
 ---@return ms.Tensor  (B, T, C)

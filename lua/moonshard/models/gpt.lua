@@ -20,6 +20,7 @@ local dtypes = require 'moonshard.base.dtype'
 local errors = require 'moonshard.base.errors'
 local generate = require 'moonshard.models.generate'
 local machine = require 'moonshard.base.machine'
+local ops = require 'moonshard.ops'
 local without_jit = require 'moonshard.base.without_jit'
 local rules = require 'moonshard.nn.rules'
 local scope = require 'moonshard.base.scope'
@@ -126,7 +127,7 @@ function GPT:forward(ids, targets, opts)
     errors.raise('ValueError', 'rows have %d tokens, the context is %d', length, self.context)
   end
   local x = self.drop(self.wte(ids) + self.wpe(positions or self:_positions_of(length)))
-  local mask = positions and causal.mask(positions, 0)
+  local mask = positions and ops.document_mask(positions, { causal = false })
   for i = 1, self.layers do
     x = self.h[i](x, mask)
   end

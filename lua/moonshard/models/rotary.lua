@@ -5,6 +5,7 @@
 --- weights; only cosines and sines are cast.
 
 local B = require 'moonshard_ffi'
+local arguments = require 'moonshard_ffi.arguments'
 local autograd = require 'moonshard.autograd'
 local class = require 'moonshard.base.class'
 local create = require 'moonshard.base.create'
@@ -14,9 +15,15 @@ local ops = require 'moonshard.ops'
 local scope = require 'moonshard.base.scope'
 local util = require 'moonshard.base.util'
 
+--- Tables for ops.rotary():
+---
+---     local rotary = ms.models.Rotary(64, { rope_theta = 500000 })
+---     local cos, sin = rotary:tables(length, q:dtype(), 0)
+---     q, k = ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)   -- (B, T, H, 64)
 ---@class ms.models.Rotary
 ---@field frequencies number[]  D / 2
 ---@field factor number  of cosines and sines
+---@overload fun(width: integer, parameters?: table): ms.models.Rotary
 ---@field _tables table<string, { length: integer, cos: ms.Tensor, sin: ms.Tensor }>  by dtype
 local Rotary = class('models.Rotary')
 
@@ -177,8 +184,17 @@ end
 -- -- tables --------------------------------------------------------------------------------------
 
 ---@param width integer  of a head, even
----@param parameters table  of Rotary.read()
+---@param parameters? table  of Rotary.read(), or the fields of `rope_parameters` in config.json:
+---  rope_type ('default', 'linear', 'llama3', 'yarn'), rope_theta (default 10000), factor, ...
 function Rotary:init(width, parameters)
+  if arguments.whole(self._name, 'width', width, nil, 2) % 2 ~= 0 then
+    errors.raise('ValueError', '%s: width is %d, expected an even number', self._name, width)
+  end
+  parameters = arguments.list(self._name, 'parameters', parameters, {})
+  if not parameters.kind then
+    parameters = Rotary.read(self._name, { rope_parameters = parameters },
+      parameters.original_max_position_embeddings or 2048)
+  end
   local list, factor = kinds[parameters.kind](plain(parameters.rope_theta, width), parameters)
   self.frequencies, self.factor, self._tables = list, factor or 1, {}
 end

@@ -3,6 +3,7 @@
 
 local B = require 'moonshard_ffi'
 local arguments = require 'moonshard_ffi.arguments'
+local create = require 'moonshard.base.create'
 local dtype = require 'moonshard.base.dtype'
 local errors = require 'moonshard.base.errors'
 
@@ -85,5 +86,31 @@ masks.tril = keep('tril', C.MS_COMPARE_LE)
 --- The upper triangle; `diagonal` is the first diagonal that is kept.
 ---@type fun(x: ms.Tensor, diagonal?: integer): ms.Tensor
 masks.triu = keep('triu', C.MS_COMPARE_GE)
+
+local document_options = { past = 'whole', window = 'whole', causal = 'flag' }
+
+--- The attention mask of rows with several documents: a token at position p of its document sees
+--- the p tokens before it and itself. This holds for packed documents, for padding on the left
+--- (position 0) and for rows that continue from a cache.
+---@param positions ms.Tensor  i64 (B, T) or (1, T): of each token in its document, from 0
+---@param opts? { past?: integer, window?: integer, causal?: boolean }  past: tokens of each row
+---  that a cache has, which the queries follow (default 0); window: most keys that a query sees,
+---  its own among them; causal = false: later keys are not masked, for operators that are causal
+---@return ms.Tensor  bool (B, 1, T, past + T)
+function masks.document_mask(positions, opts)
+  arguments.tensor('document_mask', 'positions', positions)
+  opts = errors.options('document_mask', opts, document_options)
+  local past, length = opts.past or 0, positions:size(2)
+  local reach = opts.window and calls.clamp(positions, -math.huge, opts.window - 1) or positions
+  local keys = create.arange(past + length)
+  local first = create.arange(past, past + length) - reach
+  local mask = calls.compare(keys, first:unsqueeze(2):unsqueeze(-1), C.MS_COMPARE_GE)
+  if opts.causal == false then
+    return mask
+  end
+  local own = create.arange(past, past + length):unsqueeze(2)
+  local is_past = calls.compare(keys, own, C.MS_COMPARE_LE)
+  return calls.where(is_past, mask, is_past)
+end
 
 return masks

@@ -54,21 +54,6 @@ local function encoded(o, tok, prompt)
   return chat:encode(tok, chat:prompt(messages)), tok:id(chat.close)
 end
 
--- Writes the text of tokens as it becomes known. A character whose bytes are not complete is held
--- back.
-local function writer(tok)
-  local ids, written = {}, 0
-  return function(id, is_last)
-    ids[#ids + 1] = id
-    local text = tok:decode(ids)
-    if is_last or text:sub(-3) ~= '\239\191\189' then -- U+FFFD
-      io.stdout:write(text:sub(written + 1))
-      io.stdout:flush()
-      written = #text
-    end
-  end
-end
-
 -- The ends of the model's configuration, and that of the chat format.
 local function ends_of(model, close)
   if not close then
@@ -86,13 +71,17 @@ local function write(o, tok, model, prompt)
   if not o.chat then
     io.stdout:write(prompt)
   end
-  local put = writer(tok)
+  local stream = tok:stream()
   model:generate(ids, o.n, {
     temperature = o.temperature, top_k = o['top-k'], top_p = o['top-p'], min_p = o['min-p'],
-    repetition_penalty = o['repetition-penalty'], eos = ends_of(model, close), on_token = put,
+    repetition_penalty = o['repetition-penalty'], eos = ends_of(model, close),
+    on_token = function(id)
+      io.stdout:write(stream:add(id))
+      io.stdout:flush()
+    end,
     seed = o.seed >= 0 and o.seed or nil,
   })
-  io.stdout:write('\n')
+  io.stdout:write(stream:finish(), '\n')
 end
 
 --- Run the command.
