@@ -60,7 +60,7 @@ static int64_t before_change(const char *text, int64_t n)
     return at;
 }
 
-/* Bytes before the first character that is newer. `*length`: its bytes, 0 if there is none. */
+/* Bytes before the first newer character. `*length` is its size in bytes, 0 without one. */
 static int64_t before_newer(const char *text, int64_t n, int32_t *length)
 {
     int64_t at = 0;

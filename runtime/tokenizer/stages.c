@@ -28,8 +28,8 @@ static ms_status flush(splitter *p)
                                   p->at_start && p->start == 0);
 }
 
-/* The next part of the text, a match or what lies between two. It joins the one before it as the
- * behavior says. */
+/* The next part of the text, a match or what lies between two. The behavior decides
+ * whether it joins the one before it. */
 static ms_status part(splitter *p, int64_t start, int64_t end, bool is_match)
 {
     bool joins = false;

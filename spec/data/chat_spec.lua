@@ -3,13 +3,9 @@
 local checks = require 'support.checks'
 local ms = require 'moonshard'
 local small_model = require 'support.small_model'
+local shell = require 'support.shell'
 
-local function read(path)
-  local file = assert(io.open(path))
-  local text = file:read '*a'
-  file:close()
-  return text
-end
+local read = shell.read
 
 local fixture = ms.json.decode(read 'tests/fixtures/chats.json')
 local names = {}

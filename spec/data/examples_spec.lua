@@ -2,19 +2,9 @@
 local checks = require 'support.checks'
 local ms = require 'moonshard'
 local packing = require 'moonshard.data.packing'
+local shell = require 'support.shell'
 
-local function read(path)
-  local file = assert(io.open(path))
-  local text = file:read '*a'
-  file:close()
-  return text
-end
-
-local function write(path, text)
-  local file = assert(io.open(path, 'wb'))
-  file:write(text)
-  file:close()
-end
+local read, write = shell.read, shell.write
 
 local cases = ms.json.decode(read 'tests/fixtures/tokens.json').cases
 local folder = os.tmpname()

@@ -2,13 +2,9 @@
 -- and tiktoken (tests/fixtures/tokens.py, gpt2.py)
 local checks = require 'support.checks'
 local ms = require 'moonshard'
+local shell = require 'support.shell'
 
-local function read(path)
-  local file = assert(io.open(path))
-  local text = file:read '*a'
-  file:close()
-  return text
-end
+local read = shell.read
 
 local fixture = ms.json.decode(read 'tests/fixtures/tokens.json')
 local lines, cases = fixture.lines, fixture.cases

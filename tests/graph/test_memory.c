@@ -1,4 +1,5 @@
-/* runtime/graph: a replay needs no memory besides its plan's, and survives where there is none. */
+/* runtime/graph: a replay needs no memory besides its plan's, and a failed allocation leaves it
+ * usable. */
 #include "functions/functions.h"
 
 #include "backend.h"

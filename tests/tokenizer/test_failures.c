@@ -35,7 +35,7 @@ static const char *tokenizer_file(const char *name)
 /* Added tokens, NFC, byte fallback, an unknown character, invalid UTF-8. */
 static const char TEXT[] = "the  <mask> word caf\xC3\xA9 e\xCC\x81 \xF0\x9F\x98\x80 12\xFF";
 
-/* Encode, and decode the ids. `*sum` tells texts and ids apart. */
+/* Encode, and decode the ids. `*sum` depends on texts and ids. */
 static ms_status use(ms_tokenizer *t, int64_t *sum)
 {
     const int32_t *ids;

@@ -3,10 +3,10 @@
 
 local KeyValueCache = require 'moonshard.models.key_value_cache'
 local arguments = require 'moonshard_ffi.arguments'
-local autograd = require 'moonshard.autograd'
 local create = require 'moonshard.base.create'
 local data = require 'moonshard_ffi.data'
 local errors = require 'moonshard.base.errors'
+local evaluated = require 'moonshard.nn.evaluated'
 local finally = require 'moonshard.base.finally'
 local generation_config = require 'moonshard.models.generation_config'
 local parameter = require 'moonshard_ffi.parameter'
@@ -180,14 +180,11 @@ local function step(model, rows, opts, ends, cache, i)
 end
 
 local function run(model, rows, n, opts, ends, cache)
-  model:eval()
-  autograd.no_grad(function()
-    for i = 1, n do
-      if step(model, rows, opts, ends, cache, i) then
-        break
-      end
+  for i = 1, n do
+    if step(model, rows, opts, ends, cache, i) then
+      break
     end
-  end)
+  end
 end
 
 --- Continue rows of tokens, as the methods generate() of models do.
@@ -203,18 +200,11 @@ return function(model, ids, n, opts, is_cached)
   local rows, ends = rows_of(ids), generation_config.ends(model, opts.eos)
   arguments.whole('generate', 'n', n, nil, 0)
   local cache = is_cached and KeyValueCache(math.min(model.context, longest(rows) + n)) or nil
-  local modules, training = model:modules(), {}
-  for i, module in ipairs(modules) do
-    training[i] = module.training
-  end
   finally.run(function()
-    for i, module in ipairs(modules) do
-      rawset(module, 'training', training[i])
-    end
     if cache then
       cache:release()
     end
-  end, nil, run, model, rows, n, opts, ends, cache)
+  end, nil, evaluated.run, model, run, model, rows, n, opts, ends, cache)
   local new = {}
   for r, row in ipairs(rows) do
     new[r] = row.new

@@ -247,7 +247,9 @@ function run.train(o, set, plan, config)
   if result.stopped then
     ms.dist.exit(128 + result.stopped)
   end
-  local after, peak = ms.train.evaluate(model, validation), ms.memory().peak_total
+  -- A run that was complete when it was resumed validates nothing.
+  local after = result.validation_loss or ms.train.evaluate(model, validation)
+  local peak = ms.memory().peak_total
   save(o, model)
   local trained = logits_of(model, validation)
   model, opt, options, result = nil, nil, nil, nil -- luacheck: ignore

@@ -36,8 +36,8 @@ local util = require 'moonshard.base.util'
 ---@field keep? integer  newest checkpoints kept (default 2)
 ---@field save_frozen? boolean  false: checkpoints leave out frozen parameters (default true)
 ---@field resume? boolean  continue with the newest checkpoint in `out`, to the bits of a run that
----  was not interrupted; at the beginning if there is none (default false: IOError if `out` has a
----  run)
+---  was not interrupted. Without a checkpoint the run begins (default false: IOError if `out` has
+---  a run)
 ---@field state? table<string, table>  further parts of a checkpoint: ema, scaler, ...
 ---@field config? table  kept in checkpoints for the script
 ---@field log_every? integer  steps between lines; 0: none (default 10)
@@ -55,8 +55,7 @@ local KNOWN = {
   model = 'any', optimizer = 'any', data = 'any', steps = 'whole', epochs = 'number',
   schedule = 'fn', clip = 'number', loss = 'fn', validation = 'any', validate_every = 'whole',
   validation_steps = 'whole', out = 'text', save_every = 'whole', keep = 'whole', resume = 'flag',
-  save_frozen = 'flag',
-  state = 'list', config = 'list', log_every = 'whole', on_step = 'fn',
+  save_frozen = 'flag', state = 'list', config = 'list', log_every = 'whole', on_step = 'fn',
 }
 
 local function check_marked(name, value, mark, expected)
@@ -159,12 +158,12 @@ local function validate(run, step)
   end
 end
 
--- Is the multiple of a number of steps, of which 0 and nil have none?
+-- Is it time for what is done every so many steps? 0 and nil: never.
 local function is_due(step, every)
   return every ~= nil and every > 0 and step % every == 0
 end
 
--- Whatever is done after a step. Returns the signal that ends the run, if there is one.
+-- Log a step, validate and save. Returns the signal that ends the run, or nil.
 local function after_step(run, m)
   local o, step = run.o, m.step
   add_rates(m, run)
