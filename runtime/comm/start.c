@@ -37,7 +37,13 @@ ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank)
 
 ms_status ms_launch_exec(ms_launch **out, int32_t n, const char *const *argv, bool prefix)
 {
-    return msi_launch_exec(out, &msi_job_of_groups, n, argv, prefix);
+    return msi_launch_exec(out, &msi_job_of_groups, n, NULL, argv, prefix);
+}
+
+ms_status ms_launch_hosts(ms_launch **out, const ms_hosts *hosts, int32_t n,
+                          const char *const *argv, bool prefix)
+{
+    return msi_launch_exec(out, &msi_job_of_groups, n, hosts, argv, prefix);
 }
 
 ms_status ms_dist_threads(int32_t n, ms_status (*fn)(void *user, int32_t rank), void *user)

@@ -50,7 +50,7 @@ static void read_switches(msi_block *b)
     int64_t us = msi_switch_within("MS_COMM_SPIN_US", 50, 0, 1000000);
 
     /* Spin only if every rank has its own core. */
-    b->spin_ns = b->world <= b->cores ? us * 1000 : 0;
+    b->spin_ns = b->n_local <= b->cores ? us * 1000 : 0;
     b->timeout_ns = msi_switch_within("MS_COMM_TIMEOUT", 600, 1, MSI_LONGEST_S) * 1000000000;
     b->announce_ns = msi_switch_within("MS_COMM_ANNOUNCE", 15, 0, MSI_LONGEST_S) * 1000000000;
 }
@@ -85,9 +85,13 @@ static ms_status make_shared(msi_job *job, int64_t nbytes)
                            : refused("make a", nbytes, made);
 }
 
-static void fill(msi_block *b, const msi_job *job, int64_t nbytes)
+static void fill(msi_block *b, const msi_job *job, msi_job_size size, int64_t nbytes)
 {
     b->world = job->world;
+    b->n_hosts = size.n_hosts;
+    b->host = size.host;
+    b->n_local = size.n_local;
+    b->first = size.host * size.n_local;
     b->guest_at = guest_place(job->world);
     b->nbytes = nbytes;
     b->magic = BLOCK_MAGIC;
@@ -99,28 +103,25 @@ static void fill(msi_block *b, const msi_job *job, int64_t nbytes)
     read_switches(b);
 }
 
-ms_status msi_job_new(msi_job **out, const msi_job_guest *guest, int32_t world, bool threads)
+ms_status msi_job_new(msi_job **out, const msi_job_guest *guest, msi_job_size size, bool threads)
 {
     ms_status status = MS_OK;
 
     *out = NULL;
-    if (world < 1 || world > MS_MAX_RANKS) {
-        return MS_FAIL(MS_VALUE_ERROR, "number of ranks is %d, expected 1 to %d", (int)world,
-                       MS_MAX_RANKS);
+    if (size.n_local < 1 || size.n_local > MS_MAX_RANKS / size.n_hosts) {
+        return MS_FAIL(MS_VALUE_ERROR, "number of ranks is %d, expected 1 to %d", (int)size.n_local,
+                       MS_MAX_RANKS / (int)size.n_hosts);
     }
+    const int32_t world = size.n_hosts * size.n_local;
     const int64_t nbytes = guest_place(world) + guest->nbytes(world);
     msi_job *job = job_shell(guest, world, threads);
 
     if (job == NULL) {
         return MS_OUT_OF_MEMORY;
     }
-    if (threads) {
-        MS_TRY_GOTO(map_block(&job->block, nbytes, -1), failed);
-    } else {
-        MS_TRY_GOTO(make_shared(job, nbytes), failed);
-        MS_TRY_GOTO(msi_descriptors_new(job), failed);
-    }
-    fill(job->block, job, nbytes);
+    MS_TRY_GOTO(threads ? map_block(&job->block, nbytes, -1) : make_shared(job, nbytes), failed);
+    fill(job->block, job, size, nbytes);
+    MS_TRY_GOTO(threads ? MS_OK : msi_descriptors_new(job), failed);
     *out = job;
     return MS_OK;
 failed:
@@ -173,6 +174,7 @@ void msi_job_free(msi_job *job)
     if (job == NULL) {
         return;
     }
+    msi_mirror_free(job->mirror);
     msi_maps_sweep(job);
     if (job->block != NULL) {
         munmap(job->block, (size_t)job->block->nbytes);
@@ -202,8 +204,8 @@ void msi_job_make_private(const msi_job *job)
 /* Wake all ranks. */
 static void ring_all(msi_job *job)
 {
-    for (int32_t r = 0; r < job->world; r++) {
-        msi_wake(&job->block->rank[r]);
+    for (int32_t r = 0; r < job->block->n_local; r++) {
+        msi_wake(&job->block->rank[job->block->first + r]);
     }
 }
 
@@ -241,24 +243,16 @@ static bool may_replace(uint64_t word, int32_t own, int32_t subject, int32_t cau
                          abort_subject(word) == own && abort_cause(word) == MSI_CAUSE_LEFT);
 }
 
-bool msi_job_abort(msi_job *job, int32_t own, int32_t subject, int32_t cause, ms_status kind,
-                   const char *format, ...)
+bool msi_job_abort_text(msi_job *job, int32_t own, int32_t subject, int32_t cause, ms_status kind,
+                        const char *text)
 {
     msi_job_rank *mine = &job->block->rank[own];
     uint64_t word = atomic_load(&job->block->abort);
-    char text[MSI_TEXT];
-    va_list args;
 
     if (!may_replace(word, own, subject, cause)) {
         return false; /* keeps a text that may be being read */
     }
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
     msi_printable(mine->text, sizeof(mine->text), text);
-    if (subject >= 0 && !job->threads && cause >= MSI_CAUSE_FAILED && cause <= MSI_CAUSE_LEFT) {
-        name_process(job, subject, mine->text, sizeof(mine->text));
-    }
     mine->kind = kind;
     while (!atomic_compare_exchange_strong(&job->block->abort, &word,
                                            abort_pack(own, subject, cause))) {
@@ -268,6 +262,21 @@ bool msi_job_abort(msi_job *job, int32_t own, int32_t subject, int32_t cause, ms
     }
     ring_all(job);
     return true;
+}
+
+bool msi_job_abort(msi_job *job, int32_t own, int32_t subject, int32_t cause, ms_status kind,
+                   const char *format, ...)
+{
+    char text[MSI_TEXT];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    if (subject >= 0 && !job->threads && cause >= MSI_CAUSE_FAILED && cause <= MSI_CAUSE_LEFT) {
+        name_process(job, subject, text, sizeof(text));
+    }
+    return msi_job_abort_text(job, own, subject, cause, kind, text);
 }
 
 bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_status *kind,

@@ -18,7 +18,9 @@ typedef struct msi_descriptor_kept {
 
 ms_status msi_descriptors_new(msi_job *job)
 {
-    for (int32_t r = 0; r < job->world; r++) {
+    const int32_t first = job->block->first;
+
+    for (int32_t r = first; r < first + job->block->n_local; r++) {
         if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, job->socket[r]) != 0) {
             return msi_fail_call("socketpair", errno, "cannot make the socket of rank %d", (int)r);
         }

@@ -100,6 +100,8 @@ static void ended(int code, void *unused)
     (void)unused;
     if (code == 0 && d != NULL && d->job != NULL && !d->job->threads && d->gone == MSI_GONE_NOT) {
         d->job->guest->end();
+        msi_job_flush(d->job);
+        msi_job_linger(d->job, d->rank);
         d->gone = MSI_GONE_LEFT;
     }
 }
@@ -158,7 +160,9 @@ ms_status ms_dist_leave(void)
     const ms_status status = msi_settle(d->ctx); /* while it can still report to peers */
 
     d->job->guest->leave();
+    msi_job_flush(d->job); /* before others learn that it has left: [Note: status first] */
     d->gone = MSI_GONE_LEFT;
     msi_job_set_state(d->job, d->rank, MSI_RANK_LEFT);
+    msi_job_linger(d->job, d->rank);
     return status;
 }

@@ -10,6 +10,7 @@
 
 #include "base.h"
 #include "bounds.h"
+#include "mirror.h"
 #include "moonshard/job.h"
 
 #include <stdatomic.h>
@@ -51,13 +52,17 @@ typedef struct msi_job_rank {
     _Atomic int32_t exec_error; /* errno of executing its program */
     int32_t kind;               /* ms_status of `text` */
     char text[MSI_TEXT];        /* why this rank set `abort` */
+    msi_address address;        /* where it receives from other hosts */
 } msi_job_rank;
 
 typedef struct msi_block {
     uint64_t magic, nonce;
     uint32_t layout; /* sizes of the parts of block and guest, to reject other builds */
     int32_t world;
-    int32_t cores; /* usable by the launcher */
+    /* This host, and its ranks: first .. first + n_local - 1. */
+    int32_t n_hosts, host, first, n_local;
+    msi_secret secret; /* of connections between hosts */
+    int32_t cores;     /* usable by the launcher */
     int64_t nbytes, guest_at;
     int64_t spin_ns, timeout_ns;
     int64_t announce_ns;                 /* length of a wait that is announced; 0: never */
@@ -68,6 +73,17 @@ typedef struct msi_block {
 } msi_block;
 
 typedef struct msi_job msi_job;
+
+/* A job's place among hosts: `host` of `n_hosts`, each with `n_local` ranks. */
+typedef struct msi_job_size {
+    int32_t n_hosts, host, n_local;
+} msi_job_size;
+
+/* `n` ranks of one host. */
+static inline msi_job_size msi_one_host(int32_t n)
+{
+    return (msi_job_size){.n_hosts = 1, .host = 0, .n_local = n};
+}
 
 /* The layer above: its data after the block for the world, and its hooks. */
 typedef struct msi_job_guest {
@@ -92,6 +108,8 @@ struct msi_job {
     bool threads;
     _Atomic(struct msi_shared_map *) maps; /* shared with the job */
     struct msi_descriptor_kept *kept;      /* messages received before they were needed */
+    msi_mirror *mirror; /* in a rank: the memory shared with other hosts; NULL: one host */
+    int32_t own;        /* that rank */
     /* (world) sockets for file descriptors: the owner reads [0], others write [1]. */
     int32_t socket[][2];
 };
@@ -113,7 +131,7 @@ typedef struct msi_dist {
 } msi_dist;
 
 /* -- block.c: the control block ---------------------------------------------------------------- */
-ms_status msi_job_new(msi_job **out, const msi_job_guest *guest, int32_t world, bool threads);
+ms_status msi_job_new(msi_job **out, const msi_job_guest *guest, msi_job_size size, bool threads);
 /* Join an existing block; owns `fd` on success. */
 ms_status msi_job_open(msi_job **out, const msi_job_guest *guest, int32_t fd);
 void msi_job_free(msi_job *job);
@@ -127,10 +145,32 @@ void msi_job_make_private(const msi_job *job);
  * one (-1: none). True if this is the job's failure. */
 bool msi_job_abort(msi_job *job, int32_t own, int32_t subject, int32_t cause, ms_status kind,
                    const char *format, ...) MSI_PRINTF(6, 7);
+/* The same with a text that names its process already. */
+bool msi_job_abort_text(msi_job *job, int32_t own, int32_t subject, int32_t cause, ms_status kind,
+                        const char *text);
 /* The job's failure, or false. `text` is borrowed from the block. */
 bool msi_job_aborted(const msi_job *job, int32_t *subject, int32_t *cause, ms_status *kind,
                      const char **text);
 void msi_job_set_state(msi_job *job, int32_t rank, int32_t state);
+
+static inline bool msi_job_is_local(const msi_job *job, int32_t rank)
+{
+    return rank >= job->block->first && rank < job->block->first + job->block->n_local;
+}
+
+static inline int32_t msi_job_host_of(const msi_job *job, int32_t rank)
+{
+    return rank / job->block->n_local;
+}
+
+/* -- hosts.c: the ranks of other hosts --------------------------------------------------------- */
+/* Rank `rank` receives from other hosts at its listener, which is taken over. */
+ms_status msi_job_mirror(msi_job *job, int32_t rank, int32_t listener);
+/* Wait until what this rank has sent to other hosts is stored there. */
+void msi_job_flush(const msi_job *job);
+/* This rank has left: receive until the ranks of other hosts have, since its launcher compares them
+ * all. */
+void msi_job_linger(msi_job *job, int32_t rank);
 
 /* -- wakeup.c: sleeping until a peer stores something ---------------------------------------- */
 void msi_wake(msi_job_rank *rank);
@@ -250,10 +290,11 @@ int32_t msi_dist_local_rank(void);
 /* ms_dist_abort() in a process that has not joined, e.g. a rank that could not. */
 bool msi_dist_abort_unjoined(const msi_job_guest *guest, ms_status kind, const char *message);
 
-/* -- launch.c, threads.c: the same ------------------------------------------------------------- */
+/* -- launch_hosts.c, threads.c: the same ------------------------------------------------------- */
 ms_status msi_launch_fork(ms_launch **out, const msi_job_guest *guest, int32_t n, int32_t *rank);
+/* `hosts` NULL: this one alone. */
 ms_status msi_launch_exec(ms_launch **out, const msi_job_guest *guest, int32_t n,
-                          const char *const *argv, bool prefix);
+                          const ms_hosts *hosts, const char *const *argv, bool prefix);
 ms_status msi_dist_threads(const msi_job_guest *guest, int32_t n,
                            ms_status (*fn)(void *user, int32_t rank), void *user);
 

@@ -31,12 +31,13 @@ static int32_t env_number(const char *name, int32_t least, int32_t most)
     return (int32_t)value;
 }
 
-/* "recv,send0,send1,...", written by become_program(). */
+/* "recv,send0,send1,...", of this host's ranks, written by become_program(). */
 static ms_status open_sockets(msi_job *job, int32_t rank)
 {
     const char *text = msi_switch_text("MOONSHARD_SOCKET_FDS", "");
+    const int32_t first = job->block->first, n = job->block->n_local;
 
-    for (int32_t i = -1; i < job->world; i++) {
+    for (int32_t i = -1; i < n; i++) {
         char *end = NULL;
         long fd = strtol(text, &end, 10);
 
@@ -45,9 +46,9 @@ static ms_status open_sockets(msi_job *job, int32_t rank)
         if (!is_number || fcntl((int)fd, F_SETFD, FD_CLOEXEC) != 0) {
             return MS_FAIL(
                 MS_COMM_ERROR, "MOONSHARD_SOCKET_FDS does not list the %d sockets of this job: %s",
-                (int)job->world + 1, is_number ? strerrordesc_np(errno) : "expected a number each");
+                (int)n + 1, is_number ? strerrordesc_np(errno) : "expected a number each");
         }
-        job->socket[i < 0 ? rank : i][i < 0 ? 0 : 1] = (int32_t)fd;
+        job->socket[i < 0 ? rank : first + i][i < 0 ? 0 : 1] = (int32_t)fd;
         text = *end == ',' ? end + 1 : end;
     }
     return MS_OK;
@@ -84,6 +85,19 @@ static ms_status open_job(msi_job **out, const msi_job_guest *guest, int32_t *ra
     return MS_OK;
 }
 
+/* The memory that ranks of other hosts have copies of. */
+static ms_status open_mirror(msi_job *job, int32_t rank)
+{
+    if (job->block->n_hosts == 1) {
+        return MS_OK;
+    }
+    const int32_t listener = env_number("MOONSHARD_LISTENER_FD", 0, INT32_MAX - 1);
+
+    return listener < 0 || fcntl(listener, F_SETFD, FD_CLOEXEC) != 0
+               ? MS_COMM_ERROR
+               : msi_job_mirror(job, rank, listener);
+}
+
 static ms_status join_by_environment(msi_dist *d, const msi_job_guest *guest)
 {
     msi_job *job;
@@ -92,6 +106,7 @@ static ms_status join_by_environment(msi_dist *d, const msi_job_guest *guest)
 
     MS_TRY(open_job(&job, guest, &rank));
     MS_TRY_GOTO(open_sockets(job, rank), failed);
+    MS_TRY_GOTO(open_mirror(job, rank), failed);
     MS_TRY_GOTO(msi_dist_enter(d, job, rank, MSI_LAUNCHER_RUN, true), failed);
     fcntl(job->fd, F_SETFD, FD_CLOEXEC);
     /* Children of a rank are not ranks. */
@@ -99,6 +114,8 @@ static ms_status join_by_environment(msi_dist *d, const msi_job_guest *guest)
     unsetenv("MOONSHARD_JOB_FD");
     unsetenv("MOONSHARD_SOCKET_FDS");
     unsetenv("MOONSHARD_WORLD_SIZE");
+    unsetenv("MOONSHARD_LOCAL_RANK");
+    unsetenv("MOONSHARD_LISTENER_FD");
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* a pipe to the launcher: flush lines */
     return MS_OK;
 failed:
@@ -112,7 +129,7 @@ static ms_status join_alone(msi_dist *d, const msi_job_guest *guest)
 {
     msi_job *job;
 
-    MS_TRY(msi_job_new(&job, guest, 1, true)); /* one rank: plain memory */
+    MS_TRY(msi_job_new(&job, guest, msi_one_host(1), true)); /* one rank: plain memory */
     ms_status status = msi_dist_enter(d, job, 0, MSI_LAUNCHER_NONE, true);
 
     if (status != MS_OK) {
@@ -169,7 +186,8 @@ int32_t msi_dist_local_rank(void)
 {
     const msi_dist *d = msi_dist_peek();
 
-    return d != NULL && d->job != NULL ? d->rank : (int32_t)msi_switch_int("MOONSHARD_RANK", 0);
+    return d != NULL && d->job != NULL ? d->rank - d->job->block->first
+                                       : (int32_t)msi_switch_int("MOONSHARD_LOCAL_RANK", 0);
 }
 
 static const char *const launchers[] = {
@@ -186,6 +204,7 @@ void ms_dist_info_get(ms_dist_info *info)
 
     *info = (ms_dist_info){.world_size = 1,
                            .local_world_size = 1,
+                           .n_hosts = 1,
                            .cores = msi_cores_allowed(),
                            .initialized = joined && d->gone == 0,
                            .launcher = launchers[d != NULL ? d->launcher : MSI_LAUNCHER_NONE],
@@ -193,8 +212,11 @@ void ms_dist_info_get(ms_dist_info *info)
     if (joined) {
         info->rank = d->rank;
         info->local_rank = msi_dist_local_rank();
-        info->world_size = info->local_world_size = d->job->world;
-        info->transport = d->job->world > 1 ? "shm" : "self";
+        info->world_size = d->job->world;
+        info->local_world_size = d->job->block->n_local;
+        info->host = d->job->block->host;
+        info->n_hosts = d->job->block->n_hosts;
+        info->transport = info->n_hosts > 1 ? "shm+tcp" : d->job->world > 1 ? "shm" : "self";
     }
     const msi_closed_rank closed = msi_dist_closed();
 

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -106,8 +107,59 @@ static void open_standard_streams(void)
     }
 }
 
-static ms_status launch_new(ms_launch **out, msi_dist *d, const msi_job_guest *guest, int32_t n)
+/* Meet the other hosts' launchers. */
+static ms_status meet(ms_launch *launch, const ms_hosts *hosts)
 {
+    launch->listeners = malloc(sizeof(*launch->listeners) * (size_t)launch->n);
+    if (launch->listeners == NULL) {
+        return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to start %d ranks", (int)launch->n);
+    }
+    for (int32_t i = 0; i < launch->n; i++) {
+        launch->listeners[i] = -1;
+    }
+    return msi_agent_meet(&launch->agent, launch->job, hosts, launch->listeners);
+}
+
+static void close_listeners(ms_launch *launch)
+{
+    for (int32_t i = 0; launch->listeners != NULL && i < launch->n; i++) {
+        if (launch->listeners[i] >= 0) {
+            close(launch->listeners[i]);
+        }
+    }
+    free(launch->listeners);
+    launch->listeners = NULL;
+}
+
+/* Of a child that becomes a rank; -1: none. */
+static int32_t take_listener(ms_launch *launch, int32_t child)
+{
+    const int32_t fd = launch->listeners != NULL ? launch->listeners[child] : -1;
+
+    if (fd >= 0) {
+        launch->listeners[child] = -1;
+    }
+    return fd;
+}
+
+static ms_status check_hosts(const ms_hosts *h)
+{
+    if (h->n_hosts < 2 || h->n_hosts > MS_MAX_RANKS || h->host < 0 || h->host >= h->n_hosts) {
+        return MS_FAIL(MS_VALUE_ERROR, "host %d of %d, expected 0 to %d of 2 to %d", (int)h->host,
+                       (int)h->n_hosts, (int)h->n_hosts - 1, MS_MAX_RANKS);
+    }
+    return h->secret != NULL && h->secret[0] != '\0'
+               ? MS_OK
+               : MS_FAIL(MS_VALUE_ERROR, "a job on several hosts has no secret, expected a text "
+                                         "that is equal on all hosts");
+}
+
+static ms_status launch_new(ms_launch **out, msi_dist *d, const msi_job_guest *guest, int32_t n,
+                            const ms_hosts *hosts)
+{
+    const msi_job_size size =
+        hosts != NULL ? (msi_job_size){hosts->n_hosts, hosts->host, n} : msi_one_host(n);
+
     ms_launch *launch =
         calloc(1, sizeof(*launch) + sizeof(launch->child[0]) * (size_t)(n > 0 ? n : 0));
 
@@ -116,7 +168,7 @@ static ms_status launch_new(ms_launch **out, msi_dist *d, const msi_job_guest *g
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to start %d ranks", (int)n);
     }
     open_standard_streams();
-    ms_status status = msi_job_new(&launch->job, guest, n, false);
+    ms_status status = msi_job_new(&launch->job, guest, size, false);
 
     if (status != MS_OK) {
         free(launch);
@@ -124,10 +176,14 @@ static ms_status launch_new(ms_launch **out, msi_dist *d, const msi_job_guest *g
     }
     launch->owner = d;
     launch->n = n;
+    launch->first = launch->job->block->first;
     launch->host = getpid();
     launch->line = -1;
-    status = msi_launch_block_signals(launch);
+    status = hosts != NULL ? meet(launch, hosts) : MS_OK;
+    status = status == MS_OK ? msi_launch_block_signals(launch) : status;
     if (status != MS_OK) {
+        close_listeners(launch);
+        msi_agent_free(launch->agent);
         msi_job_free(launch->job);
         free(launch);
         return status;
@@ -141,6 +197,8 @@ static ms_status launch_new(ms_launch **out, msi_dist *d, const msi_job_guest *g
 static void launch_drop(ms_launch *launch)
 {
     msi_output_free(launch->output);
+    close_listeners(launch);
+    msi_agent_free(launch->agent);
     close(launch->signal_fd);
     MSI_HANDLE(launch, MSI_MAGIC_LAUNCH);
     free(launch->program);
@@ -154,6 +212,10 @@ void msi_launch_free(ms_launch *launch)
     }
     msi_launch_catch_signals(launch);
     msi_job_free(launch->job);
+    for (int32_t i = 0; i < MSI_TEST_HOSTS; i++) {
+        while (launch->beside[i] > 0 && waitpid(launch->beside[i], NULL, 0) < 0 && errno == EINTR) {
+        }
+    }
     launch_drop(launch);
 }
 
@@ -174,15 +236,19 @@ static void supervised_by(msi_dist *d, ms_launch *launch)
 
 /* -- fork -------------------------------------------------------------------------------------- */
 
-static ms_status become_rank(ms_launch *launch, int32_t rank)
+static ms_status become_rank(ms_launch *launch, int32_t child)
 {
+    const int32_t rank = launch->first + child;
+    const int32_t listener = take_listener(launch, child);
     msi_dist *d = launch->owner;
     msi_job *job = launch->job;
 
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* flush whole lines of ranks */
     msi_descriptors_keep(job, rank);
     launch_drop(launch);
-    ms_status status = msi_dist_enter(d, job, rank, MSI_LAUNCHER_FORK, true);
+    ms_status status = listener >= 0 ? msi_job_mirror(job, rank, listener) : MS_OK;
+
+    status = status == MS_OK ? msi_dist_enter(d, job, rank, MSI_LAUNCHER_FORK, true) : status;
 
     if (status != MS_OK) {
         msi_job_free(job);
@@ -190,24 +256,20 @@ static ms_status become_rank(ms_launch *launch, int32_t rank)
     return status;
 }
 
-ms_status msi_launch_fork(ms_launch **out, const msi_job_guest *guest, int32_t n, int32_t *rank)
+static ms_status fork_here(ms_launch **out, msi_dist *d, const msi_start *s, const ms_hosts *hosts,
+                           int32_t *rank)
 {
-    msi_dist *d = msi_dist_state();
     ms_launch *launch;
+    int32_t child;
 
-    *out = NULL;
-    *rank = -1;
-    if (d == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    MS_TRY(check_can_fork(d));
-    fflush(NULL); /* else children print it again */
-    MS_TRY(launch_new(&launch, d, guest, n));
-    ms_status status = msi_reaper_start(launch, rank);
+    MS_TRY(launch_new(&launch, d, s->guest, s->n, hosts));
+    ms_status status = msi_reaper_start(launch, &child);
 
-    if (*rank >= 0) {
-        return become_rank(launch, *rank);
+    if (child >= 0) {
+        *rank = launch->first + child;
+        return become_rank(launch, child);
     }
+    close_listeners(launch);
     if (status != MS_OK) {
         msi_launch_free(launch);
         return status;
@@ -219,7 +281,7 @@ ms_status msi_launch_fork(ms_launch **out, const msi_job_guest *guest, int32_t n
 
 /* -- fork and exec ----------------------------------------------------------------------------- */
 
-enum { NUMBERS = 3, VARIABLES, SOCKETS = NUMBERS, TEXT = 48, PER_SOCKET = 12 };
+enum { NUMBERS = 5, VARIABLES, SOCKETS = NUMBERS, TEXT = 48, PER_SOCKET = 12 };
 
 /* A rank's memory for exec, allocated before fork. */
 typedef struct recipe {
@@ -230,8 +292,9 @@ typedef struct recipe {
     size_t list_bytes; /* per list */
 } recipe;
 
-static const char *const variables[VARIABLES] = {"MOONSHARD_RANK", "MOONSHARD_WORLD_SIZE",
-                                                 "MOONSHARD_JOB_FD", "MOONSHARD_SOCKET_FDS"};
+static const char *const variables[VARIABLES] = {"MOONSHARD_RANK",        "MOONSHARD_WORLD_SIZE",
+                                                 "MOONSHARD_JOB_FD",      "MOONSHARD_LOCAL_RANK",
+                                                 "MOONSHARD_LISTENER_FD", "MOONSHARD_SOCKET_FDS"};
 
 static bool is_ours(const char *variable)
 {
@@ -245,23 +308,27 @@ static bool is_ours(const char *variable)
     return false;
 }
 
-static char *socket_list(const recipe *x, int32_t rank)
+static char *socket_list(const recipe *x, int32_t child)
 {
-    return x->sockets + (size_t)rank * x->list_bytes;
+    return x->sockets + (size_t)child * x->list_bytes;
 }
 
-static void describe_job(const recipe *x, const msi_job *job, int32_t rank)
+static void describe_job(const recipe *x, const ms_launch *launch, int32_t child)
 {
-    const int32_t number[NUMBERS] = {rank, job->world, job->fd};
-    char *list = socket_list(x, rank);
+    const msi_job *job = launch->job;
+    const int32_t rank = launch->first + child;
+    const int32_t number[NUMBERS] = {rank, job->world, job->fd, child,
+                                     launch->listeners != NULL ? launch->listeners[child] : -1};
+    char *list = socket_list(x, child);
     size_t at = (size_t)snprintf(list, x->list_bytes, "%s=%d", variables[SOCKETS],
                                  (int)job->socket[rank][0]);
 
-    for (int32_t r = 0; r < job->world; r++) {
-        at += (size_t)snprintf(list + at, x->list_bytes - at, ",%d", (int)job->socket[r][1]);
+    for (int32_t i = 0; i < launch->n; i++) {
+        at += (size_t)snprintf(list + at, x->list_bytes - at, ",%d",
+                               (int)job->socket[launch->first + i][1]);
     }
     for (int32_t i = 0; i < NUMBERS; i++) {
-        snprintf(x->number[rank][i], TEXT, "%s=%d", variables[i], (int)number[i]);
+        snprintf(x->number[child][i], TEXT, "%s=%d", variables[i], (int)number[i]);
     }
 }
 
@@ -275,9 +342,9 @@ static void recipe_free(recipe *x)
     free(x);
 }
 
-static ms_status recipe_new(recipe **out, const msi_job *job, const char *program)
+static ms_status recipe_new(recipe **out, const ms_launch *launch, const char *program)
 {
-    const size_t world = (size_t)job->world;
+    const size_t ranks = (size_t)launch->n;
     recipe *x = calloc(1, sizeof(*x));
     int32_t n = 0, kept = VARIABLES; /* the first ones are the rank's */
 
@@ -287,9 +354,9 @@ static ms_status recipe_new(recipe **out, const msi_job *job, const char *progra
     }
     if (x != NULL) {
         x->environment = calloc((size_t)n + VARIABLES + 1, sizeof(*x->environment));
-        x->number = calloc(world, sizeof(x->number[0]));
-        x->list_bytes = TEXT + PER_SOCKET * (world + 1);
-        x->sockets = calloc(world, x->list_bytes);
+        x->number = calloc(ranks, sizeof(x->number[0]));
+        x->list_bytes = TEXT + PER_SOCKET * (ranks + 1);
+        x->sockets = calloc(ranks, x->list_bytes);
     }
     if (x == NULL || x->environment == NULL || x->number == NULL || x->sockets == NULL) {
         recipe_free(x);
@@ -300,8 +367,8 @@ static ms_status recipe_new(recipe **out, const msi_job *job, const char *progra
             x->environment[kept++] = environ[i];
         }
     }
-    for (int32_t r = 0; r < job->world; r++) {
-        describe_job(x, job, r);
+    for (int32_t i = 0; i < launch->n; i++) {
+        describe_job(x, launch, i);
     }
     *out = x;
     return MS_OK;
@@ -313,77 +380,69 @@ static bool keep_open(int32_t fd)
 }
 
 /* False: see errno. */
-static bool hand_over(const ms_launch *launch, int32_t rank)
+static bool hand_over(const ms_launch *launch, int32_t child)
 {
     const msi_job *job = launch->job;
-    bool all = (launch->output == NULL || msi_output_enter(launch->output, rank)) &&
-               keep_open(job->fd) && keep_open(job->socket[rank][0]);
+    bool all = (launch->output == NULL || msi_output_enter(launch->output, child)) &&
+               (launch->listeners == NULL || keep_open(launch->listeners[child])) &&
+               keep_open(job->fd) && keep_open(job->socket[launch->first + child][0]);
 
-    for (int32_t r = 0; r < job->world && all; r++) {
-        all = keep_open(job->socket[r][1]);
+    for (int32_t i = 0; i < launch->n && all; i++) {
+        all = keep_open(job->socket[launch->first + i][1]);
     }
     return all;
 }
 
-static _Noreturn void become_program(const ms_launch *launch, recipe *x, int32_t rank,
+static _Noreturn void become_program(const ms_launch *launch, recipe *x, int32_t child,
                                      const char *const *argv)
 {
     const msi_job *job = launch->job;
 
     for (int32_t i = 0; i < NUMBERS; i++) {
-        x->environment[i] = x->number[rank][i];
+        x->environment[i] = x->number[child][i];
     }
-    x->environment[SOCKETS] = socket_list(x, rank);
-    if (hand_over(launch, rank)) {
+    x->environment[SOCKETS] = socket_list(x, child);
+    if (hand_over(launch, child)) {
         /* execvpe() would give a file without a first line for an interpreter to the shell */
         char *const *words = (char *const *)(uintptr_t)argv;
 
         (strchr(argv[0], '/') != NULL ? execve : execvpe)(argv[0], words, x->environment);
     }
-    atomic_store(&job->block->rank[rank].exec_error, errno); /* for the launcher's message */
+    atomic_store(&job->block->rank[launch->first + child].exec_error,
+                 errno); /* for the launcher's message */
     _exit(errno == ENOENT ? 127 : 126);
 }
 
 static ms_status start_programs(ms_launch *launch, const char *const *argv, bool prefix)
 {
     recipe *x = NULL;
-    int32_t rank;
+    int32_t child;
 
     launch->program = strdup(argv[0]);
     if (launch->program == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to start %s", argv[0]);
     }
-    MS_TRY(prefix ? msi_output_new(&launch->output, launch->n) : MS_OK);
-    MS_TRY(recipe_new(&x, launch->job, argv[0]));
-    ms_status status = msi_reaper_start(launch, &rank);
+    MS_TRY(prefix ? msi_output_new(&launch->output, launch->first, launch->n) : MS_OK);
+    MS_TRY(recipe_new(&x, launch, argv[0]));
+    ms_status status = msi_reaper_start(launch, &child);
 
-    if (rank >= 0) {
-        become_program(launch, x, rank, argv);
+    if (child >= 0) {
+        become_program(launch, x, child, argv);
     }
     recipe_free(x);
+    close_listeners(launch);
     if (launch->output != NULL) {
         msi_output_started(launch->output);
     }
     return status;
 }
 
-ms_status msi_launch_exec(ms_launch **out, const msi_job_guest *guest, int32_t n,
-                          const char *const *argv, bool prefix)
+static ms_status exec_here(ms_launch **out, msi_dist *d, const msi_start *s, const ms_hosts *hosts)
 {
-    msi_dist *d = msi_dist_state();
     ms_launch *launch;
 
-    *out = NULL;
-    if (d == NULL) {
-        return MS_OUT_OF_MEMORY;
-    }
-    if (argv == NULL || argv[0] == NULL) {
-        return MS_FAIL(MS_VALUE_ERROR, "no program to run, expected at least one argument");
-    }
-    MS_TRY(check_can_start(d));
-    fflush(NULL);
-    MS_TRY(launch_new(&launch, d, guest, n));
-    ms_status status = start_programs(launch, argv, prefix);
+    MS_TRY(launch_new(&launch, d, s->guest, s->n, hosts));
+    ms_status status = start_programs(launch, s->argv, s->prefix);
 
     if (status != MS_OK) {
         msi_launch_free(launch);
@@ -392,4 +451,21 @@ ms_status msi_launch_exec(ms_launch **out, const msi_job_guest *guest, int32_t n
     supervised_by(d, launch);
     *out = launch;
     return MS_OK;
+}
+
+ms_status msi_launch_check(const msi_dist *d, const msi_start *s)
+{
+    if (s->argv != NULL && s->argv[0] == NULL) {
+        return MS_FAIL(MS_VALUE_ERROR, "no program to run, expected at least one argument");
+    }
+    return s->argv != NULL ? check_can_start(d) : check_can_fork(d);
+}
+
+ms_status msi_launch_start(ms_launch **out, msi_dist *d, const msi_start *s, const ms_hosts *hosts,
+                           int32_t *rank)
+{
+    *out = NULL;
+    *rank = -1;
+    MS_TRY(hosts != NULL ? check_hosts(hosts) : MS_OK);
+    return s->argv != NULL ? exec_here(out, d, s, hosts) : fork_here(out, d, s, hosts, rank);
 }

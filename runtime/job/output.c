@@ -239,7 +239,7 @@ static ms_status open_source(source *s, int32_t rank)
                : msi_fail_call("fcntl", errno, "cannot take what rank %d prints", (int)rank);
 }
 
-ms_status msi_output_new(msi_output **out, int32_t n)
+ms_status msi_output_new(msi_output **out, int32_t first, int32_t n)
 {
     msi_output *o = calloc(1, sizeof(*o) + 2 * (size_t)n * sizeof(o->source[0]));
     ms_status status = MS_OK;
@@ -260,7 +260,7 @@ ms_status msi_output_new(msi_output **out, int32_t n)
         o->sink[i].moved_at = msi_now_ns();
     }
     for (int32_t i = 0; i < 2 * n && status == MS_OK; i++) {
-        status = open_source(&o->source[i], i / 2);
+        status = open_source(&o->source[i], first + i / 2);
     }
     if (status != MS_OK) {
         msi_output_free(o);

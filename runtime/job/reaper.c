@@ -81,7 +81,7 @@ static void settle(const reaper *k, pid_t parent, int32_t rank)
     msi_launch_catch_signals(k->launch);
     close(k->line);
     msi_cores_pin(rank, k->launch->n);
-    if (rank > 0) {
+    if (k->launch->first + rank > 0) {
         leave_stdin();
     }
 }
@@ -104,7 +104,7 @@ static int32_t start_ranks(reaper *k)
         }
         k->launch->child[r].pid = pid;
         k->running++;
-        atomic_store(&k->launch->job->block->rank[r].pid, (int32_t)pid);
+        atomic_store(&k->launch->job->block->rank[k->launch->first + r].pid, (int32_t)pid);
     }
     return -1;
 }
@@ -257,7 +257,10 @@ static int32_t become_reaper(ms_launch *launch, int32_t line)
         return rank;
     }
     prctl(PR_SET_NAME, "moonshard-reap"); /* name in `ps` */
-    msi_output_free(launch->output);      /* so ranks notice if the launcher stops reading */
+    for (int32_t i = 0; launch->listeners != NULL && i < launch->n; i++) {
+        close(launch->listeners[i]); /* so that nobody connects to a rank that has ended */
+    }
+    msi_output_free(launch->output); /* so ranks notice if the launcher stops reading */
     report(&k, STARTED, 0);
     keep(&k);
 }
@@ -314,7 +317,8 @@ ms_status msi_reaper_start(ms_launch *launch, int32_t *rank)
     }
     if (m.rank != STARTED) {
         hang_up(launch);
-        return msi_fail_call("fork", m.number, "cannot start rank %d", (int)m.rank);
+        return msi_fail_call("fork", m.number, "cannot start rank %d",
+                             (int)(launch->first + m.rank));
     }
     for (int32_t r = 0; r < launch->n; r++) {
         launch->child[r].running = true;

@@ -32,6 +32,11 @@ typedef struct supervisor {
     int64_t waited_ns;             /* running time since ranks are late */
 } supervisor;
 
+static msi_job_rank *block_of(const supervisor *s, int32_t child)
+{
+    return &s->job->block->rank[s->launch->first + child];
+}
+
 static void kill_all(const supervisor *s, int signal)
 {
     for (int32_t r = 0; r < s->launch->n; r++) {
@@ -60,15 +65,15 @@ static const char *signal_name(int signal)
     return name != NULL ? name : "unknown";
 }
 
-/* Handle the end of rank `rank`, with its waitpid() `status`. */
-static void judge(supervisor *s, int32_t rank, int32_t status)
+/* Handle the end of child `i`, with its waitpid() `status`. */
+static void judge(supervisor *s, int32_t i, int32_t status)
 {
     uint32_t stop = atomic_load(&s->job->block->stop);
-    int32_t launcher = s->launch->n;
-    msi_child *child = &s->launch->child[rank];
+    const int32_t launcher = s->job->world, rank = s->launch->first + i;
+    msi_child *child = &s->launch->child[i];
     bool exited = WIFEXITED(status);
-    int32_t error = atomic_load(&s->job->block->rank[rank].exec_error);
-    bool has_joined = atomic_load(&s->job->block->rank[rank].state) != MSI_RANK_STARTING;
+    int32_t error = atomic_load(&block_of(s, i)->exec_error);
+    bool has_joined = atomic_load(&block_of(s, i)->state) != MSI_RANK_STARTING;
 
     child->code = exited ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     if (child->code != 0 && s->first_code == 0) {
@@ -99,28 +104,28 @@ static void judge(supervisor *s, int32_t rank, int32_t status)
     msi_job_set_state(s->job, rank, MSI_RANK_DEAD);
 }
 
-static void note_end(supervisor *s, int32_t rank, int32_t status)
+static void note_end(supervisor *s, int32_t i, int32_t status)
 {
-    msi_child *child = &s->launch->child[rank];
+    msi_child *child = &s->launch->child[i];
 
     child->running = false;
     s->alive--;
     if (s->launch->output != NULL) {
-        msi_output_end(s->launch->output, rank);
+        msi_output_end(s->launch->output, i);
     }
-    judge(s, rank, status);
+    judge(s, i, status);
     child->killed = s->killed; /* then its code is ours */
 }
 
 static void receive_deaths(supervisor *s)
 {
-    int32_t rank, status;
+    int32_t child, status;
 
-    while (msi_reaper_read_end(s->launch, &rank, &status)) {
-        note_end(s, rank, status);
+    while (msi_reaper_read_end(s->launch, &child, &status)) {
+        note_end(s, child, status);
     }
     if (s->launch->line < 0 && s->alive > 0) { /* the kernel ends ranks with their parent */
-        msi_job_abort(s->job, s->launch->n, -1, MSI_CAUSE_DIED, MS_COMM_ERROR,
+        msi_job_abort(s->job, s->job->world, -1, MSI_CAUSE_DIED, MS_COMM_ERROR,
                       "the process that keeps the ranks (%d) died", (int)s->launch->reaper);
         for (int32_t r = 0; r < s->launch->n; r++) {
             if (s->launch->child[r].running) {
@@ -151,7 +156,7 @@ static void ask_to_stop(supervisor *s, int32_t signal)
             s->stop_at = now + s->stop_ns;
         }
     } else if (signal != SIGHUP && now - first >= MSI_AGAIN_MS * 1000000LL) {
-        msi_job_abort(s->job, s->launch->n, -1, MSI_CAUSE_STOPPED, MS_COMM_ERROR,
+        msi_job_abort(s->job, s->job->world, -1, MSI_CAUSE_STOPPED, MS_COMM_ERROR,
                       "stopped by a second signal %d (%s)", (int)signal, signal_name(signal));
         end_now(s, signal);
     }
@@ -165,7 +170,7 @@ static void on_signal(supervisor *s, int32_t signal)
     atomic_fetch_or(&s->job->block->stop, 1U << signal);
     for (int32_t r = 0; r < s->launch->n && s->ended_by == 0; r++) {
         /* Ranks that catch signals read the word; Ctrl-C of a terminal reaches them, too. */
-        if (s->launch->child[r].running && atomic_load(&s->job->block->rank[r].catches) == 0) {
+        if (s->launch->child[r].running && atomic_load(&block_of(s, r)->catches) == 0) {
             msi_reaper_signal(s->launch, r, signal);
         }
     }
@@ -180,14 +185,14 @@ static void read_signals(supervisor *s)
     }
 }
 
-/* A running rank that never checked for a stop, or -1. Prefers one that is not waiting, since those
- * that wait for it cannot check. */
+/* A running child that never checked for a stop, or -1. Prefers one that is not waiting, since
+ * those that wait for it cannot check. */
 static int32_t never_looked(const supervisor *s)
 {
     int32_t found = -1;
 
     for (int32_t r = 0; r < s->launch->n; r++) {
-        msi_job_rank *rank = &s->job->block->rank[r];
+        msi_job_rank *rank = block_of(s, r);
 
         if (s->launch->child[r].running && atomic_load(&rank->looks) == 0) {
             if (atomic_load(&rank->waiting) == 0) {
@@ -210,9 +215,9 @@ static void end_ranks_that_never_look(supervisor *s)
     }
     r = never_looked(s);
     if (r >= 0) {
-        msi_job_abort(s->job, s->launch->n, -1, MSI_CAUSE_STOPPED, MS_COMM_ERROR,
+        msi_job_abort(s->job, s->job->world, -1, MSI_CAUSE_STOPPED, MS_COMM_ERROR,
                       "stopped by signal %d (%s): rank %d never asks whether to stop", (int)stop,
-                      signal_name(stop), (int)r);
+                      signal_name(stop), (int)(s->launch->first + r));
         end_now(s, stop);
     }
 }
@@ -258,7 +263,7 @@ static void announce_wait(supervisor *s)
     s->job->guest->positions(s->job, positions, sizeof(positions));
     for (int32_t r = 0; r < s->launch->n; r++) {
         if (s->launch->child[r].running) {
-            ranks[n++] = r;
+            ranks[n++] = s->launch->first + r;
         }
     }
     msi_ranks_list(ranks, n, late, sizeof(late));
@@ -271,7 +276,7 @@ static void announce_wait(supervisor *s)
 
 static void sleep_for_events(supervisor *s)
 {
-    struct pollfd fds[2 + 2 * s->launch->n + 2];
+    struct pollfd fds[2 + 2 * s->launch->n + 2 + s->job->block->n_hosts];
     int64_t left_ms =
         s->kill_at != 0 && !s->killed ? (s->kill_at - msi_now_ns()) / 1000000 + 1 : MSI_LOOK_MS;
     nfds_t n = 0;
@@ -280,6 +285,9 @@ static void sleep_for_events(supervisor *s)
     fds[n++] = (struct pollfd){.fd = s->launch->line, .events = POLLIN};
     if (s->launch->output != NULL) {
         n += msi_output_poll(s->launch->output, fds + n);
+    }
+    if (s->launch->agent != NULL) {
+        n += msi_agent_poll(s->launch->agent, fds + n);
     }
     poll(fds, n, left_ms < 0 ? 0 : left_ms > MSI_LOOK_MS ? MSI_LOOK_MS : (int)left_ms);
 }
@@ -297,6 +305,9 @@ static void supervise(supervisor *s)
         read_signals(s);
         receive_deaths(s);
         move_output(s);
+        if (s->launch->agent != NULL) {
+            msi_agent_move(s->launch->agent);
+        }
         end_ranks_that_never_look(s);
         announce_wait(s);
         if (s->kill_at == 0 && failure(s) != NULL) {
@@ -305,6 +316,28 @@ static void supervise(supervisor *s)
         if (s->kill_at != 0 && !s->killed && msi_now_ns() >= s->kill_at) {
             s->killed = true;
             kill_all(s, SIGKILL);
+        }
+    }
+}
+
+/* This host's ranks have ended: wait for the other hosts', which it may still have to tell of a
+ * failure. A failed job's end is awaited for twice the time that ranks have. */
+static void await_hosts(supervisor *s)
+{
+    msi_agent *agent = s->launch->agent;
+    int64_t limit = 0;
+
+    if (agent == NULL) {
+        return;
+    }
+    msi_agent_end(agent, s->first_code);
+    while (!msi_agent_has_ended(agent) && (limit == 0 || msi_now_ns() < limit)) {
+        sleep_for_events(s);
+        read_signals(s);
+        move_output(s);
+        msi_agent_move(agent);
+        if (limit == 0 && failure(s) != NULL) {
+            limit = msi_now_ns() + 2 * MSI_GRACE_MS * 1000000LL;
         }
     }
 }
@@ -345,8 +378,15 @@ static int32_t job_code(const supervisor *s, int32_t subject, int32_t cause)
     if (cause == MSI_CAUSE_STOPPED && s->ended_by != 0) {
         return 128 + s->ended_by;
     }
-    if (subject >= 0 && !s->launch->child[subject].killed && s->launch->child[subject].code != 0) {
-        return s->launch->child[subject].code;
+    const int32_t child = subject - s->launch->first;
+    const int32_t host = subject >= 0 ? msi_job_host_of(s->job, subject) : -1;
+
+    if (child >= 0 && child < s->launch->n && !s->launch->child[child].killed &&
+        s->launch->child[child].code != 0) {
+        return s->launch->child[child].code;
+    }
+    if (host >= 0 && host != s->job->block->host && msi_agent_code(s->launch->agent, host) != 0) {
+        return msi_agent_code(s->launch->agent, host);
     }
     return s->killed || s->first_code == 0 ? 1 : s->first_code;
 }
@@ -372,6 +412,7 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
         sigaction(SIGPIPE, &(struct sigaction){.sa_handler = SIG_IGN}, &pipe_before) == 0;
 
     supervise(&s);
+    await_hosts(&s);
     if (s.first_code == 0) {
         s.job->guest->compare_left(s.job);
     }

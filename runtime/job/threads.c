@@ -53,7 +53,7 @@ ms_status msi_dist_threads(const msi_job_guest *guest, int32_t n,
     if (fn == NULL) {
         return MS_FAIL(MS_VALUE_ERROR, "ms_dist_threads: 'fn' is NULL, expected a function");
     }
-    MS_TRY(msi_job_new(&job, guest, n, true));
+    MS_TRY(msi_job_new(&job, guest, msi_one_host(n), true));
     seat *seats = calloc((size_t)n, sizeof(*seats));
 
     if (seats == NULL) {

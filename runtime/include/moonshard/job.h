@@ -19,11 +19,23 @@ typedef struct ms_dist_info {
     int32_t world_size;
     int32_t local_rank;
     int32_t local_world_size;
+    int32_t host; /**< this host's number */
+    int32_t n_hosts;
     int32_t cores; /**< cores this rank may run on */
     bool initialized;
     const char *launcher;  /**< "none", "fork", "run", "thread" */
-    const char *transport; /**< "self" or "shm" */
+    const char *transport; /**< "self", "shm", or "shm+tcp" on several hosts */
 } ms_dist_info;
+
+/** Where the launchers of a job on several hosts meet. */
+typedef struct ms_hosts {
+    int32_t n_hosts;
+    int32_t host;        /**< this one, from 0 */
+    const char *address; /**< of host 0, which listens there: a name or number of its own */
+    int32_t port;
+    const char *secret; /**< equal on all hosts; a launcher without it is not let in */
+    double timeout_s;   /**< how long to wait for the others */
+} ms_hosts;
 
 /** Fork `n` ranks. Child: `*rank` is its rank, `*out` NULL, the world group exists. Caller: `*rank`
  * is -1 and `*out` must be passed to ms_launch_wait(); until then SIGINT, SIGTERM, SIGHUP and
@@ -38,6 +50,14 @@ MS_API ms_status ms_launch_fork(ms_launch **out, int32_t n, int32_t *rank);
  * @return MS_RUNTIME_ERROR, with the reason, if another thread runs or ranks exist
  */
 MS_API ms_status ms_launch_exec(ms_launch **out, int32_t n, const char *const *argv, bool prefix);
+/**
+ * Start this host's `n` ranks of a job on several hosts; each host makes this call, with equal `n`.
+ * Ranks are numbered by host. Launchers exchange heartbeats: one that is silent for MS_HOST_TIMEOUT
+ * seconds fails the job on the others.
+ * @return as ms_launch_exec(); MS_COMM_ERROR: a host is missing, or differs
+ */
+MS_API ms_status ms_launch_hosts(ms_launch **out, const ms_hosts *hosts, int32_t n,
+                                 const char *const *argv, bool prefix);
 /**
  * Supervise until every rank has left: relay signals, end all ranks on the first failure, report
  * its cause, end the processes that ranks left behind. Does not touch other children. Frees

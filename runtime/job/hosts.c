@@ -1,0 +1,93 @@
+/* A rank of a job on several hosts: what it writes to shared memory is sent to the other hosts.
+ * Launchers exchange the ranks' states and the job's failure (agent.c). */
+#include "job.h"
+
+#include <time.h>
+
+/* Words have arrived: see [Note: wake-ups]. */
+static void wake(void *user)
+{
+    const msi_job *job = user;
+
+    for (int32_t r = 0; r < job->block->n_local; r++) {
+        msi_job_rank *its = &job->block->rank[job->block->first + r];
+
+        if (atomic_load(&its->waiting) != 0) {
+            msi_wake(its);
+        }
+    }
+}
+
+static bool is_gone(void *user, int32_t rank)
+{
+    const msi_job *job = user;
+
+    return atomic_load(&job->block->rank[rank].state) == MSI_RANK_DEAD ||
+           atomic_load(&job->block->abort) != 0;
+}
+
+static void failed(void *user, int32_t rank, const char *why)
+{
+    msi_job *job = user;
+
+    if (!is_gone(user, rank) && atomic_load(&job->block->rank[rank].state) != MSI_RANK_LEFT) {
+        msi_job_abort(job, job->own, rank, MSI_CAUSE_DIED, MS_COMM_ERROR,
+                      "rank %d cannot send to rank %d of host %d: %s", (int)job->own, (int)rank,
+                      (int)msi_job_host_of(job, rank), why);
+    }
+}
+
+ms_status msi_job_mirror(msi_job *job, int32_t rank, int32_t listener)
+{
+    const msi_block *b = job->block;
+    const msi_mirror_setup setup = {.rank = rank,
+                                    .world = job->world,
+                                    .addresses = &b->rank[0].address,
+                                    .address_step = sizeof(b->rank[0]),
+                                    .listener = listener,
+                                    .layout = b->layout,
+                                    .secret = b->secret,
+                                    .base = job->block,
+                                    .nbytes = b->nbytes,
+                                    .wake = wake,
+                                    .failed = failed,
+                                    .is_gone = is_gone,
+                                    .user = job};
+
+    job->own = rank;
+    return msi_mirror_new(&job->mirror, &setup);
+}
+
+/* Ranks of other hosts that may still send, while the job has not failed. */
+static bool is_awaited(const msi_job *job)
+{
+    bool any = false;
+
+    for (int32_t r = 0; r < job->world; r++) {
+        const int32_t state = atomic_load(&job->block->rank[r].state);
+
+        any =
+            any || (!msi_job_is_local(job, r) && state != MSI_RANK_LEFT && state != MSI_RANK_DEAD);
+    }
+    return any && atomic_load(&job->block->abort) == 0;
+}
+
+void msi_job_linger(msi_job *job, int32_t rank)
+{
+    const struct timespec moment = {.tv_nsec = 1000000};
+
+    if (job->mirror == NULL) {
+        return;
+    }
+    msi_job_set_state(job, rank, MSI_RANK_LEFT);
+    while (is_awaited(job)) {
+        nanosleep(&moment, NULL);
+    }
+}
+
+void msi_job_flush(const msi_job *job)
+{
+    if (job->mirror != NULL) {
+        msi_mirror_flush(job->mirror);
+    }
+}
