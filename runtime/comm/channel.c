@@ -96,7 +96,7 @@ static void send_chunk(ms_message *m)
 {
     const ms_comm *c = m->comm;
     msi_channel *channel = channel_of(c, c->rank, m->peer);
-    char *chunk = chunk_of(c, c->rank, m->peer, atomic_load(&channel->sent));
+    char *first = chunk_of(c, c->rank, m->peer, atomic_load(&channel->sent)), *chunk = first;
     int64_t room = chunk_bytes(c);
 
     if (!m->begun) {
@@ -105,7 +105,9 @@ static void send_chunk(ms_message *m)
         room -= (int64_t)sizeof(m->head);
     }
     move_bytes(m, chunk, room);
+    msi_comm_put_to(c, m->peer, MSI_MIRROR_DATA, first, chunk_bytes(c));
     atomic_fetch_add(&channel->sent, 1);
+    msi_comm_put_to(c, m->peer, MSI_MIRROR_WORDS, (const void *)&channel->sent, 8);
 }
 
 static void report_mismatch(const ms_message *m, const msi_message_head *sent)
@@ -143,6 +145,7 @@ static void take_chunk(ms_message *m)
     }
     move_bytes(m, chunk, room);
     atomic_fetch_add(&channel->taken, 1);
+    msi_comm_put_to(c, m->peer, MSI_MIRROR_WORDS, (const void *)&channel->taken, 8);
 }
 
 /* It is no longer pending. */

@@ -66,6 +66,13 @@ static inline int32_t msi_reduce_root(int32_t root, int32_t reduce)
 enum { MSI_OWNER_ALL = -1 };
 enum { MSI_SLOT_DEVICES = -2 }; /* a tensor that moves between devices */
 
+/* The hosts of a group's members. */
+typedef struct msi_hosts {
+    int32_t n, own;   /* number, and this member's */
+    int32_t leader;   /* first member of this host */
+    int32_t per_host; /* members of each, in a row; 0: not equal on all */
+} msi_hosts;
+
 /* Memory shared by all ranks of a group on this host: the host's, or a device's. */
 typedef struct msi_segment {
     char *rw; /* writable map; NULL: only another member writes */
@@ -73,6 +80,8 @@ typedef struct msi_segment {
     int64_t nbytes;
     int32_t fd; /* -1: private, another thread's, or a device's after mapping */
     ms_comm *comm;
+    uint64_t region;               /* its number between hosts, */
+    struct msi_mirror *mirror;     /* which sends to them; NULL: one host */
     struct msi_shared_map *shared; /* ranks as threads: shared maps */
     struct msi_device *device;     /* this rank's, which maps it; NULL: host memory */
     int32_t owner;                 /* of device memory: a member, or MSI_OWNER_ALL */
@@ -115,8 +124,19 @@ void msi_exit_watch(void);
 ms_status msi_comm_dropped(ms_comm *comm, uint64_t seq, int32_t q);
 /* True when `comm` is broken (cheap; for try paths). */
 bool msi_comm_broken(ms_comm *comm);
-/* Wake peers that may wait for words just stored (by seq_cst stores: see wait.c). */
+/* Wake peers that may wait for words just stored (by seq_cst stores: see wait.c), and send what was
+ * shared to other hosts. */
 void msi_comm_ring(ms_comm *comm);
+/* Hosts of the members; `n` 1: shared memory reaches all. */
+const msi_hosts *msi_comm_hosts(const ms_comm *comm);
+/* Other hosts get copies of what this rank has written to a segment: data, which must not change
+ * until their ranks have reacted to a later word, or whole words of 8 bytes. Nothing on one host.
+ */
+void msi_comm_share(ms_comm *comm, const void *at, int64_t nbytes);
+void msi_comm_share_words(ms_comm *comm, const void *at, int64_t nbytes);
+/* Member q's host gets data from `from` at the place `at` of the segment. */
+void msi_comm_share_with(ms_comm *comm, int32_t q, const void *at, const void *from,
+                         int64_t nbytes);
 
 /* Make a segment of `nbytes` (equal on all ranks), zeroed, pages reserved. Collective. Lack of
  * memory is an error, not a SIGBUS. */

@@ -29,9 +29,13 @@ void ms_comm_failed(ms_comm *c, const char *message)
     }
     memcpy(text, message, n);
     atomic_store_explicit(&m->failed_before, 0, memory_order_relaxed);
+    msi_comm_put(c, MSI_MIRROR_WORDS, (const void *)&m->failed_before, 8);
     atomic_fetch_add_explicit(&m->failures, 1, memory_order_release);
     msi_words_store(m->failure, text, (int32_t)(n / 8) + 1);
     atomic_store_explicit(&m->failed_before, c->seq + 1, memory_order_release);
+    msi_comm_put(c, MSI_MIRROR_WORDS, (const void *)&m->failures, 8);
+    msi_comm_put(c, MSI_MIRROR_WORDS, (const void *)m->failure, 8 * ((int64_t)(n / 8) + 1));
+    msi_comm_put(c, MSI_MIRROR_WORDS, (const void *)&m->failed_before, 8);
 }
 
 static void report_to_group(ms_comm *c, const char *message)

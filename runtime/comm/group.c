@@ -17,12 +17,14 @@ static void init(ms_comm *c, const msi_dist *d, int32_t n_members)
     c->n_members = n_members;
     c->checked = (uint64_t *)(void *)(c + 1);
     c->in_job = (int32_t *)(void *)(c->checked + n_members);
+    c->targets = c->in_job + n_members;
+    c->hosts = (msi_hosts){.n = 1, .per_host = n_members};
 }
 
 /* Bytes of a group, without what its members share. */
 static size_t comm_bytes(int32_t n_members)
 {
-    return sizeof(ms_comm) + (sizeof(uint64_t) + sizeof(int32_t)) * (size_t)n_members;
+    return sizeof(ms_comm) + (sizeof(uint64_t) + 2 * sizeof(int32_t)) * (size_t)n_members;
 }
 
 /* An empty group with room for `n_members`. */
@@ -45,6 +47,7 @@ static ms_status make_world(ms_comm **out, const msi_dist *d)
     }
     msi_members_of_job(c, d->job, d->rank, c->in_job, c->checked);
     c->via = c->size > 1 ? &msi_transport_shm : &msi_transport_alone;
+    msi_comm_find_hosts(c);
     *out = c;
     return MS_OK;
 }
@@ -231,6 +234,7 @@ static void fill(ms_comm *c, const ms_comm *parent, const wish *all, int32_t n)
             c->via = c->is_alone ? &msi_transport_alone : &msi_transport_shm;
             c->id = msi_mix64(msi_mix64(parent->id ^ parent->seq) ^ (uint64_t)i) | 1;
             msi_members_place(c, c->memory.rw + at);
+            msi_comm_find_hosts(c);
             return;
         }
         at += place_bytes(end - i);

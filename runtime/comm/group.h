@@ -72,9 +72,11 @@ struct ms_comm {
     int32_t rank, size;
     int32_t own, n_members; /* members with a part: (rank, size); fake: (0, 1) */
     int32_t *in_job;        /* (n_members) ranks in the job */
-    bool is_alone;          /* has no peers, so their failures do not affect it */
-    bool is_fake;           /* the same, with members that do not exist */
-    msi_member *members;    /* (n_members) */
+    msi_hosts hosts;
+    int32_t *targets;    /* (hosts.n) rank in the job that receives for each host; -1: this one */
+    bool is_alone;       /* has no peers, so their failures do not affect it */
+    bool is_fake;        /* the same, with members that do not exist */
+    msi_member *members; /* (n_members) */
     msi_note_record *notes; /* (n_members, MSI_NOTES); NULL without peers */
     char *staging;          /* (n_members, 2, MSI_CHUNK); or NULL */
     msi_channel *channel;   /* (n_members, n_members): from, to; or NULL */
@@ -131,6 +133,24 @@ static inline void msi_words_load(void *to, _Atomic uint64_t *from, int32_t n)
         memcpy((char *)to + 8 * i, &word, sizeof(word));
     }
 }
+
+/* -- hosts.c: memory that members on other hosts have copies of ---------------------------------
+ */
+/* Find the members' hosts. */
+void msi_comm_find_hosts(ms_comm *c);
+/* Send what this rank has written, to all other hosts. */
+void msi_comm_put_all(const ms_comm *c, msi_mirror_kind kind, const void *at, int64_t nbytes);
+static inline void msi_comm_put(const ms_comm *c, msi_mirror_kind kind, const void *at,
+                                int64_t nbytes)
+{
+    if (MSI_UNLIKELY(c->hosts.n > 1)) {
+        msi_comm_put_all(c, kind, at, nbytes);
+    }
+}
+/* The same to member q's host. */
+void msi_comm_put_to(const ms_comm *c, int32_t q, msi_mirror_kind kind, const void *at,
+                     int64_t nbytes);
+void msi_comm_push(const ms_comm *c);
 
 /* Value of `waiting` of a rank that waits in this group. */
 static inline uint32_t msi_wait_word(const ms_comm *c)

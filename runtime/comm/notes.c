@@ -26,6 +26,8 @@ void msi_comm_note(ms_comm *c, const msi_note *note)
     msi_words_store(r->word, note, MSI_COUNT(r->word));
     atomic_store_explicit(&r->n, c->n_notes, memory_order_release);
     atomic_store_explicit(&c->members[c->own].noted, noted, memory_order_release);
+    msi_comm_put(c, MSI_MIRROR_RECORD, r, sizeof(*r));
+    msi_comm_put(c, MSI_MIRROR_WORDS, (const void *)&c->members[c->own].noted, 8);
 }
 
 ms_status ms_comm_same(ms_comm *c, const char *label, const char *text, const double *numbers,

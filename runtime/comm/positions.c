@@ -11,7 +11,8 @@ static bool process_text(const msi_job *job, int32_t rank, char *buffer, size_t 
     char state = 0;
 
     buffer[0] = '\0';
-    if (job->threads || pid <= 0 || !msi_process_look(pid, &state, &parent)) {
+    if (job->threads || pid <= 0 || !msi_job_is_local(job, rank) ||
+        !msi_process_look(pid, &state, &parent)) {
         return false;
     }
     const bool stopped = state == 'T' || state == 't';
@@ -27,6 +28,10 @@ static bool is_waited_for(const ms_comm *c, int32_t q)
     const int32_t state = atomic_load(&its->state);
     char ignored[64];
 
+    if (!msi_job_is_local(c->job, c->in_job[q])) {
+        return state != MSI_RANK_LEFT && state != MSI_RANK_DEAD &&
+               atomic_load(&c->members[q].published) < atomic_load(&c->members[c->own].published);
+    }
     return q != c->own && state != MSI_RANK_LEFT && state != MSI_RANK_DEAD &&
            (atomic_load(&its->waiting) != msi_wait_word(c) ||
             process_text(c->job, c->in_job[q], ignored, sizeof(ignored)));

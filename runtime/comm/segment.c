@@ -51,6 +51,9 @@ void msi_segment_free(msi_segment *s)
     if (s->comm == NULL) { /* never made, or freed: fd is not valid */
         return;
     }
+    if (s->mirror != NULL) {
+        msi_mirror_remove(s->mirror, s->region);
+    }
     if (s->device != NULL) {
         msi_device_segment_free(s);
     } else if (s->shared != NULL) {

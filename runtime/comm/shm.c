@@ -42,7 +42,7 @@ static ms_status reduce_scatter(ms_comm *c, uint64_t seq, int32_t dtype, int32_t
                        (size_t)(count * size));
             }
         }
-        MS_TRY(msi_stage_step(c, seq));
+        MS_TRY(msi_stage_step(c, seq, part * c->size));
         MS_TRY(reduce_members(c, dtype, reduce, count, in + (c->rank * n + at) * size,
                               c->rank * part, out + at * size));
     }
@@ -59,12 +59,12 @@ static ms_status all_reduce_parts(ms_comm *c, uint64_t seq, int32_t dtype, int32
 
     memcpy(msi_stage_own(c), data, (size_t)(first * size)); /* all but the own part */
     memcpy(msi_stage_own(c) + last * size, data + last * size, (size_t)((n - last) * size));
-    MS_TRY(msi_stage_step(c, seq));
+    MS_TRY(msi_stage_step(c, seq, n * size));
     char *mine = msi_stage_own(c) + first * size;
 
     MS_TRY(reduce_members(c, dtype, reduce, last - first, data + first * size, first * size, mine));
     memcpy(data + first * size, mine, (size_t)((last - first) * size));
-    MS_TRY(msi_stage_step(c, seq));
+    MS_TRY(msi_stage_step(c, seq, last * size));
     for (int32_t q = 0; q < c->size; q++) {
         const msi_part its = msi_part_of(q, c->size, n);
 
@@ -90,7 +90,7 @@ static ms_status all_reduce(ms_comm *c, uint64_t seq, int32_t dtype, int32_t red
             continue;
         }
         memcpy(msi_stage_own(c), chunk, (size_t)(count * size));
-        MS_TRY(msi_stage_step(c, seq));
+        MS_TRY(msi_stage_step(c, seq, count * size));
         MS_TRY(reduce_members(c, dtype, reduce, count, chunk, 0, chunk));
     }
     return MS_OK;
@@ -108,7 +108,7 @@ static ms_status reduce(ms_comm *c, uint64_t seq, int32_t root, int32_t dtype, i
         if (c->rank != root) {
             memcpy(msi_stage_own(c), chunk, (size_t)(count * size));
         }
-        MS_TRY(msi_stage_step(c, seq));
+        MS_TRY(msi_stage_step(c, seq, c->rank != root ? count * size : 0));
         if (c->rank == root) {
             MS_TRY(reduce_members(c, dtype, how, count, chunk, 0, chunk));
         }
@@ -153,7 +153,7 @@ static ms_status exchange(ms_comm *c, uint64_t seq, const msi_exchange *e)
     msi_exchange_own(e, c->rank, c->rank);
     for (int64_t at = 0; at == 0 || at < e->most; at += part) {
         stage_parts(c, e, at, part);
-        MS_TRY(msi_stage_step(c, seq));
+        MS_TRY(msi_stage_step(c, seq, part * c->size));
         take_parts(c, e, at, part);
     }
     return MS_OK;
@@ -167,7 +167,7 @@ static ms_status broadcast(ms_comm *c, uint64_t seq, int32_t root, char *data, i
         if (c->rank == root) {
             memcpy(msi_stage_own(c), data + at, n);
         }
-        MS_TRY(msi_stage_step(c, seq));
+        MS_TRY(msi_stage_step(c, seq, c->rank == root ? (int64_t)n : 0));
         if (c->rank != root) {
             memcpy(data + at, msi_stage_of(c, root), n);
         }
@@ -175,7 +175,7 @@ static ms_status broadcast(ms_comm *c, uint64_t seq, int32_t root, char *data, i
     return MS_OK;
 }
 
-const msi_transport msi_transport_shm = {.barrier = msi_stage_step,
+const msi_transport msi_transport_shm = {.barrier = msi_stage_barrier,
                                          .all_gather = msi_stage_exchange,
                                          .reduce_scatter = reduce_scatter,
                                          .all_reduce = all_reduce,

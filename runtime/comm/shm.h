@@ -7,8 +7,10 @@
 /* -- staging.c: moving bytes in steps ---------------------------------------------------------- */
 /* This rank's buffer (MSI_CHUNK bytes) for the next step. */
 char *msi_stage_own(ms_comm *c);
-/* Publish it, wait for all members. */
-ms_status msi_stage_step(ms_comm *c, uint64_t seq);
+/* Publish `nbytes` of it, wait for all members. */
+ms_status msi_stage_step(ms_comm *c, uint64_t seq, int64_t nbytes);
+/* Without data. */
+ms_status msi_stage_barrier(ms_comm *c, uint64_t seq);
 /* Member q's bytes of the last step; valid until the step after the next begins. */
 const char *msi_stage_of(ms_comm *c, int32_t q);
 /* For a published `seq`: nbytes from every member to every member. */

@@ -36,6 +36,12 @@ static msi_bound enlist(msi_segment *s, int32_t owners)
     return (msi_bound){.error = s->shared != NULL ? 0 : ENOMEM};
 }
 
+/* The first member of each host makes the host's memory. */
+static bool leads(const ms_comm *c)
+{
+    return c->rank == c->hosts.leader;
+}
+
 /* -- descriptor transfer ----------------------------------------------------------------------- */
 
 static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
@@ -48,7 +54,10 @@ static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
         return made;
     }
     if (!c->job->threads) {
-        for (int32_t q = 1; q < c->size && made.error == 0; q++) {
+        for (int32_t q = c->hosts.leader + 1; q < c->size && made.error == 0; q++) {
+            if (!msi_job_is_local(c->job, c->in_job[q])) {
+                continue;
+            }
             made = (msi_bound){.error = msi_descriptors_send(c->job, c->in_job[q], message, s->fd)};
         }
         return made;
@@ -66,15 +75,32 @@ static msi_bound offer(msi_segment *s, ms_comm *c, uint64_t seq)
     return made;
 }
 
+/* Other hosts may send to it once all have mapped it. */
+static msi_bound mirror(msi_segment *s, const ms_comm *c, uint64_t seq)
+{
+    const uint64_t region = msi_mix64(c->id ^ msi_mix64(seq)) | 1;
+
+    if (c->hosts.n == 1) {
+        return (msi_bound){.error = 0};
+    }
+    if (msi_mirror_add(c->job->mirror, region, s->rw, (int64_t)msi_map_bytes(s->nbytes)) != MS_OK) {
+        return (msi_bound){.error = ENOMEM};
+    }
+    s->region = region;
+    s->mirror = c->job->mirror;
+    return (msi_bound){.error = 0};
+}
+
 static msi_bound accept_offer(msi_segment *s, ms_comm *c, uint64_t seq)
 {
     if (!c->job->threads) {
         const msi_purpose message = {.group = c->id, .seq = seq};
         int error =
-            c->rank == 0 ? 0 : msi_descriptors_receive(c->job, c->in_job[c->rank], message, &s->fd);
+            leads(c) ? 0 : msi_descriptors_receive(c->job, c->in_job[c->rank], message, &s->fd);
         msi_bound mapped = error != 0 ? msi_bound_of(error) : map_fd(s, false);
 
-        return mapped.error == 0 ? enlist(s, 1) : mapped;
+        mapped = mapped.error == 0 ? enlist(s, 1) : mapped;
+        return mapped.error == 0 ? mirror(s, c, seq) : mapped;
     }
     if (c->rank != 0) {
         s->shared = atomic_load(&c->members[0].handoff);
@@ -118,7 +144,7 @@ ms_status msi_segment_agree(const msi_segment *s, uint64_t seq, const msi_refusa
 ms_status msi_shm_map(msi_segment *s, uint64_t seq)
 {
     ms_comm *c = s->comm;
-    msi_refusal mine = msi_refusal_of(c->rank == 0 ? offer(s, c, seq) : (msi_bound){.error = 0});
+    msi_refusal mine = msi_refusal_of(leads(c) ? offer(s, c, seq) : (msi_bound){.error = 0});
 
     MS_TRY(msi_segment_agree(s, seq, &mine, "reserve"));
     mine = msi_refusal_of(accept_offer(s, c, seq));

@@ -33,12 +33,19 @@ static bool all_arrived(void *user)
     return true;
 }
 
-ms_status msi_stage_step(ms_comm *c, uint64_t seq)
+ms_status msi_stage_step(ms_comm *c, uint64_t seq, int64_t nbytes)
 {
+    msi_comm_put(c, MSI_MIRROR_DATA, msi_stage_own(c), nbytes);
     c->step++;
     atomic_store(&c->members[c->rank].arrived, c->step);
+    msi_comm_put(c, MSI_MIRROR_WORDS, (const void *)&c->members[c->rank].arrived, 8);
     msi_comm_ring(c);
     return msi_comm_wait(c, seq, all_arrived, c);
+}
+
+ms_status msi_stage_barrier(ms_comm *c, uint64_t seq)
+{
+    return msi_stage_step(c, seq, 0);
 }
 
 ms_status msi_stage_exchange(ms_comm *c, uint64_t seq, const void *in, int64_t nbytes, void *out)
@@ -50,7 +57,7 @@ ms_status msi_stage_exchange(ms_comm *c, uint64_t seq, const void *in, int64_t n
         size_t n = (size_t)(nbytes - at < MSI_CHUNK ? nbytes - at : MSI_CHUNK);
 
         memcpy(msi_stage_own(c), from + at, n);
-        MS_TRY(msi_stage_step(c, seq));
+        MS_TRY(msi_stage_step(c, seq, (int64_t)n));
         for (int32_t q = 0; q < c->size; q++) {
             char *place = to + q * nbytes + at;
 

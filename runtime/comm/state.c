@@ -24,6 +24,10 @@ static void leave(ms_comm *c, uint64_t how)
     if (c->dist->gone != MSI_GONE_NOT || atomic_exchange(&c->members[c->own].left, how) != 0) {
         return;
     }
+    if (c->hosts.n > 1) { /* stored there before this one looks: the later of two sees both */
+        msi_comm_put(c, MSI_MIRROR_WORDS, (const void *)&c->members[c->own].left, 8);
+        msi_job_flush(c->job);
+    }
     if (!msi_comm_broken(c) && all_have_left(c)) {
         msi_members_left_alike(c);
     }
