@@ -34,7 +34,8 @@ static msi_slots_plan plan(const int64_t *numel, int32_t n, int32_t world, kind 
                                       .is_root = i == 0};
     }
     if (k == GRADIENTS) {
-        assert_ok(msi_plan_gradient_slots(groups, n, false, world, MSI_SLOTS_SHARED, wishes, &p));
+        assert_ok(
+            msi_plan_gradient_slots(groups, n, false, world, 1, MSI_SLOTS_SHARED, wishes, &p));
     } else {
         assert_ok(msi_plan_param_slots(groups, n, 3, world,
                                        k == PULL ? MSI_SLOTS_PULL : MSI_SLOTS_SHARED, wishes, &p));
@@ -119,7 +120,7 @@ static void test_fsdp_layers__a_model_of_any_size_is_planned_for_any_number_of_r
                              w * INNER, w * INNER, norm,   norm};
     const int64_t root[] = {(int64_t)VOCAB * w, (int64_t)VOCAB * w, norm};
     msi_group_facts groups[LAYERS + 1];
-    const msi_step step = {.world = RANKS, .n_ring = 3, .micro_batches = 1};
+    const msi_step step = {.world = RANKS, .hosts = 1, .n_ring = 3, .micro_batches = 1};
     ms_fsdp_plan plan;
     int64_t in_layer = 0, in_root = 0;
 
@@ -171,7 +172,7 @@ static void test_fsdp_layers__replicas_read_chunks_then_sums(void **state)
     ms_fsdp_plan plan;
 
     for (int32_t rank = 0; rank < 3; rank++) {
-        msi_step step = {.rank = rank, .world = 3, .n_ring = 3, .micro_batches = 1};
+        msi_step step = {.rank = rank, .world = 3, .hosts = 1, .n_ring = 3, .micro_batches = 1};
 
         assert_ok(msi_plan_step(&replica, 1, &step, &plan));
         assert_int_equal(plan.reduced, 2 * expected[rank]);
@@ -180,7 +181,7 @@ static void test_fsdp_layers__replicas_read_chunks_then_sums(void **state)
         assert_ok(msi_plan_step(&replica, 1, &step, &plan));
         assert_int_equal(plan.reduced, 4 * expected[rank]);
     }
-    const msi_step alone = {.world = 1, .n_ring = 3, .micro_batches = 1};
+    const msi_step alone = {.world = 1, .hosts = 1, .n_ring = 3, .micro_batches = 1};
 
     assert_ok(msi_plan_step(&replica, 1, &alone, &plan));
     assert_int_equal(plan.reduced, 0);

@@ -47,6 +47,9 @@ static ms_status fill(msi_gather *g, bool staged)
     MS_TRY(msi_slot_await(g->pool, g->slot, MSI_DEP_RELEASED, MSI_STREAM_GATHER, MSI_SLOT_RELEASED,
                           g->slot->generation - 1));
     MS_TRY_ON(g->ctx, MSI_STREAM_GATHER, g->user->fill(g->unit, part, staged));
+    if (MSI_UNLIKELY(msi_comm_hosts(g->pool->comm)->n > 1)) {
+        g->user->share(g->unit, part);
+    }
     atomic_store_explicit(&msi_slot_words_of(g->slot, rank)->schedule_hash, g->schedule_hash,
                           memory_order_relaxed);
     msi_slot_publish(g->pool, g->slot, MSI_STREAM_GATHER, MSI_SLOT_FILLED);
@@ -68,8 +71,7 @@ static void join(msi_gather *g)
 static void leave(msi_gather *g, bool unfilled)
 {
     if (unfilled) {
-        atomic_store(&msi_slot_words_of(g->slot, ms_comm_rank(g->pool->comm))->dropped,
-                     g->slot->generation);
+        msi_slot_drop(g->pool, g->slot);
     }
     join(g); /* also if unread: the slot and the master may be written from now on */
     g->slot->used = msi_stream_dep_mark(g->ctx, MSI_STREAM_COMPUTE);

@@ -30,6 +30,8 @@ typedef struct msi_gather_user {
     ms_status (*fill)(void *unit, void *to, bool staged);
     /* Copy rank q's extents from its stage to their positions. */
     ms_status (*pull)(void *unit, int32_t q, const void *stage, void *full);
+    /* Share the extents that fill() wrote with other hosts. */
+    void (*share)(void *unit, const void *full);
     /* It was filled and published. */
     void (*filled)(void *unit);
     /* Version of the master. */

@@ -10,10 +10,10 @@ static int32_t n_parts(const msi_reduction *r)
 
 static double factor_of(const msi_reduction *r)
 {
-    return n_parts(r) == r->world ? r->factor : r->factor * r->world;
+    return r->pool->mapped.world == r->world ? r->factor : r->factor * r->world;
 }
 
-static int32_t list_parts(const msi_reduction *r, int64_t first, msi_tree_source *src)
+int32_t msi_reduction_parts(const msi_reduction *r, int64_t first, msi_tree_source *src)
 {
     for (int32_t q = 0; q < n_parts(r); q++) {
         src[q] = (msi_tree_source){msi_reduction_element(r, q, first), r->dtype};
@@ -23,7 +23,7 @@ static int32_t list_parts(const msi_reduction *r, int64_t first, msi_tree_source
 
 static int32_t parts_of(const msi_reduction *r, const msi_extent *e, msi_tree_source *src)
 {
-    return list_parts(r, e->in_full, src);
+    return msi_reduction_parts(r, e->in_full, src);
 }
 
 static ms_status sum_own(msi_reduction *r)
@@ -37,7 +37,7 @@ static ms_status sum_chunk(msi_reduction *r)
 {
     const msi_chunk own = msi_plan_chunk(r->total, r->rank, r->world);
     msi_tree_source src[r->world];
-    const int32_t n_src = list_parts(r, own.first, src);
+    const int32_t n_src = msi_reduction_parts(r, own.first, src);
 
     MS_TRY(msi_reduction_await_gradients(r));
     MS_TRY_ON(r->pool->ctx, MSI_STREAM_REDUCE,
@@ -75,7 +75,7 @@ static ms_status take_chunks(const msi_reduction *r, void *grad, bool add)
     return MS_OK;
 }
 
-static ms_status copy_chunks(msi_reduction *r)
+ms_status msi_reduction_copy_chunks(msi_reduction *r)
 {
     void *grad;
     bool add;
@@ -88,5 +88,5 @@ static ms_status copy_chunks(msi_reduction *r)
     return MS_OK;
 }
 
-const msi_reduction_ops msi_reduce_parts = {NULL, NULL, sum_own};
-const msi_reduction_ops msi_reduce_chunks = {NULL, sum_chunk, copy_chunks};
+const msi_reduction_ops msi_reduce_parts = {NULL, NULL, NULL, sum_own};
+const msi_reduction_ops msi_reduce_chunks = {NULL, NULL, sum_chunk, msi_reduction_copy_chunks};

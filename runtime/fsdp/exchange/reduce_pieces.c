@@ -136,5 +136,5 @@ static ms_status copy_gathered(msi_reduction *r)
     return MS_OK;
 }
 
-const msi_reduction_ops msi_reduce_pieces = {send, NULL, sum_own};
-const msi_reduction_ops msi_reduce_gathered = {send_and_gather, NULL, copy_gathered};
+const msi_reduction_ops msi_reduce_pieces = {send, NULL, NULL, sum_own};
+const msi_reduction_ops msi_reduce_gathered = {send_and_gather, NULL, NULL, copy_gathered};

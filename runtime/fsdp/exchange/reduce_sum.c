@@ -33,6 +33,15 @@ ms_status msi_reduction_sum(const msi_reduction *r, const msi_tree_source *src, 
     return n > 0 ? msi_dispatch("reduce", MSI_K_tree, dtype, &args) : MS_OK;
 }
 
+ms_status msi_reduction_node(const msi_reduction *r, const msi_tree_source *src, int32_t n_src,
+                             int64_t n, void *out)
+{
+    const msi_tree_args args = {
+        .n = n, .n_src = n_src, .src = src, .out = out, .round_dtype = r->node_dtype, .factor = 1};
+
+    return n > 0 ? msi_dispatch("reduce", MSI_K_tree, r->node_dtype, &args) : MS_OK;
+}
+
 static ms_status sum_extents(const msi_reduction *r, msi_reduction_sources sources, void *grad,
                              double factor, bool add)
 {

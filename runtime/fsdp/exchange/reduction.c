@@ -22,10 +22,12 @@ void msi_reduction_connect(msi_reduction *r, msi_slot_pool *pool)
     const bool between = pool->devices != NULL;
 
     r->pool = pool;
-    r->ops = !r->replicated  ? between ? &msi_reduce_pieces : &msi_reduce_parts
-             : between       ? &msi_reduce_gathered
-             : r->world == 1 ? &msi_reduce_parts
-                             : &msi_reduce_chunks;
+    r->hosts = msi_comm_hosts(pool->comm);
+    r->ops = r->hosts->n > 1  ? r->replicated ? &msi_reduce_chunks_of_roots : &msi_reduce_roots
+             : !r->replicated ? between ? &msi_reduce_pieces : &msi_reduce_parts
+             : between        ? &msi_reduce_gathered
+             : r->world == 1  ? &msi_reduce_parts
+                              : &msi_reduce_chunks;
 }
 
 ms_status msi_reduction_open(msi_reduction *r)
@@ -92,10 +94,18 @@ void msi_reduction_join(const msi_reduction *r)
 
 /* -- its task ---------------------------------------------------------------------------------- */
 
+/* What all ranks must have done before this one goes on. */
+static msi_slot_event awaited(const msi_reduction *r)
+{
+    return r->phase == MSI_GRAD_REDUCED  ? MSI_SLOT_REDUCED
+           : r->phase == MSI_GRAD_ROOTED ? MSI_SLOT_ROOTED
+                                         : MSI_SLOT_FILLED;
+}
+
 static bool all_are_ready(const msi_task *task)
 {
     const msi_reduction *r = (const msi_reduction *)task;
-    const msi_slot_event what = r->phase == MSI_GRAD_REDUCED ? MSI_SLOT_REDUCED : MSI_SLOT_FILLED;
+    const msi_slot_event what = awaited(r);
     const uint64_t own_hash = atomic_load_explicit(
         &msi_slot_words_of(r->slot, r->rank)->schedule_hash, memory_order_relaxed);
 
@@ -111,7 +121,13 @@ static ms_status reduce(msi_task *task, bool *finished)
 {
     msi_reduction *r = (msi_reduction *)task;
 
-    if (r->ops->chunk != NULL && r->phase == MSI_GRAD_READY) {
+    if (r->ops->roots != NULL && r->phase == MSI_GRAD_READY) {
+        MS_TRY(r->ops->roots(r));
+        msi_slot_publish(r->pool, r->slot, MSI_STREAM_REDUCE, MSI_SLOT_ROOTED);
+        msi_reduction_set(r, MSI_GRAD_ROOTED);
+        return MS_OK;
+    }
+    if (r->ops->chunk != NULL && r->phase != MSI_GRAD_REDUCED) {
         MS_TRY(r->ops->chunk(r));
         msi_slot_publish(r->pool, r->slot, MSI_STREAM_REDUCE, MSI_SLOT_REDUCED);
         msi_reduction_set(r, MSI_GRAD_REDUCED);
@@ -130,7 +146,7 @@ static void drop_task(msi_task *task)
     msi_reduction *r = (msi_reduction *)task;
 
     if (r->slot != NULL) {
-        atomic_store(&msi_slot_words_of(r->slot, r->rank)->dropped, r->slot->generation);
+        msi_slot_drop(r->pool, r->slot);
         release(r);
         msi_reduction_join(r);
     }
@@ -178,8 +194,9 @@ ms_status msi_reduction_close(msi_reduction *r, int32_t dtype, double factor, bo
 /* A rank that dropped the chunk this rank needs, or -1. */
 static int32_t dropped_by(const msi_reduction *r)
 {
-    return r->phase == MSI_GRAD_REDUCED ? msi_slot_dropped_by(r->slot, r->world, MSI_SLOT_REDUCED)
-                                        : -1;
+    return r->phase == MSI_GRAD_REDUCED || r->phase == MSI_GRAD_ROOTED
+               ? msi_slot_dropped_by(r->slot, r->world, awaited(r))
+               : -1;
 }
 
 static bool is_reduced_or_dropped(void *user)

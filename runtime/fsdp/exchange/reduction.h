@@ -2,6 +2,10 @@
  * rank adds its extents of all parts, in place. Replicas add one chunk each, then copy the other
  * chunks.
  *
+ * On several hosts, ranks of equal place on their hosts work together: each sums its host's parts
+ * of what the others own, and sends them these roots, unrounded; the owner continues the tree over
+ * roots. With 2^k ranks a host the sum has the bits of one host.
+ *
  * In layout nccl the devices' communicator moves gradients when they are closed, in program order:
  * each rank gets the pieces of its shard or chunk of all gradients, and sums them by the same tree;
  * replicas then gather the sums. MS_NCCL_DETERMINISTIC=0: the communicator sums the pieces. */
@@ -16,6 +20,7 @@ enum {
     MSI_GRAD_NONE,    /* nothing */
     MSI_GRAD_WRITING, /* the running backward writes it */
     MSI_GRAD_READY,   /* complete in the slot; own extents unreduced */
+    MSI_GRAD_ROOTED,  /* several hosts: this host's roots are sent, the others' have not all come */
     MSI_GRAD_REDUCED  /* replicas: own chunk reduced, the others' not copied */
 };
 
@@ -25,6 +30,8 @@ typedef struct msi_reduction_user {
     ms_status (*prepare)(void *unit, void **out, bool *add);
     /* Copy each shard's elements of a whole gradient to its position in a row of shards. */
     ms_status (*pack)(void *unit, const void *whole, void *shards);
+    /* Extents of shard `shard`, until the next call. */
+    ms_status (*extents)(void *unit, int32_t shard, const msi_extent **extents, int32_t *n);
     /* The sum is complete, the slot valid. Needs no memory. */
     void (*arrived)(void *unit);
     /* It was dropped. Needs no memory. */
@@ -44,10 +51,12 @@ typedef struct msi_reduction {
     void *unit;
     msi_fingerprint fp; /* of every use, except slot, generation and dtype */
     int32_t rank, world;
+    const msi_hosts *hosts;
     bool replicated;       /* every rank gets the whole sum */
     int64_t total;         /* elements of one rank's whole gradient, without tail padding */
     int64_t full, shard;   /* with it, and of a shard */
     int32_t n_shards;      /* ranks among which the sum is divided; of a replica all */
+    int64_t root_at;       /* several hosts: bytes of a part's gradient, before roots */
     bool packs;            /* the whole gradient is not the shards in a row */
     const msi_extent *own; /* (n_own) what this rank gets of the sum; set when it is closed */
     int32_t n_own;

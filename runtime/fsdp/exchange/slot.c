@@ -140,7 +140,7 @@ static ms_status add_slot(msi_slot_pool *pool, const memory *m, const place *p, 
     for (int32_t q = 0; q < n_parts; q++) {
         slot->part[q] = part_at(m, p, n_parts, q);
     }
-    slot->part_step = n_parts > 1;
+    slot->n_parts = n_parts > 1 ? n_parts : 1;
     slot->ro = n_parts > 0 ? first_to_read(m, p, n_parts) : NULL;
     slot->block = own;
     slot->own = own != NULL ? own->data : NULL;
@@ -232,11 +232,13 @@ void msi_slot_pool_free(msi_slot_pool *pool)
 
 ms_status msi_slot_pool_connect(msi_slot_pool *pool, int32_t shard_rank)
 {
-    if (pool->plan.layout != MSI_SLOTS_NCCL || pool->plan.nbytes == 0 ||
+    const bool between_devices = pool->plan.layout == MSI_SLOTS_NCCL;
+
+    if ((!between_devices && msi_comm_hosts(pool->comm)->n == 1) || pool->plan.nbytes == 0 ||
         ms_comm_is_fake(pool->comm)) {
         return MS_OK;
     }
-    MS_TRY(msi_comm_devices(pool->comm, &pool->devices));
+    MS_TRY(between_devices ? msi_comm_devices(pool->comm, &pool->devices) : MS_OK);
     pool->sums_in_order = msi_slots_sum_in_order();
     if (shard_rank < 0) {
         return MS_OK;
@@ -319,6 +321,7 @@ static _Atomic uint64_t *word_of(const msi_slot *slot, int32_t q, msi_slot_event
     msi_slot_word *w = msi_slot_words_of(slot, q);
 
     return what == MSI_SLOT_FILLED    ? &w->filled
+           : what == MSI_SLOT_ROOTED  ? &w->rooted
            : what == MSI_SLOT_REDUCED ? &w->reduced
                                       : &w->released;
 }
@@ -327,9 +330,28 @@ static _Atomic uint64_t *twin_of(const msi_slot *slot, int32_t q, msi_slot_event
 {
     msi_slot_word *w = msi_slot_words_of(slot, q);
 
-    return what == MSI_SLOT_FILLED    ? &w->has_filled
-           : what == MSI_SLOT_REDUCED ? &w->has_reduced
-                                      : &w->has_released;
+    return what == MSI_SLOT_FILLED || what == MSI_SLOT_ROOTED /* on no device */
+               ? &w->has_filled
+               : what == MSI_SLOT_REDUCED ? &w->has_reduced : &w->has_released;
+}
+
+/* What readers look at once they see that it is filled. */
+static void share_facts(const msi_slot_pool *pool, const msi_slot *slot, msi_slot_word *w)
+{
+    const int64_t flags = slot->word_bytes - MSI_SLOT_WORDS;
+
+    msi_comm_share_words(pool->comm, (const void *)&w->schedule_hash, 2 * sizeof(uint64_t));
+    if (flags > 0) {
+        msi_comm_share(pool->comm, w + 1, flags);
+    }
+}
+
+void msi_slot_drop(const msi_slot_pool *pool, msi_slot *slot)
+{
+    _Atomic uint64_t *dropped = &msi_slot_words_of(slot, ms_comm_rank(pool->comm))->dropped;
+
+    atomic_store(dropped, slot->generation);
+    msi_comm_share_words(pool->comm, (const void *)dropped, sizeof(*dropped));
 }
 
 void msi_slot_publish(const msi_slot_pool *pool, msi_slot *slot, int32_t stream,
@@ -341,6 +363,12 @@ void msi_slot_publish(const msi_slot_pool *pool, msi_slot *slot, int32_t stream,
         msi_stream_dep_post(pool->ctx, stream, twin_of(slot, rank, what), slot->generation);
     }
     atomic_store(word_of(slot, rank, what), slot->generation);
+    if (MSI_UNLIKELY(msi_comm_hosts(pool->comm)->n > 1)) {
+        if (what == MSI_SLOT_FILLED) {
+            share_facts(pool, slot, msi_slot_words_of(slot, rank));
+        }
+        msi_comm_share_words(pool->comm, (const void *)word_of(slot, rank, what), sizeof(uint64_t));
+    }
     msi_comm_ring(pool->comm);
 }
 

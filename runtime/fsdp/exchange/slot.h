@@ -6,6 +6,7 @@
  * memory before `released`. A slot of gradients has one part per rank. Words per slot and rank:
  *
  *     filled         generation whose extents or gradient this rank has written
+ *     rooted         generation whose roots it has sent to other hosts (several hosts only)
  *     reduced        generation whose chunk it has reduced in place (replicas only)
  *     dropped        generation that it will not fill, or not reduce
  *     released       generation it has finished reading
@@ -46,6 +47,7 @@ typedef struct msi_slot_word {
     _Atomic uint64_t released;
     _Atomic uint64_t schedule_hash;
     _Atomic uint64_t whole; /* not 0: this rank contributed to every parameter */
+    _Atomic uint64_t rooted;
     /* The completed part of it, on a device that runs work later: [Note: promises]. */
     _Alignas(64) _Atomic uint64_t has_filled;
     _Atomic uint64_t has_reduced;
@@ -68,8 +70,8 @@ typedef struct msi_slot {
     msi_mark used;        /* after this rank's last enqueued access */
     void *holder;         /* current user, or NULL */
     bool ring;            /* false: a home slot */
-    int32_t part_step;    /* 1; 0: one part for every rank */
-    char *part[];         /* (W or 1); nccl: `own` */
+    int32_t n_parts;      /* 1: for every rank; else one for each rank of a host */
+    char *part[];         /* (n_parts); nccl: `own` */
 } msi_slot;
 
 static inline msi_slot_word *msi_slot_words_of(const msi_slot *slot, int32_t q)
@@ -83,10 +85,11 @@ static inline bool *msi_slot_flags_of(const msi_slot *slot, int32_t q)
     return (bool *)(void *)(msi_slot_words_of(slot, q) + 1);
 }
 
-/* On a device, other ranks' parts are read-only. */
+/* On a device, other ranks' parts are read-only. For a rank of another host: that of the rank in
+ * its place on this one. */
 static inline char *msi_slot_part(const msi_slot *slot, int32_t q)
 {
-    return slot->part[q * slot->part_step];
+    return slot->part[q % slot->n_parts];
 }
 
 /* All slots of one kind, and their memory. Zeroed: none.
@@ -101,7 +104,7 @@ typedef struct msi_slot_pool {
     msi_slots_plan plan;      /* for all ranks, as counted */
     msi_slots_plan mapped;    /* the same; in a fake group, for this rank alone */
     msi_device_comm *devices; /* of layout nccl; NULL in a fake group */
-    int32_t *shard_of;        /* (W) gradients of layout nccl: which shard rank q owns */
+    int32_t *shard_of;        /* (W) gradients that are sent: which shard rank q owns */
     bool sums_in_order;       /* likewise */
     msi_segment *segments;
     msi_slot **slots;
@@ -116,8 +119,8 @@ ms_status msi_slot_pool_new(msi_slot_pool *pool, ms_context *ctx, ms_comm *comm,
                             const msi_slots_plan *plan, msi_slot_wish *wishes, int32_t n,
                             msi_slot **homes);
 void msi_slot_pool_free(msi_slot_pool *pool);
-/* Layout nccl: open the communicator. `shard_rank`: of this rank; -1: for parameters. Collective.
- */
+/* Layout nccl: open the communicator. Several hosts: exchange the ranks' shards. `shard_rank`: of
+ * this rank; -1: for parameters. Collective. */
 ms_status msi_slot_pool_connect(msi_slot_pool *pool, int32_t shard_rank);
 /* Layout nccl, gradients: they are summed in the order of the tree (MS_NCCL_DETERMINISTIC). */
 bool msi_slots_sum_in_order(void);
@@ -138,7 +141,14 @@ void msi_slot_take(msi_slot_pool *pool, msi_slot *slot, void *holder);
 /* True if every rank has released all earlier generations. */
 bool msi_slot_is_read(const msi_slot *slot, int32_t world);
 /* What a rank does with a generation. */
-typedef enum msi_slot_event { MSI_SLOT_FILLED, MSI_SLOT_REDUCED, MSI_SLOT_RELEASED } msi_slot_event;
+typedef enum msi_slot_event {
+    MSI_SLOT_FILLED,
+    MSI_SLOT_ROOTED,
+    MSI_SLOT_REDUCED,
+    MSI_SLOT_RELEASED
+} msi_slot_event;
+/* This rank drops the generation. */
+void msi_slot_drop(const msi_slot_pool *pool, msi_slot *slot);
 /* Publish that this rank has done `what`, in the order of `stream`. Needs neither memory nor peers.
  */
 void msi_slot_publish(const msi_slot_pool *pool, msi_slot *slot, int32_t stream,

@@ -46,7 +46,7 @@ ms_status msi_unit_await_gradient(void *unit)
 {
     ms_fsdp_unit *u = unit;
 
-    if (u->reduction.phase == MSI_GRAD_READY || u->reduction.phase == MSI_GRAD_REDUCED) {
+    if (u->reduction.phase >= MSI_GRAD_READY) {
         return msi_reduction_wait(&u->reduction);
     }
     if (u->reduction.pool != NULL) { /* else the model is unused */
@@ -398,8 +398,16 @@ static ms_status pack(void *unit, const void *whole, void *shards)
     return msi_unit_pack_shards(u, whole, shards, ms_dtype_size(u->reduction.dtype));
 }
 
-static const msi_reduction_user reduction_user = {prepare, pack, show_gradients, drop_shown,
-                                                  msi_unit_changed};
+static ms_status extents(void *unit, int32_t shard, const msi_extent **list, int32_t *n)
+{
+    const ms_fsdp_unit *u = unit;
+
+    *list = u->theirs;
+    return msi_layout_extents(u->layout, shard, u->theirs, n);
+}
+
+static const msi_reduction_user reduction_user = {prepare,        pack,       extents,
+                                                  show_gradients, drop_shown, msi_unit_changed};
 
 static ms_status prepare_apart(void *unit, void **out, bool *add)
 {
@@ -417,12 +425,13 @@ static void note_contributions(void *unit)
     }
 }
 
-static const msi_reduction_user apart_user = {prepare_apart, pack, note_contributions, drop_shown,
-                                              msi_unit_changed};
+static const msi_reduction_user apart_user = {prepare_apart,      pack,       extents,
+                                              note_contributions, drop_shown, msi_unit_changed};
 
 void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
 {
     msi_reduction *r = &u->reduction;
+    const msi_group_facts facts = msi_unit_facts(u);
 
     r->progress = &u->run->progress;
     r->user = &reduction_user;
@@ -437,6 +446,7 @@ void msi_unit_connect_gradients(ms_fsdp_unit *u, msi_slot *home)
     r->replicated = !u->is_sharded;
     r->total = u->total;
     r->full = msi_unit_full_numel(u);
+    r->root_at = r->full * ms_dtype_size(msi_gradient_slot_dtype(&facts, u->run->fp32_slots));
     r->shard = u->shard_numel;
     r->n_shards = u->is_sharded ? u->shard_world : u->world;
     r->packs = u->is_sharded && !msi_layout_in_rank_order(u->layout);

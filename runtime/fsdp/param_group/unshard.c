@@ -83,12 +83,25 @@ static ms_status pull(void *unit, int32_t q, const void *stage, void *full)
     return move_shard(u, q, (char *)stage, full, ms_dtype_size(u->full_dtype), false);
 }
 
+static void share(void *unit, const void *full)
+{
+    const ms_fsdp_unit *u = unit;
+    const int64_t size = ms_dtype_size(u->full_dtype);
+
+    for (int32_t i = 0; i < u->n_own; i++) {
+        const msi_extent *e = &u->own[i];
+
+        msi_comm_share(u->gather.pool->comm, (const char *)full + e->in_full * size,
+                       e->numel * size);
+    }
+}
+
 static int64_t version(const void *unit)
 {
     return ((const ms_fsdp_unit *)unit)->master->version;
 }
 
-static const msi_gather_user gather_user = {fill, pull, msi_unit_changed, version};
+static const msi_gather_user gather_user = {fill, pull, share, msi_unit_changed, version};
 
 static const msi_gather_ops *gather_ops(const ms_fsdp_unit *u)
 {

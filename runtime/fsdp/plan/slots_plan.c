@@ -152,27 +152,49 @@ msi_pieces msi_plan_pieces(int64_t full_numel, int64_t shard_numel, int32_t n_sh
     return (msi_pieces){each, packed, staging, staging + each * world * size};
 }
 
+int32_t msi_gradient_slot_dtype(const msi_group_facts *g, bool wide)
+{
+    return wide ? msi_node_dtype(g) : msi_widest_dtype(g, g->reduce_dtype);
+}
+
+msi_roots msi_plan_roots(int64_t nbytes, int64_t numel, int32_t hosts, int32_t node_dtype)
+{
+    const int64_t each = msi_round_up(numel * ms_dtype_size(node_dtype), 64);
+    const int64_t received = msi_round_up(nbytes, 64), sent = received + each * hosts;
+
+    return (msi_roots){each, received, sent, sent + each * hosts};
+}
+
+/* Bytes of a part: a rank's gradient, and on several hosts roots. */
+static int64_t part_bytes(const msi_group_facts *g, int32_t dtype, int32_t world, int32_t hosts)
+{
+    const int64_t nbytes = g->full_numel * ms_dtype_size(dtype);
+    const int64_t numel =
+        g->is_sharded ? g->shard_numel : msi_plan_chunk_size(g->full_numel, world);
+
+    return hosts == 1 ? nbytes : msi_plan_roots(nbytes, numel, hosts, msi_node_dtype(g)).nbytes;
+}
+
 ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool wide,
-                                  int32_t world, msi_slots_layout layout, msi_slot_wish *wishes,
-                                  msi_slots_plan *plan)
+                                  int32_t world, int32_t hosts, msi_slots_layout layout,
+                                  msi_slot_wish *wishes, msi_slots_plan *plan)
 {
     const bool sends = layout == MSI_SLOTS_NCCL && world > 1;
 
     for (int32_t i = 0; i < n; i++) {
         const msi_group_facts *g = &groups[i];
-        const int32_t dtype = wide ? msi_node_dtype(g) : msi_widest_dtype(g, g->reduce_dtype);
-
+        const int32_t dtype = msi_gradient_slot_dtype(g, wide);
         const msi_pieces p = msi_plan_pieces(g->full_numel, g->shard_numel,
                                              g->is_sharded ? msi_group_shards(g, world) : world,
                                              msi_group_packs(g), !g->is_sharded, world, dtype);
 
-        wishes[i] = (msi_slot_wish){.nbytes = g->trains ? g->full_numel * ms_dtype_size(dtype) : 0,
+        wishes[i] = (msi_slot_wish){.nbytes = g->trains ? part_bytes(g, dtype, world, hosts) : 0,
                                     .own_bytes = g->trains && sends ? p.nbytes : 0,
                                     .word_bytes = MSI_SLOT_WORDS +
                                                   msi_round_up(g->n_params, MSI_SLOT_WORDS / 2),
                                     .keeps = g->is_root};
     }
-    MS_TRY(plan_slots(wishes, n, MSI_GRADIENT_RING, world, sends ? 0 : world, plan));
+    MS_TRY(plan_slots(wishes, n, MSI_GRADIENT_RING, world, sends ? 0 : world / hosts, plan));
     plan->layout = sends ? MSI_SLOTS_NCCL : MSI_SLOTS_SHARED;
     return MS_OK;
 }

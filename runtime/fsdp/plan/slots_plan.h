@@ -35,7 +35,7 @@ typedef struct msi_slot_wish {
 typedef struct msi_slots_plan {
     msi_slots_layout layout; /* of gradients shared or nccl */
     int32_t n_ring, n_homes;
-    int32_t world, n_parts; /* parts of a slot: one, one per rank, or none (nccl) */
+    int32_t world, n_parts; /* parts of a slot: one, one per rank of a host, or none (nccl) */
     int64_t word_bytes;     /* of one rank's words and flags of a ring slot */
     int64_t ring_bytes;     /* of a part of a ring slot, whole pages */
     int64_t own_bytes;      /* private memory per ring slot, whole pages */
@@ -49,10 +49,23 @@ typedef struct msi_slots_plan {
 ms_status msi_plan_param_slots(const msi_group_facts *groups, int32_t n, int32_t n_ring,
                                int32_t world, msi_slots_layout layout, msi_slot_wish *wishes,
                                msi_slots_plan *plan);
-/* `wide`: large enough for inner nodes of the tree over micro-batches. */
+/* `wide`: large enough for inner nodes of the tree over micro-batches. On several `hosts` a part
+ * has room for roots as well. */
 ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool wide,
-                                  int32_t world, msi_slots_layout layout, msi_slot_wish *wishes,
-                                  msi_slots_plan *plan);
+                                  int32_t world, int32_t hosts, msi_slots_layout layout,
+                                  msi_slot_wish *wishes, msi_slots_plan *plan);
+/* Of the gradient in a slot. */
+int32_t msi_gradient_slot_dtype(const msi_group_facts *g, bool wide);
+/* A part of gradients on several hosts: this rank's gradient; from `received` on the root of each
+ * host's tree over the elements that this rank sums; from `sent` on this host's roots for the ranks
+ * of equal place on each host. */
+typedef struct msi_roots {
+    int64_t each; /* bytes of one host's roots */
+    int64_t received, sent, nbytes;
+} msi_roots;
+/* @param nbytes  of the gradient in the widest dtype
+ * @param numel  that a rank sums, of node_dtype */
+msi_roots msi_plan_roots(int64_t nbytes, int64_t numel, int32_t hosts, int32_t node_dtype);
 /* Layout nccl: a private slot of gradients is this rank's gradient; from `packed` on a piece of it
  * for each rank or (shards) each shard, which is the gradient itself unless that is not the shards
  * in a row; and from `staging` on a piece from each rank. */

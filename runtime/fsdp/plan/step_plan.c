@@ -120,7 +120,8 @@ static ms_status plan_slots(const msi_group_facts *groups, int32_t n, const msi_
     MS_TRY_GOTO(msi_plan_param_slots(groups, n, s->n_ring, msi_plan_shards(groups, n, s->world),
                                      s->layout, wishes, &p),
                 done);
-    MS_TRY_GOTO(msi_plan_gradient_slots(groups, n, wide, s->world, s->layout, wishes, &g), done);
+    MS_TRY_GOTO(msi_plan_gradient_slots(groups, n, wide, s->world, s->hosts, s->layout, wishes, &g),
+                done);
     plan->param_ring = p.n_ring;
     plan->param_homes = p.n_homes;
     plan->param_slots = p.nbytes + p.own_nbytes;

@@ -6,7 +6,7 @@
 #include "slots_plan.h"
 
 typedef struct msi_step {
-    int32_t rank, world;
+    int32_t rank, world, hosts;
     int32_t n_ring; /* parameter slots that units use in turn, at most */
     msi_slots_layout layout;
     bool wide;             /* gradient slots hold inner nodes */

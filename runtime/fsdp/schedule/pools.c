@@ -89,6 +89,20 @@ static msi_slots_layout wish_of(const ms_fsdp_tree *tree)
     return tree->run.phase != MSI_UNUSED ? tree->layout : tree->slots_wish;
 }
 
+/* Between hosts, slots are in host memory, with the same parts on each. */
+static ms_status check_hosts(const ms_fsdp_tree *tree, msi_slots_layout layout)
+{
+    const msi_hosts *hosts = msi_comm_hosts(tree->comm);
+
+    if (hosts->n == 1 || (layout == MSI_SLOTS_SHARED && tree->ctx->device == NULL &&
+                          hosts->per_host > 0 && msi_comm_hosts(tree->shards)->per_host > 0)) {
+        return MS_OK;
+    }
+    return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
+                   "a model on several hosts: its ranks are on the CPU, share slots (MS_SLOTS) and "
+                   "are equally many on each host, in a row");
+}
+
 /* Equal on all ranks, else the next collective reports it. */
 static ms_status choose_layout(const ms_fsdp_tree *tree, msi_slots_layout *layout)
 {
@@ -102,7 +116,7 @@ static ms_status choose_layout(const ms_fsdp_tree *tree, msi_slots_layout *layou
     msi_comm_note(tree->comm, &note);
     MS_TRY(are_apart(tree, &apart));
     *layout = layout_of(tree->ctx, tree->slots_wish, apart);
-    return MS_OK;
+    return check_hosts(tree, *layout);
 }
 
 static ms_status new_params(ms_fsdp_tree *tree)
@@ -137,7 +151,8 @@ static ms_status new_gradients(ms_fsdp_tree *tree)
         m.facts[i].trains |= tree->units[i]->has_slot;
     }
     MS_TRY_GOTO(msi_plan_gradient_slots(m.facts, tree->n_units, tree->run.fp32_slots, tree->world,
-                                        tree->layout, m.wish, &m.plan),
+                                        msi_comm_hosts(tree->comm)->n, tree->layout, m.wish,
+                                        &m.plan),
                 done);
     MS_TRY_GOTO(msi_slot_pool_new(&tree->run.gradients, tree->ctx, tree->comm, &m.plan, m.wish,
                                   tree->n_units, m.home),
@@ -260,6 +275,7 @@ ms_status msi_groups_plan(const msi_group_facts *groups, int32_t n, ms_comm *com
 {
     msi_step step = {.rank = ms_comm_rank(comm),
                      .world = ms_comm_size(comm),
+                     .hosts = msi_comm_hosts(comm)->n,
                      .n_ring = ring_of_params(o),
                      .wide = wide,
                      .micro_batches = micro_batches};
