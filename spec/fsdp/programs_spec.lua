@@ -6,6 +6,7 @@ package.path = 'spec/?.lua;' .. package.path
 local maker = require 'fsdp.programs.maker'
 local check = require 'fsdp.programs.check'
 local shell = require 'support.shell'
+local ffi = require 'ffi'
 
 local BATCH = 10 -- programs that one set of ranks runs
 
@@ -31,6 +32,7 @@ end
 -- nil, or the index of the program that failed (0: unknown), and why.
 local function first_failure(programs)
   local first = programs[1]
+  ffi.C.setenv('MS_TEST_HOSTS', tostring(first.hosts), 1)
   local ok, err = pcall(first.launched and launch or ms.dist.spawn, first.launched and first
     or first.world, body, programs)
   if ok then
@@ -87,10 +89,11 @@ local function programs_of(first, n)
   local batches, open = {}, {}
   for seed = first, first + n - 1 do
     local p = maker.draw(seed)
-    local batch = not p.launched and open[p.world]
+    local kind = p.world * 10 + p.hosts
+    local batch = not p.launched and open[kind]
     if not batch or #batch == BATCH then
       batch = {}
-      open[p.world], batches[#batches + 1] = not p.launched and batch or nil, batch
+      open[kind], batches[#batches + 1] = not p.launched and batch or nil, batch
     end
     batch[#batch + 1] = p
   end

@@ -23,10 +23,12 @@ local launch_out = B.new('ms_launch *[1]')
 ---@field world_size integer
 ---@field local_rank integer  among the ranks of this host
 ---@field local_world_size integer
+---@field host integer  number of this host, from 0
+---@field hosts integer  number of hosts
 ---@field cores integer  number of cores this rank may run on
 ---@field initialized boolean
 ---@field launcher string  'none', 'fork', 'run', 'thread' or 'plan'
----@field transport string  'self' or 'shm'
+---@field transport string  'self', 'shm', or on several hosts 'shm+tcp'
 
 -- While a script is planned: this rank, the number of ranks, and of those on each host.
 local planned = nil
@@ -46,6 +48,8 @@ local function look()
   if planned then
     info.rank, info.local_rank = planned.rank, planned.rank % planned.on_host
     info.world_size, info.local_world_size = planned.world, planned.on_host
+    info.host = math.floor(planned.rank / planned.on_host)
+    info.n_hosts = planned.world / planned.on_host
     info.launcher = 'plan'
     return info
   end
@@ -71,6 +75,8 @@ function launch.info()
     world_size = info.world_size,
     local_rank = info.local_rank,
     local_world_size = info.local_world_size,
+    host = info.host,
+    hosts = info.n_hosts,
     cores = info.cores,
     initialized = info.initialized,
     launcher = B.string(info.launcher),

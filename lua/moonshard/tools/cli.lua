@@ -32,6 +32,7 @@ moonshard COMMAND --help gives details.
 
 local RUN_USAGE = [[
 usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
+       moonshard run --hosts=HOST:RANKS,HOST:RANKS... [--rsh=COMMAND] SCRIPT [ARGUMENT...]
 
 Start SCRIPT on RANKS ranks of this host and supervise them. A .lua file is run by luajit, anything
 else by itself. Each line that a rank prints gets a "[rank N]" in front and is printed when it is
@@ -41,6 +42,13 @@ that of the rank that failed first, or 128 + signal.
 
   -n, --ranks RANKS   1 to 128; default: one per core, at most 8
   --no-prefix         leave the lines of the ranks as they are
+  --hosts LIST        a:4,b:4: four ranks on each of two hosts. The first is this host, at an
+                      address that the others reach; the others are started by --rsh
+  --rsh COMMAND       started as COMMAND HOST sh -s; default: ssh
+  --host NUMBER       this is host NUMBER of the list, from 0, and starts no other; MOONSHARD_SECRET
+                      is a text that is equal on all hosts
+  --port PORT         where the hosts meet, on the first; default: 29500
+  --wait SECONDS      how long they wait for each other; default: 60
   -h, --help          this text
 
 All words after SCRIPT are arguments of it.
@@ -80,7 +88,12 @@ and tables their contents, functions and classes how they are called. ms.help('n
 the reference of a name. Ctrl-C ends the line that runs, Ctrl-D the prompt.
 ]]
 
-local RUN_FLAGS = { '-n', '--ranks', '--no-prefix', '-h', '--help' }
+local RUN_FLAGS = { '-n', '--ranks', '--no-prefix', '--hosts', '--rsh', '--host', '--port',
+  '--wait', '-h', '--help' }
+
+-- Flags of `run` that have a value, and what it becomes.
+local RUN_VALUES = { ['--hosts'] = tostring, ['--rsh'] = tostring, ['--host'] = tonumber,
+  ['--port'] = tonumber, ['--wait'] = tonumber }
 
 --- Refuse a command line: one line that says why, and exit code 2.
 local function refuse(format, ...)
@@ -104,14 +117,18 @@ local function unknown(what, word, known)
     or ', expected one of ' .. table.concat(known, ', '))
 end
 
-local function launch(command, ranks, prefix)
+local function launch(command, ranks, prefix, at)
   local argv = B.new('const char *[?]', #command + 1)
   for i, word in ipairs(command) do
     argv[i - 1] = word
   end
   local out = B.new('ms_launch *[1]')
   local code, cause = B.new('int32_t[1]'), B.new('const char *[1]')
-  B.check(C.ms_launch_exec(out, ranks, argv, prefix))
+  if at then
+    B.check(C.ms_launch_hosts(out, at, ranks, argv, prefix))
+  else
+    B.check(C.ms_launch_exec(out, ranks, argv, prefix))
+  end
   B.check(C.ms_launch_wait(out[0], code, cause))
   local why = B.string(cause[0])
   if why ~= '' then
@@ -139,12 +156,17 @@ local function run_flags(words)
       flag, value = words[at]:match('^(%-n)(%d+)$')
     end
     flag = flag or words[at]
-    if flag == '-n' or flag == '--ranks' then
+    if flag == '-n' or flag == '--ranks' or RUN_VALUES[flag] then
       if not value then
         at = at + 1
         value = words[at]
       end
-      o.ranks = ranks_of(flag, value)
+      if RUN_VALUES[flag] then
+        o[flag:sub(3)] = value and RUN_VALUES[flag](value)
+          or refuse('run: %s is %s', flag, value or 'given nothing')
+      else
+        o.ranks = ranks_of(flag, value)
+      end
     elseif flag ~= '--no-prefix' and not is_help(flag) then
       unknown('run: unknown flag', flag, RUN_FLAGS)
     elseif value then
@@ -210,6 +232,18 @@ local function check_program(name)
   end
 end
 
+local function run_on_hosts(o, command, all)
+  local hosts = require 'moonshard.tools.hosts'
+  hosts.prepare(o)
+  o.words = all
+  local others = o.host and {} or hosts.start_others(o)
+  local code = launch(command, o.ranks, o.prefix, hosts.describe(o))
+  for _, pipe in ipairs(code == 0 and others or {}) do -- a failed host may never answer
+    pipe:close()
+  end
+  return code
+end
+
 local function run(words, all)
   local o = run_flags(words)
   if o.help then
@@ -224,6 +258,9 @@ local function run(words, all)
     command = { interpreter(all), all[0], 'rank', unpack(command) }
   else
     check_program(command[1])
+  end
+  if o.hosts then
+    return run_on_hosts(o, command, all)
   end
   local ranks = o.ranks or math.min(cores(), 8)
   return launch(command, ranks, o.prefix)

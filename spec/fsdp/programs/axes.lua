@@ -55,6 +55,10 @@ end
 -- -- the program ---------------------------------------------------------------------------------
 
 row 'world' { { 2, 1, 3, 4 } }
+row 'hosts' { -- of this machine, connected by TCP
+  { 1, 2 }, chance = 0.1, bits = true,
+  legal = function(n, p) return p.world % n == 0 end,
+}
 row 'launched' { { false, true }, chance = 0.03 } -- processes of their own in place of forks
 row 'steps' { { 2, 1, 3, 5 } } -- the third call of what is compiled is a replay
 row 'micro' { { 1, 2, 3, 4 } }

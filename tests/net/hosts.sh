@@ -1,0 +1,169 @@
+#!/usr/bin/env bash
+# Jobs on several hosts: network namespaces of this machine, connected by a bridge. Trains by
+# `moonshard run --hosts` and compares with one host; then breaks hosts and ranks in the middle of a
+# run. Ends with "N passed, N failed". Skips where namespaces cannot be made (needs root).
+#   tests/net/hosts.sh            from the root of the tree, after ./dev build
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+export MOONSHARD_LIB=$PWD/build/release
+export LUA_PATH="$PWD/lua/?.lua;$PWD/lua/?/init.lua;$PWD/bindings/?.lua;$PWD/bindings/?/init.lua;$MOONSHARD_LIB/generated/?.lua;;"
+HOSTS=4 net=ms$$ work=$(mktemp -d) passed=0 failed=0
+
+address() { echo "10.77.0.$(($1 + 1))"; }
+space() { echo "$net-$1"; }
+
+cleanup() {
+  local h
+  for ((h = 0; h < HOSTS; h++)); do
+    ip netns pids "$(space "$h")" 2>/dev/null | xargs -r kill -9 2>/dev/null
+    ip netns del "$(space "$h")" 2>/dev/null
+  done
+  ip link del "$net" 2>/dev/null
+  rm -rf "$work"
+}
+trap cleanup EXIT
+
+make_hosts() {
+  local h
+  ip link add "$net" type bridge && ip link set "$net" up || return 1
+  for ((h = 0; h < HOSTS; h++)); do
+    ip netns add "$(space "$h")" &&
+      ip link add "$net$h" type veth peer name eth0 netns "$(space "$h")" &&
+      ip link set "$net$h" master "$net" up &&
+      ip -n "$(space "$h")" addr add "$(address "$h")/24" dev eth0 &&
+      ip -n "$(space "$h")" link set eth0 up && ip -n "$(space "$h")" link set lo up || return 1
+  done
+}
+
+if ! make_hosts 2>"$work/why"; then
+  echo "hosts: skipped, network namespaces cannot be made: $(head -n 1 "$work/why")"
+  echo "0 passed, 0 failed"
+  exit 0
+fi
+
+# What --rsh starts: HOST sh -s in the host's namespace.
+cat >"$work/rsh" <<END
+#!/bin/sh
+host=\$1; shift
+exec ip netns exec $net-\$((\${host##*.} - 1)) "\$@"
+END
+chmod +x "$work/rsh"
+
+hosts() { # hosts HOSTS RANKS: the list for --hosts
+  local h list=
+  for ((h = 0; h < $1; h++)); do list+=,$(address "$h"):$2; done
+  echo "${list#,}"
+}
+
+run() { # run HOSTS RANKS SCRIPT...: from host 0
+  ip netns exec "$(space 0)" timeout 120 luajit bindings/moonshard run --no-prefix \
+    --hosts="$(hosts "$1" "$2")" --rsh="$work/rsh" --wait=20 "${@:3}" 2>&1
+}
+
+check() { # check NAME CONDITION...
+  if "${@:2}"; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+    echo "not ok - $1"
+  fi
+}
+
+# -- equal bits ------------------------------------------------------------------------------------
+
+train=(examples/train.lua --data=docs/distributed.md --steps=4 --layers=2 --width=64 --heads=2 --context=32
+  --tokens=512 --micro-batches=8 --validate=0 --save=2 --sample=0 --hash)
+hash_of() { grep -oE 'parameters [0-9a-f]{16}' | head -n 1; }
+
+for strategy in FULL_SHARD NO_SHARD; do
+  one=$(luajit bindings/moonshard run -n 4 "${train[@]}" --strategy=$strategy --out="$work/one-$strategy" 2>&1 | hash_of)
+  for shape in "2 2" "4 1"; do
+    read -r h n <<<"$shape"
+    many=$(run "$h" "$n" "${train[@]}" --strategy=$strategy --out="$work/$h-$n-$strategy" | hash_of)
+    check "$strategy on $h hosts with $n ranks each: '$many', one host '$one'" [ "${many:-none}" = "$one" ]
+  done
+done
+three=$(run 3 1 "${train[@]}" --tokens=384 --micro-batches=6 --out="$work/three" | hash_of)
+one=$(luajit bindings/moonshard run -n 3 "${train[@]}" --tokens=384 --micro-batches=6 --out="$work/three-one" 2>&1 | hash_of)
+check "three hosts with a rank each: '$three', one host '$one'" [ "${three:-none}" = "$one" ]
+
+# -- failures --------------------------------------------------------------------------------------
+
+cat >"$work/endless.lua" <<'END'
+local ms = require 'moonshard'
+ms.dist.init()
+local model = ms.fsdp.FSDP(ms.nn.Sequential { ms.nn.Linear(64, 64), ms.nn.Linear(64, 64) })
+local opt = ms.optim.SGD(model:parameters(), { lr = 0.1 })
+local file = assert(io.open(arg[1] .. '/rank' .. ms.dist.rank(), 'w'))
+file:write(io.open('/proc/self/stat'):read('*n'))
+file:close()
+local began = os.time()
+while os.time() - began < 30 do
+  model(ms.ones(4, 64)):sum():backward()
+  opt:step()
+end
+END
+
+now_ms() { echo $(($(date +%s%N) / 1000000)); }
+parent() { ps -o ppid= -p "$1" | tr -d ' '; }
+ranks_run() { # all four have written their process numbers
+  for _ in $(seq 100); do
+    [ "$(cat "$work"/rank? 2>/dev/null | wc -w)" -eq 0 ] || [ "$(ls "$work"/rank? | wc -l)" -lt 4 ] || return 0
+    sleep 0.1
+  done
+  return 1
+}
+
+breaks() { # breaks NAME PATTERN COMMAND...: the job ends within 1.5 s with this error, and leaves nothing
+  local name=$1 pattern=$2 begin end log=$work/log
+  rm -f "$work"/rank?
+  run 2 2 "$work/endless.lua" "$work" >"$log" &
+  local job=$!
+  ranks_run
+  sleep 0.5
+  begin=$(now_ms)
+  "${@:3}"
+  for _ in $(seq 100); do # host 0's ranks have failed
+    [ -e "/proc/$(cat "$work/rank0")" ] || break
+    sleep 0.05
+  done
+  end=$(now_ms)
+  check "$name: after $((end - begin)) ms" [ $((end - begin)) -le 2500 ]
+  wait $job
+  check "$name: exit code" [ $? -ne 0 ]
+  check "$name: $(grep moonshard: "$log" | head -n 3)" grep -qE "$pattern" "$log"
+  recover
+  sleep 0.3
+  check "$name: processes left" [ -z "$(ip netns pids "$(space 0)")$(ip netns pids "$(space 1)")" ]
+}
+recover() { :; }
+
+launcher_of_2() { parent "$(parent "$(cat "$work/rank2")")"; }
+breaks 'a killed rank' 'rank 2 died \(signal 9, Killed\) \(pid [0-9]+\) while this rank waited in .* of unit' \
+  eval 'kill -9 $(cat $work/rank2)'
+breaks 'a killed launcher' 'host 1 \(10.77.0.2, ranks 2 to 3\) is unreachable: its launcher has ended' \
+  eval 'kill -9 $(launcher_of_2)'
+recover() { kill -CONT "$stopped" 2>/dev/null; sleep 2.5; }
+stop_launcher() { stopped=$(launcher_of_2) && kill -STOP "$stopped"; }
+breaks 'a stopped launcher' 'host 1 .* is unreachable: no sign of life' stop_launcher
+recover() { ip -n "$(space 1)" link set eth0 up; sleep 2.5; }
+breaks 'a cut link' 'host 1 .* is unreachable: no sign of life' ip -n "$(space 1)" link set eth0 down
+recover() { :; }
+
+# -- hosts that do not fit -------------------------------------------------------------------------
+
+other_secret() {
+  (MOONSHARD_SECRET=a ip netns exec "$(space 0)" timeout 20 luajit bindings/moonshard run \
+    --hosts="$(hosts 2 1)" --host=0 --wait=3 "$work/endless.lua" "$work" >"$work/log" 2>&1) &
+  sleep 0.5
+  MOONSHARD_SECRET=b ip netns exec "$(space 1)" timeout 20 luajit bindings/moonshard run \
+    --hosts="$(hosts 2 1)" --host=1 --wait=3 "$work/endless.lua" "$work" >"$work/log1" 2>&1
+  wait
+}
+other_secret
+check "another secret, host 0: $(cat "$work/log")" grep -q 'host 1 of 2 has not come to 10.77.0.1:29500 within 3 s' "$work/log"
+check "another secret, host 1: $(cat "$work/log1")" grep -q 'host 0 closed the connection' "$work/log1"
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
