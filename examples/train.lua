@@ -90,6 +90,7 @@ end
 local function read_flags()
   local o = flags.read(spec, 'examples/train.lua', 'Trains a GPT with sharded parameters on text.',
     fail)
+  o.resume = o.resume or os.getenv 'MS_RESTART' ~= nil -- by moonshard run --restarts
   local resumed = o.resume and attempt(resume.from, o.out, spec)
   if resumed then
     resume.inherit(o, resumed.kept)

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
+#include <sysexits.h>
 #include <unistd.h>
 
 enum { STOP_S = 10 };
@@ -387,6 +388,9 @@ static int32_t job_code(const supervisor *s, int32_t subject, int32_t cause)
     }
     if (host >= 0 && host != s->job->block->host && msi_agent_code(s->launch->agent, host) != 0) {
         return msi_agent_code(s->launch->agent, host);
+    }
+    if (cause == MSI_CAUSE_DIED && subject < 0) {
+        return EX_TEMPFAIL; /* not the program's fault: it may be started again */
     }
     return s->killed || s->first_code == 0 ? 1 : s->first_code;
 }

@@ -151,6 +151,34 @@ recover() { ip -n "$(space 1)" link set eth0 up; sleep 2.5; }
 breaks 'a cut link' 'host 1 .* is unreachable: no sign of life' ip -n "$(space 1)" link set eth0 down
 recover() { :; }
 
+# -- restarts --------------------------------------------------------------------------------------
+
+cat >"$work/once.lua" <<'END'
+local ms, ffi = require 'moonshard', require 'ffi'
+ffi.cdef 'int kill(int, int); int getpid(void);'
+ms.dist.init()
+ms.manual_seed(1)
+local model = ms.fsdp.FSDP(ms.nn.Linear(64, 64))
+local opt = ms.optim.SGD(model:parameters(), { lr = 0.1, momentum = 0.9 })
+local manager = ms.checkpoint.Manager { root = arg[1] }
+local meta = manager:resume { model = model, optimizer = opt }
+for step = (meta and meta.step or 0) + 1, 6 do
+  if step == 4 and arg[2] == 'dies' and not os.getenv 'MS_RESTART' and ms.dist.rank() == 3 then
+    ffi.C.kill(ffi.C.getpid(), 9)
+  end
+  (model(ms.ones(4, 64) * step) - 1):pow(2):mean():backward()
+  opt:step()
+  opt:zero_grad()
+  if step % 2 == 0 then manager:save { step = step, model = model, optimizer = opt } end
+end
+local hash = model:hash()
+if ms.dist.rank() == 0 then print('parameters ' .. hash) end
+END
+whole=$(run 2 2 "$work/once.lua" "$work/whole" | hash_of)
+run 2 2 --restarts=1 "$work/once.lua" "$work/broken" dies >"$work/log"
+check "restarted: $(cat "$work/log"), whole: $whole" [ "$(hash_of <"$work/log")" = "${whole:-none}" ]
+check 'restarted, and said' grep -q 'the job failed with code 137: restart 1 of 1' "$work/log"
+
 # -- hosts that do not fit -------------------------------------------------------------------------
 
 other_secret() {

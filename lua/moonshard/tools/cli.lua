@@ -42,6 +42,8 @@ that of the rank that failed first, or 128 + signal.
 
   -n, --ranks RANKS   1 to 128; default: one per core, at most 8
   --no-prefix         leave the lines of the ranks as they are
+  --restarts NUMBER   start the job again when it fails, at most so often; MS_RESTART is 1, 2, ... in
+                      the ranks then, which load their newest checkpoint. Not after a stop signal
   --hosts LIST        a:4,b:4: four ranks on each of two hosts. The first is this host, at an
                       address that the others reach; the others are started by --rsh
   --rsh COMMAND       started as COMMAND HOST sh -s; default: ssh
@@ -88,11 +90,11 @@ and tables their contents, functions and classes how they are called. ms.help('n
 the reference of a name. Ctrl-C ends the line that runs, Ctrl-D the prompt.
 ]]
 
-local RUN_FLAGS = { '-n', '--ranks', '--no-prefix', '--hosts', '--rsh', '--host', '--port',
+local RUN_FLAGS = { '-n', '--ranks', '--no-prefix', '--restarts', '--hosts', '--rsh', '--host', '--port',
   '--wait', '-h', '--help' }
 
 -- Flags of `run` that have a value, and what it becomes.
-local RUN_VALUES = { ['--hosts'] = tostring, ['--rsh'] = tostring, ['--host'] = tonumber,
+local RUN_VALUES = { ['--restarts'] = tonumber, ['--hosts'] = tostring, ['--rsh'] = tostring, ['--host'] = tonumber,
   ['--port'] = tonumber, ['--wait'] = tonumber }
 
 --- Refuse a command line: one line that says why, and exit code 2.
@@ -134,7 +136,22 @@ local function launch(command, ranks, prefix, at)
   if why ~= '' then
     io.stderr:write('moonshard: ', why, '\n')
   end
-  return code[0]
+  return code[0], why:find '^stopped by' ~= nil
+end
+
+-- Run `start` until it succeeds, at most 1 + `most` times.
+local function restarted(most, start)
+  local code, stopped = start()
+  for k = 1, most or 0 do
+    if code == 0 or stopped then
+      break
+    end
+    io.stderr:write(('moonshard: the job failed with code %d: restart %d of %d\n'):format(code, k,
+      most))
+    B.set_variable('MS_RESTART', tostring(k))
+    code, stopped = start()
+  end
+  return code
 end
 
 --- The value of a flag, given as `--flag=value` or as the next word.
@@ -178,7 +195,7 @@ local function run_flags(words)
     end
     at = at + 1
   end
-  o.command = { unpack(words, at) }
+  o.command, o.flags_end = { unpack(words, at) }, at -- `run` is before the flags
   return o
 end
 
@@ -236,12 +253,14 @@ local function run_on_hosts(o, command, all)
   local hosts = require 'moonshard.tools.hosts'
   hosts.prepare(o)
   o.words = all
-  local others = o.host and {} or hosts.start_others(o)
-  local code = launch(command, o.ranks, o.prefix, hosts.describe(o))
-  for _, pipe in ipairs(code == 0 and others or {}) do -- a failed host may never answer
-    pipe:close()
-  end
-  return code
+  return restarted(o.restarts, function()
+    local others = o.host and {} or hosts.start_others(o)
+    local code, stopped = launch(command, o.ranks, o.prefix, hosts.describe(o))
+    for _, pipe in ipairs(code == 0 and others or {}) do -- a failed host may never answer
+      pipe:close()
+    end
+    return code, stopped
+  end)
 end
 
 local function run(words, all)
@@ -263,7 +282,7 @@ local function run(words, all)
     return run_on_hosts(o, command, all)
   end
   local ranks = o.ranks or math.min(cores(), 8)
-  return launch(command, ranks, o.prefix)
+  return restarted(o.restarts, function() return launch(command, ranks, o.prefix) end)
 end
 
 -- Commands that take only --help: true if it was given and the usage was written.

@@ -62,7 +62,7 @@ local function exports(secret)
 end
 
 --- Start the launchers of the other hosts: `RSH HOST sh -s`, which reads its commands.
----@param o table  flags of run: list, rsh, words (of the whole command)
+---@param o table  flags of run: list, rsh, words (of the whole command), flags_end (the last flag)
 ---@return table handles
 function hosts.start_others(o)
   local handles = {}
@@ -73,8 +73,8 @@ function hosts.start_others(o)
       if o.words[k] then
         words[#words + 1] = quoted(o.words[k])
       end
-      if k == 1 then -- after `run`
-        words[#words + 1] = ('--host=%d'):format(i - 1)
+      if k == o.flags_end then -- host 0 starts them again
+        words[#words + 1] = ('--host=%d --restarts=0'):format(i - 1)
       end
     end
     local pipe = io.popen(('%s %s sh -s'):format(o.rsh, quoted(o.list[i].address)), 'w')

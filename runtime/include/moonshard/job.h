@@ -70,7 +70,8 @@ MS_API ms_status ms_launch_hosts(ms_launch **out, const ms_hosts *hosts, int32_t
  *
  * Output that nobody reads delays only the return; for a failed job by at most MS_STOP_TIMEOUT, and
  * a warning gives the failure at once. For stop signals see ms_dist_pass_on_stop().
- * @param exit_code  of the job: 0, the first failed rank's, or 128 + signal; 1 if all ranks
+ * @param exit_code  of the job: 0, the first failed rank's, or 128 + signal; 75 (EX_TEMPFAIL) if a
+ *                   host or the process that keeps the ranks was lost; 1 if all ranks
  *                   succeeded but their output could not be read or written (reported on stderr)
  * @param cause      the first failure in one line ("" if none), then the further lines its rank
  *                   passed to ms_dist_abort(); static until the next call
