@@ -16,6 +16,7 @@
 enum {
     HELLO_MAGIC = 0x6d736e31, /* "msn1" */
     ROOM = 4 * MSI_MIRROR_WORDS_MOST,
+    STRANGERS = 64,
     PIECES = 64,             /* in one system call */
     MOST_DATA = 1 << 30,     /* bytes of a frame */
     CONNECT_NS = 1000000000, /* limit of a connection, when its listener exists */
@@ -554,6 +555,21 @@ static void on_inbox(msi_mirror *m, inbox *in)
     m->setup.wake(m->setup.user);
 }
 
+/* Connections that never introduce themselves take little memory: the oldest ones are ended. */
+static void end_strangers(const msi_mirror *m)
+{
+    const inbox *oldest = NULL;
+    int32_t n = 0;
+
+    for (const inbox *in = m->inboxes; in != NULL; in = in->next) { /* the latest first */
+        n += in->from < 0;
+        oldest = in->from < 0 ? in : oldest;
+    }
+    if (n >= STRANGERS) {
+        shutdown(oldest->entry.fd, SHUT_RDWR);
+    }
+}
+
 static void on_listener(msi_mirror *m)
 {
     const int32_t fd = accept4(m->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -566,6 +582,7 @@ static void on_listener(msi_mirror *m)
         return;
     }
     msi_net_tune(fd);
+    end_strangers(m);
     in->entry = (entry){ENTRY_INBOX, fd};
     in->from = -1;
     in->next = m->inboxes;
