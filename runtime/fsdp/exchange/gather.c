@@ -300,10 +300,12 @@ static ms_status gather_between_devices(msi_gather *g)
     }
     MS_TRY(msi_device_comm_all_gather(devices, MSI_STREAM_GATHER, own, shards, g->shard_numel,
                                       g->fp.dtype));
+    /* what follows is behind it only once it is complete */
+    MS_TRY(msi_slot_pool_complete(g->pool, g->progress, g->seq));
     if (staged) {
         MS_TRY_ON(g->ctx, MSI_STREAM_GATHER, place_shards(g, shard_bytes));
     }
-    return msi_slot_pool_complete(g->pool, g->progress, g->seq);
+    return MS_OK;
 }
 
 static void nccl_end(msi_gather *g)
