@@ -323,9 +323,20 @@ static size_t shared_bytes(const msi_attention_args *a, int64_t rows, int64_t ti
     return (size_t)(rows * (a->head_dim + 1) + tiles * ROWS * COLS) * real;
 }
 
+/* What kernels read: without the host's pointers. */
+static msi_attention_args without_host(const void *args)
+{
+    msi_attention_args a = *(const msi_attention_args *)args;
+
+    a.ctx = NULL;
+    a.status = NULL;
+    a.op = NULL;
+    return a;
+}
+
 template <class T> static cudaError_t attention(cudaStream_t stream, const void *args)
 {
-    const msi_attention_args *a = (const msi_attention_args *)args;
+    const msi_attention_args device = without_host(args), *a = &device;
     const int64_t tiles = (a->q_len + ROWS - 1) / ROWS;
     const size_t shared = shared_bytes(a, 2 * ROWS + COLS, 1, sizeof(REAL(T)));
 
@@ -363,7 +374,7 @@ static cudaError_t queries_and_keys(cudaStream_t stream, const msi_attention_arg
 
 template <class T> static cudaError_t attention_grad(cudaStream_t stream, const void *args)
 {
-    const msi_attention_args *a = (const msi_attention_args *)args;
+    const msi_attention_args device = without_host(args), *a = &device;
     const int64_t n = a->batch * a->heads * a->q_len;
     cudaError_t e = ms_launch(products<T>, (unsigned)(n < 65536 ? n : 65536), 32, 0, stream, *a, n);
 

@@ -144,9 +144,20 @@ template <class T> static __global__ void backward_filter(const msi_conv_args a,
     }
 }
 
+/* What kernels read: without the host's pointers. */
+static msi_conv_args without_host(const void *args)
+{
+    msi_conv_args a = *(const msi_conv_args *)args;
+
+    a.ctx = NULL;
+    a.status = NULL;
+    a.op = NULL;
+    return a;
+}
+
 template <class T> static cudaError_t conv(cudaStream_t stream, const void *args)
 {
-    const msi_conv_args *a = (const msi_conv_args *)args;
+    const msi_conv_args device = without_host(args), *a = &device;
     const int64_t n = a->batch * a->groups * a->out_channels * volume(a->out);
 
     return ms_launch(forward<T>, ms_grid(n), (unsigned)MS_THREADS, 0, stream, *a, n);
@@ -154,7 +165,7 @@ template <class T> static cudaError_t conv(cudaStream_t stream, const void *args
 
 template <class T> static cudaError_t conv_grad(cudaStream_t stream, const void *args)
 {
-    const msi_conv_args *a = (const msi_conv_args *)args;
+    const msi_conv_args device = without_host(args), *a = &device;
     const int64_t n_x = a->batch * a->groups * a->in_channels * volume(a->in);
     const int64_t n_w = a->groups * a->out_channels * a->in_channels * volume(a->kernel);
     cudaError_t e = cudaSuccess;

@@ -51,15 +51,24 @@ static __global__ void gemm_kernel(const msi_gemm_args g, unsigned columns)
     }
 }
 
+/* What kernels read: without the host's pointer. */
+static msi_gemm_args without_host(const void *args)
+{
+    msi_gemm_args g = *(const msi_gemm_args *)args;
+
+    g.op = NULL;
+    return g;
+}
+
 template <class T> static cudaError_t gemm(cudaStream_t stream, const void *args)
 {
-    const msi_gemm_args *g = (const msi_gemm_args *)args;
-    const unsigned columns = (unsigned)((g->n + TILE - 1) / TILE);
-    const dim3 grid((unsigned)((g->m + TILE - 1) / TILE) * columns,
-                    (unsigned)(g->batch < 65535 ? g->batch : 65535));
+    const msi_gemm_args g = without_host(args);
+    const unsigned columns = (unsigned)((g.n + TILE - 1) / TILE);
+    const dim3 grid((unsigned)((g.m + TILE - 1) / TILE) * columns,
+                    (unsigned)(g.batch < 65535 ? g.batch : 65535));
 
-    return ms_launch(g->c_dtype == dtype_of<T>::value ? gemm_kernel<T, T> : gemm_kernel<T, REAL(T)>,
-                     grid, SIDE * SIDE, 0, stream, *g, columns);
+    return ms_launch(g.c_dtype == dtype_of<T>::value ? gemm_kernel<T, T> : gemm_kernel<T, REAL(T)>,
+                     grid, SIDE * SIDE, 0, stream, g, columns);
 }
 
 #define ENTER(op, dtype, type)                                                                     \
@@ -80,17 +89,18 @@ template <class T, class C> static __global__ void bias_kernel(const msi_gemm_ar
     }
 }
 
-extern "C" cudaError_t msi_cuda_add_bias(cudaStream_t stream, const msi_gemm_args *g)
+extern "C" cudaError_t msi_cuda_add_bias(cudaStream_t stream, const msi_gemm_args *args)
 {
-    const unsigned grid = ms_grid(g->batch * g->m * g->n);
+    const msi_gemm_args g = without_host(args);
+    const unsigned grid = ms_grid(g.batch * g.m * g.n);
 
-    switch (g->dtype) {
+    switch (g.dtype) {
     case MS_DTYPE_F64:
-        return ms_launch(bias_kernel<double, double>, grid, (unsigned)MS_THREADS, 0, stream, *g);
+        return ms_launch(bias_kernel<double, double>, grid, (unsigned)MS_THREADS, 0, stream, g);
     case MS_DTYPE_BF16:
-        return ms_launch(bias_kernel<bf16, float>, grid, (unsigned)MS_THREADS, 0, stream, *g);
+        return ms_launch(bias_kernel<bf16, float>, grid, (unsigned)MS_THREADS, 0, stream, g);
     case MS_DTYPE_F16:
-        return ms_launch(bias_kernel<f16, float>, grid, (unsigned)MS_THREADS, 0, stream, *g);
+        return ms_launch(bias_kernel<f16, float>, grid, (unsigned)MS_THREADS, 0, stream, g);
     default:
         return cudaErrorNotSupported;
     }

@@ -212,7 +212,7 @@ static __global__ void update_kernel(const __grid_constant__ updates<typename Ru
 template <class Rule, class T>
 static cudaError_t update(cudaStream_t stream, const void *args, int64_t stride, int32_t n)
 {
-    updates<typename Rule::args> u;
+    updates<typename Rule::args> u = {};
     int64_t chunks = 0;
 
     for (u.n = 0; u.n < n; u.n++) {

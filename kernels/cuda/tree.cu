@@ -181,48 +181,51 @@ template <class T> static __global__ void tree_whole(const msi_tree_args a, cons
     }
 }
 
-static bool sources(source_list *to, const msi_tree_args *a)
+/* Moves the host's list into `to`. */
+static bool sources(source_list *to, msi_tree_args *a)
 {
+    *to = {};
     for (int32_t k = 0; k < a->n_src && k < SOURCES; k++) {
         to->at[k] = a->src[k];
     }
+    a->src = NULL;
     return a->n_src <= SOURCES;
 }
 
 template <class T> static cudaError_t tree(cudaStream_t stream, const void *args)
 {
-    const msi_tree_args *a = (const msi_tree_args *)args;
+    msi_tree_args a = *(const msi_tree_args *)args;
     source_list src;
 
-    if (a->n_src == 0 || !sources(&src, a)) {
-        return a->n_src == 0 ? cudaSuccess : cudaErrorNotSupported;
+    if (a.n_src == 0 || !sources(&src, &a)) {
+        return a.n_src == 0 ? cudaSuccess : cudaErrorNotSupported;
     }
-    if (a->mixed) {
-        return ms_launch(tree_mixed<T>, ms_grid(a->n), (unsigned)MS_THREADS, 0, stream, *a, src);
+    if (a.mixed) {
+        return ms_launch(tree_mixed<T>, ms_grid(a.n), (unsigned)MS_THREADS, 0, stream, a, src);
     }
-    bool aligned = a->n % 4 == 0 && at_16(a->out);
+    bool aligned = a.n % 4 == 0 && at_16(a.out);
 
-    for (int32_t k = 0; k < a->n_src; k++) {
-        aligned = aligned && at_16(a->src[k].data);
+    for (int32_t k = 0; k < a.n_src; k++) {
+        aligned = aligned && at_16(src.at[k].data);
     }
-    return aligned ? ms_launch(a->n_src == 1   ? tree_kernel<T, 1, 4>
-                               : a->n_src == 2 ? tree_kernel<T, 2, 4>
-                               : a->n_src == 4 ? tree_kernel<T, 4, 4>
-                                               : tree_kernel<T, 0, 4>,
-                               ms_grid(a->n / 4), (unsigned)MS_THREADS, 0, stream, *a, src)
-                   : ms_launch(tree_kernel<T, 0, 1>, ms_grid(a->n), (unsigned)MS_THREADS, 0, stream,
-                               *a, src);
+    return aligned ? ms_launch(a.n_src == 1   ? tree_kernel<T, 1, 4>
+                               : a.n_src == 2 ? tree_kernel<T, 2, 4>
+                               : a.n_src == 4 ? tree_kernel<T, 4, 4>
+                                              : tree_kernel<T, 0, 4>,
+                               ms_grid(a.n / 4), (unsigned)MS_THREADS, 0, stream, a, src)
+                   : ms_launch(tree_kernel<T, 0, 1>, ms_grid(a.n), (unsigned)MS_THREADS, 0, stream,
+                               a, src);
 }
 
 template <class T> static cudaError_t tree_of_whole(cudaStream_t stream, const void *args)
 {
-    const msi_tree_args *a = (const msi_tree_args *)args;
+    msi_tree_args a = *(const msi_tree_args *)args;
     source_list src;
 
-    if (a->n_src == 0 || !sources(&src, a)) {
-        return a->n_src == 0 ? cudaSuccess : cudaErrorNotSupported;
+    if (a.n_src == 0 || !sources(&src, &a)) {
+        return a.n_src == 0 ? cudaSuccess : cudaErrorNotSupported;
     }
-    return ms_launch(tree_whole<T>, ms_grid(a->n), (unsigned)MS_THREADS, 0, stream, *a, src);
+    return ms_launch(tree_whole<T>, ms_grid(a.n), (unsigned)MS_THREADS, 0, stream, a, src);
 }
 
 #define ENTER(op, dtype, type)                                                                     \

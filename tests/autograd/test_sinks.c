@@ -356,11 +356,12 @@ static void test_autograd_sinks__must_offer_the_shape_of_forward(void **state)
 static void test_autograd_sinks__absent_operands_name_the_reason(void **state)
 {
     keeper *k = *state;
-    double value = 5;
     msi_view v = {.ndim = 0};
     ms_tensor *x = LEAF(MS_DTYPE_F64, 3), *w, *y;
+    ms_tensor *first = VECTOR(MS_DTYPE_F64, 5), *second = VECTOR(MS_DTYPE_F64, 5);
 
-    assert_ok(msi_storage_wrap(&v.storage, msi_context(), MS_STORAGE_FULL, &value, sizeof(value)));
+    assert_ok(msi_storage_wrap(&v.storage, msi_context(), MS_STORAGE_FULL, msi_view_ptr(&first->v),
+                               sizeof(double)));
     v.storage->absent = "unit 'h.0' is sharded";
     msi_view_set_contiguous(&v, MS_DTYPE_F64, 1, &(int64_t){1});
     assert_ok(msi_tensor_new(&w, msi_context(), &v));
@@ -370,15 +371,15 @@ static void test_autograd_sinks__absent_operands_name_the_reason(void **state)
                  "backward of 'mul': a tensor of shape (1) has no memory now: unit",
                  ms_backward(y, NULL));
     ms_tensor_free(y);
-    v.storage->data = &value;
+    v.storage->data = msi_view_ptr(&first->v);
     assert_ok(ms_op_mul(&y, x, w));
-    double elsewhere = 5; /* reshard, refill */
-
-    v.storage->data = &elsewhere;
+    v.storage->data = msi_view_ptr(&second->v); /* reshard, refill */
     assert_ok(ms_backward(y, NULL));
     EXPECT_GRAD(x, 5);
     ms_tensor_free(y);
     ms_tensor_free(w);
+    ms_tensor_free(first);
+    ms_tensor_free(second);
     ms_tensor_free(x);
     msi_storage_release(v.storage);
     start_over(k);
