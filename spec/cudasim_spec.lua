@@ -131,8 +131,34 @@ describe('the CUDA plug-in on the CPU', function()
 
   it('gives the same bits in every legal order of streams', function()
     local first, second = losses(simulated .. ' MS_CUDASIM_SEED=1', 'f32'),
-      losses(simulated .. ' MS_CUDASIM_SEED=2', 'f32')
+      losses(simulated .. ' MS_CUDASIM_SEED=2 MS_CUDASIM_SHUFFLE=1', 'f32')
     assert.same(first, second)
+  end)
+
+  it('reports a kernel that fails, on all ranks', function()
+    local output, code = run('MS_SLOTS=nccl', 3, 'FULL_SHARD', [[
+      if step == 3 and world.rank == 1 then
+        local ffi = require 'ffi'
+        ffi.cdef 'int setenv(const char *, const char *, int)'
+        ffi.C.setenv('MS_CUDASIM_FAULT', '1', 1)
+      end]])
+    assert.not_equal(0, code)
+    local error_of = 'rank 1: [^\n]*DeviceError: [^\n]*cudaErrorLaunchFailure.*last kernels: '
+    assert.truthy(output:find(error_of), output)
+    for _, rank in ipairs { 0, 2 } do
+      assert.truthy(output:find(('rank %d: [^\n]*CommError: '):format(rank)), output)
+    end
+  end)
+
+  it('goes on after memory has ended', function()
+    local output = scripts.shell('env MS_CUDASIM_MEMORY=96 ' .. simulated .. [[ luajit -e "
+      local ms = require 'moonshard'
+      local kept = ms.ones(1000, 1000)
+      local ok, err = pcall(ms.ones, 30000, 1000)
+      print(ok, err)
+      print(kept:sum():item(), ms.ones(2000, 1000):sum():item())"]])
+    assert.truthy(output:find '^false[^\n]*OutOfMemory: ', output)
+    assert.truthy(output:find '1000000%s2000000', output)
   end)
 
   -- bf16 by tensor cores, f32 by the plain kernel.

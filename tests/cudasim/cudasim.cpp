@@ -1,9 +1,13 @@
 /* cudasim.h: fibers, streams, and the calls. */
 #include "cudasim.h"
 
+#include <atomic>
 #include <deque>
 #include <fcntl.h>
+#include <link.h>
+#include <map>
 #include <mutex>
+#include <numeric>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -19,19 +23,108 @@ typedef std::lock_guard<std::recursive_mutex> locked;
     abort();
 }
 
+static uint64_t setting(const char *name, uint64_t otherwise)
+{
+    const char *value = getenv(name);
+
+    return value != NULL ? strtoull(value, NULL, 0) : otherwise;
+}
+
 static uint64_t roll()
 {
     static uint64_t dice = 0;
 
     if (dice == 0) {
-        const char *seed = getenv("MS_CUDASIM_SEED");
-
-        dice = (seed != NULL ? strtoull(seed, NULL, 0) : 0) * 2 + 88172645463325253u;
+        dice = setting("MS_CUDASIM_SEED", 0) * 2 + 88172645463325253u;
     }
     dice ^= dice << 13;
     dice ^= dice >> 7;
     dice ^= dice << 17;
     return dice;
+}
+
+/* -- errors and memory ------------------------------------------------------------------------- */
+
+static thread_local cudaError_t last;
+static cudaError_t sticky; /* of a kernel that failed: every later call returns it */
+
+static cudaError_t result(cudaError_t e)
+{
+    e = sticky != cudaSuccess ? sticky : e;
+    last = e != cudaSuccess ? e : last;
+    return e;
+}
+
+/* What the card can read, by address: its memory, and host memory that is pinned, by each rank that
+ * is a thread of this process. */
+struct range {
+    size_t n;
+    int count;
+};
+static std::map<uintptr_t, range> reachable;
+
+static void add_range(const void *p, size_t n)
+{
+    locked hold(lock);
+
+    range &r = reachable[(uintptr_t)p];
+
+    r = {r.n > n ? r.n : n, r.count + 1};
+}
+
+static void drop_range(const void *p)
+{
+    locked hold(lock);
+
+    const auto at = reachable.find((uintptr_t)p);
+
+    if (at != reachable.end() && --at->second.count == 0) {
+        reachable.erase(at);
+    }
+}
+
+static bool reaches(const void *p)
+{
+    locked hold(lock);
+    auto after = reachable.upper_bound((uintptr_t)p);
+
+    if (after == reachable.begin()) {
+        return false;
+    }
+    --after;
+    return (uintptr_t)p - after->first <= after->second.n; /* or one past its end */
+}
+
+static void check_reach(const void *p, const char *what)
+{
+    if (p != NULL && !reaches(p)) {
+        fprintf(stderr, "cudasim: %s at %p, which the card cannot read\n", what, p);
+        abort();
+    }
+}
+
+extern "C" const char __ehdr_start[] __attribute__((visibility("hidden")));
+extern "C" const char etext[];
+
+static bool is_mapped(uintptr_t p)
+{
+    unsigned char in_core;
+
+    return mincore((void *)(p & ~(uintptr_t)4095), 1, &in_core) == 0;
+}
+
+/* Words that are addresses of this process must be addresses of the card, or of its code. */
+void cudasim::check_arguments(const void *args, size_t n)
+{
+    for (size_t at = 0; at + sizeof(uintptr_t) <= n; at += sizeof(uintptr_t)) {
+        uintptr_t word;
+
+        memcpy(&word, (const char *)args + at, sizeof(word));
+        if (word >> 32 != 0 && word >> 47 == 0 &&
+            !(word >= (uintptr_t)__ehdr_start && word < (uintptr_t)etext) && is_mapped(word)) {
+            check_reach((const void *)word, "a kernel's argument points to memory");
+        }
+    }
 }
 
 /* -- fibers ------------------------------------------------------------------------------------ */
@@ -191,6 +284,52 @@ static void run_block()
     } while (release());
 }
 
+/* __shared__ variables are this library's thread-local ones that have no first value. NaN. */
+static void poison_static()
+{
+    struct block {
+        uintptr_t function; /* of the library */
+        size_t from, to;    /* bytes from `last` */
+        bool found;
+    };
+    static const block of_library = [] {
+        block found = {(uintptr_t)&poison_static, 0, 0, false};
+
+        last = cudaSuccess; /* the thread has its block */
+        (void)dl_iterate_phdr(
+            [](dl_phdr_info *library, size_t, void *user) {
+                block *b = (block *)user;
+                const ElfW(Phdr) *tls = NULL;
+                bool is_ours = false;
+
+                for (int i = 0; i < library->dlpi_phnum; i++) {
+                    const ElfW(Phdr) *h = &library->dlpi_phdr[i];
+
+                    tls = h->p_type == PT_TLS ? h : tls;
+                    is_ours |= h->p_type == PT_LOAD &&
+                               b->function - library->dlpi_addr - h->p_vaddr < h->p_memsz;
+                }
+                if (is_ours && tls != NULL && library->dlpi_tls_data != NULL) {
+                    const size_t base = (size_t)library->dlpi_tls_data - (size_t)&last;
+
+                    b->from = base + tls->p_filesz;
+                    b->to = base + tls->p_memsz;
+                    b->found = true;
+                }
+                return (int)is_ours;
+            },
+            &found);
+        return found;
+    }();
+    const cudaError_t kept = last;
+
+    if (!of_library.found) {
+        misused("the library's thread-local block is not found");
+    }
+    memset((char *)&last + of_library.from, 0xff, of_library.to - of_library.from);
+    last = kept;
+}
+
 static void run_kernel(dim3 grid, dim3 block, size_t shared, const std::function<void()> &kernel)
 {
     static std::vector<char> memory;
@@ -206,12 +345,17 @@ static void run_kernel(dim3 grid, dim3 block, size_t shared, const std::function
         fibers[i].thread = {(unsigned)i % block.x, (unsigned)i / block.x % block.y,
                             (unsigned)i / (block.x * block.y)};
     }
-    for (unsigned y = 0; y < grid.y; y++) {
-        for (unsigned x = 0; x < grid.x; x++) {
-            here.block = {x, y, 0};
-            memset(here.shared, 0xff, shared);
-            run_block();
-        }
+    const uint64_t n = (uint64_t)grid.x * grid.y;
+    static const bool shuffles = setting("MS_CUDASIM_SHUFFLE", 0) != 0;
+    uint64_t at = shuffles ? roll() % n : 0, step = 1;
+
+    while (shuffles && std::gcd(step = roll() % n + 1, n) != 1) {
+    }
+    for (uint64_t k = 0; k < n; k++, at = (at + step) % n) {
+        here.block = {(unsigned)(at % grid.x), (unsigned)(at / grid.x), 0};
+        memset(here.shared, 0xff, shared);
+        poison_static();
+        run_block();
     }
 }
 
@@ -235,22 +379,17 @@ struct cudasim_event {
 };
 
 static std::vector<cudasim_stream *> streams;
-static thread_local cudaError_t last;
-
-static cudaError_t result(cudaError_t e)
-{
-    last = e != cudaSuccess ? e : last;
-    return e;
-}
 
 static cudaError_t enqueue(cudaStream_t s, std::function<void()> run,
                            std::function<bool()> may_run = nullptr)
 {
     locked hold(lock);
 
-    s->items.push_back({std::move(may_run), std::move(run)});
-    s->enqueued++;
-    return cudaSuccess;
+    if (sticky == cudaSuccess) {
+        s->items.push_back({std::move(may_run), std::move(run)});
+        s->enqueued++;
+    }
+    return result(cudaSuccess);
 }
 
 void cudasim::later(cudaStream_t s, std::function<void()> run)
@@ -281,31 +420,55 @@ static void run_some(int64_t n)
                 found = true;
             }
         }
+        for (size_t i = 0; i < streams.size() && sticky != cudaSuccess; i++) {
+            streams[i]->items.clear(); /* a kernel has failed: nothing runs any more */
+        }
         if (!found) {
             return;
         }
     }
 }
 
-cudaError_t cudasim::launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
-                            std::function<void()> kernel)
+cudaError_t cudasim::enqueue_kernel(dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                                    std::function<void()> kernel)
 {
+    static uint64_t started;
     const unsigned n = block.x * block.y * block.z;
 
     if (n < 1 || n > MOST || n % WARP != 0 || grid.x < 1 || grid.x > 0x7fffffff || grid.y < 1 ||
         grid.y > 65535 || shared > 200 * 1024) {
         return result(cudaErrorInvalidConfiguration);
     }
-    return enqueue(stream, [=] { run_kernel(grid, block, shared, kernel); });
+    return enqueue(stream, [=] {
+        if (++started >= setting("MS_CUDASIM_FAULT", UINT64_MAX)) {
+            sticky = cudaErrorLaunchFailure;
+        } else {
+            run_kernel(grid, block, shared, kernel);
+        }
+    });
 }
 
 /* -- runtime calls ----------------------------------------------------------------------------- */
 
 static int n_cards()
 {
-    const char *n = getenv("MS_CUDASIM_CARDS");
+    return (int)setting("MS_CUDASIM_CARDS", 1);
+}
 
-    return n != NULL ? atoi(n) : 1;
+/* Of the card, and those that this process has taken. */
+static size_t card_bytes()
+{
+    return setting("MS_CUDASIM_MEMORY", 1 << 14) << 20;
+}
+static std::atomic<size_t> taken_bytes;
+
+static bool take(size_t n)
+{
+    if (taken_bytes.fetch_add(n) + n <= card_bytes()) {
+        return true;
+    }
+    taken_bytes -= n;
+    return false;
 }
 
 cudaError_t cudaGetDeviceCount(int *n)
@@ -325,7 +488,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int index)
     snprintf(out->name, sizeof(out->name), "cudasim");
     out->uuid.bytes[0] = (char)index; /* any byte may be zero */
     snprintf(out->uuid.bytes + 1, sizeof(out->uuid.bytes) - 1, "cudasim");
-    out->totalGlobalMem = (size_t)1 << 34;
+    out->totalGlobalMem = card_bytes();
     out->major = 9;
     out->multiProcessorCount = 2;
     out->sharedMemPerBlockOptin = 160 * 1024;
@@ -340,8 +503,9 @@ cudaError_t cudaRuntimeGetVersion(int *version)
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
 {
-    *free_bytes = *total = (size_t)1 << 34;
-    return cudaSuccess;
+    *total = card_bytes();
+    *free_bytes = *total - taken_bytes;
+    return result(cudaSuccess);
 }
 
 cudaError_t cudaMalloc(void **out, size_t n)
@@ -351,7 +515,8 @@ cudaError_t cudaMalloc(void **out, size_t n)
         return result(cudaErrorMemoryAllocation);
     }
     memset(*out, 0xff, n);
-    return cudaSuccess;
+    add_range(*out, n);
+    return result(cudaSuccess);
 }
 
 /* As on a GPU, it waits for the device. */
@@ -360,8 +525,9 @@ cudaError_t cudaFree(void *p)
     locked hold(lock);
 
     run_some(INT64_MAX);
+    drop_range(p);
     free(p);
-    return cudaSuccess;
+    return result(cudaSuccess);
 }
 
 cudaError_t cudaHostAlloc(void **out, size_t n, unsigned flags)
@@ -378,11 +544,16 @@ cudaError_t cudaFreeHost(void *p)
 cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags)
 {
     (void)flags;
-    return result(p != NULL && n > 0 ? cudaSuccess : cudaErrorInvalidValue);
+    if (p == NULL || n == 0) {
+        return result(cudaErrorInvalidValue);
+    }
+    add_range(p, n);
+    return result(cudaSuccess);
 }
 
 cudaError_t cudaHostUnregister(void *p)
 {
+    drop_range(p);
     return result(p != NULL ? cudaSuccess : cudaErrorInvalidValue);
 }
 
@@ -400,6 +571,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
     (void)flags;
     *out = new cudasim_stream();
     (*out)->enqueue = enqueue;
+    (*out)->check_reach = check_reach;
     streams.push_back(*out);
     return cudaSuccess;
 }
@@ -426,7 +598,9 @@ cudaError_t cudaStreamQuery(cudaStream_t s)
     locked hold(lock);
 
     run_some(some(s));
-    return s->items.empty() ? cudaSuccess : cudaErrorNotReady;
+    return sticky != cudaSuccess ? result(sticky)
+           : s->items.empty()    ? cudaSuccess
+                                 : cudaErrorNotReady;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
@@ -435,7 +609,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
     const uint64_t ticket = e->ticket;
 
     (void)flags;
-    return of == NULL ? cudaSuccess
+    return of == NULL ? result(cudaSuccess)
                       : enqueue(
                             s, [] {}, [of, ticket] { return of->done >= ticket; });
 }
@@ -458,7 +632,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
     locked hold(lock);
 
     *e = {s, s->enqueued};
-    return cudaSuccess;
+    return result(cudaSuccess);
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t e)
@@ -468,24 +642,29 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
     if (e->stream != NULL) {
         run_some(some(e->stream));
     }
-    return e->stream == NULL || e->stream->done >= e->ticket ? cudaSuccess : cudaErrorNotReady;
+    return sticky != cudaSuccess                               ? result(sticky)
+           : e->stream == NULL || e->stream->done >= e->ticket ? cudaSuccess
+                                                               : cudaErrorNotReady;
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind kind,
                             cudaStream_t s)
 {
     (void)kind;
+    check_reach(to, "a copy goes to memory");
+    check_reach(from, "a copy comes from memory");
     return enqueue(s, [=] { memcpy(to, from, n); });
 }
 
 cudaError_t cudaMemsetAsync(void *to, int byte, size_t n, cudaStream_t s)
 {
+    check_reach(to, "a set is of memory");
     return enqueue(s, [=] { memset(to, byte, n); });
 }
 
 cudaError_t cudaGetLastError(void)
 {
-    const cudaError_t e = last;
+    const cudaError_t e = sticky != cudaSuccess ? sticky : last;
 
     last = cudaSuccess;
     return e;
@@ -496,6 +675,7 @@ const char *cudaGetErrorName(cudaError_t e)
     return e == cudaSuccess                     ? "cudaSuccess"
            : e == cudaErrorMemoryAllocation     ? "cudaErrorMemoryAllocation"
            : e == cudaErrorInvalidConfiguration ? "cudaErrorInvalidConfiguration"
+           : e == cudaErrorLaunchFailure        ? "cudaErrorLaunchFailure"
            : e == cudaErrorNotSupported         ? "cudaErrorNotSupported"
                                                 : "cudaErrorInvalidValue";
 }
@@ -510,8 +690,8 @@ const char *cudaGetErrorString(cudaError_t e)
 static CUresult write_value(CUstream s, CUdeviceptr at, cuuint64_t value, unsigned flags)
 {
     (void)flags;
-    enqueue(s, [=] { __atomic_store_n((uint64_t *)at, value, __ATOMIC_SEQ_CST); });
-    return CUDA_SUCCESS;
+    check_reach((void *)at, "a word to write is");
+    return (CUresult)enqueue(s, [=] { __atomic_store_n((uint64_t *)at, value, __ATOMIC_SEQ_CST); });
 }
 
 static CUresult wait_value(CUstream s, CUdeviceptr at, cuuint64_t value, unsigned flags)
@@ -519,10 +699,10 @@ static CUresult wait_value(CUstream s, CUdeviceptr at, cuuint64_t value, unsigne
     if (flags != CU_STREAM_WAIT_VALUE_GEQ) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    enqueue(
+    check_reach((void *)at, "a word to await is");
+    return (CUresult)enqueue(
         s, [] {},
         [=] { return (int64_t)(__atomic_load_n((uint64_t *)at, __ATOMIC_SEQ_CST) - value) >= 0; });
-    return CUDA_SUCCESS;
 }
 
 static CUresult attribute(int *out, CUdevice_attribute which, CUdevice device)
@@ -533,7 +713,11 @@ static CUresult attribute(int *out, CUdevice_attribute which, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-/* A handle is a descriptor of a memory file, and one more. */
+/* A handle is a descriptor of a memory file, and one more. Memory of this process is taken until
+ * its mapping ends. */
+static std::map<CUmemGenericAllocationHandle, size_t> made;
+static std::map<CUdeviceptr, size_t> mapped;
+
 static CUresult granularity(size_t *out, const CUmemAllocationProp *prop,
                             CUmemAllocationGranularity_flags flags)
 {
@@ -552,6 +736,10 @@ static CUresult create(CUmemGenericAllocationHandle *out, size_t n, const CUmemA
     if (prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || n % (1 << 16)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
+    if (!take(n)) {
+        close(fd);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     void *p = fd >= 0 && ftruncate(fd, (off_t)n) == 0
                   ? mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
                   : MAP_FAILED;
@@ -562,6 +750,9 @@ static CUresult create(CUmemGenericAllocationHandle *out, size_t n, const CUmemA
     memset(p, 0xff, n); /* NaN */
     munmap(p, n);
     *out = (CUmemGenericAllocationHandle)fd + 1;
+    locked hold(lock);
+
+    made[*out] = n;
     return CUDA_SUCCESS;
 }
 
@@ -584,6 +775,13 @@ static CUresult import_handle(CUmemGenericAllocationHandle *out, void *handle,
 
 static CUresult release_handle(CUmemGenericAllocationHandle h)
 {
+    locked hold(lock);
+    const auto it = made.find(h);
+
+    if (it != made.end()) { /* not mapped */
+        taken_bytes -= it->second;
+        made.erase(it);
+    }
     close((int)h - 1);
     return CUDA_SUCCESS;
 }
@@ -603,11 +801,16 @@ static CUresult reserve(CUdeviceptr *out, size_t n, size_t alignment, CUdevicept
 static CUresult map_handle(CUdeviceptr at, size_t n, size_t offset, CUmemGenericAllocationHandle h,
                            unsigned long long flags)
 {
+    locked hold(lock);
+
     (void)flags;
-    return mmap((void *)at, n, PROT_NONE, MAP_SHARED | MAP_FIXED, (int)h - 1, (off_t)offset) !=
-                   MAP_FAILED
-               ? CUDA_SUCCESS
-               : CUDA_ERROR_INVALID_VALUE;
+    if (mmap((void *)at, n, PROT_NONE, MAP_SHARED | MAP_FIXED, (int)h - 1, (off_t)offset) ==
+        MAP_FAILED) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    add_range((void *)at, n);
+    mapped[at] = made.erase(h) > 0 ? n : 0;
+    return CUDA_SUCCESS;
 }
 
 static CUresult set_access(CUdeviceptr at, size_t n, const CUmemAccessDesc *access, size_t count)
@@ -622,6 +825,11 @@ static CUresult set_access(CUdeviceptr at, size_t n, const CUmemAccessDesc *acce
 
 static CUresult unmap(CUdeviceptr at, size_t n)
 {
+    locked hold(lock);
+
+    drop_range((void *)at);
+    taken_bytes -= mapped[at];
+    mapped.erase(at);
     return munmap((void *)at, n) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -680,6 +888,8 @@ struct cudasim_layout {
 
 struct cudasim_preference {
     uint32_t schemes;
+    uint32_t alignment[4]; /* of A, B, C, D in bytes */
+    uint64_t work_bytes;
 };
 
 size_t cublasLtGetVersion(void)
@@ -755,7 +965,7 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out)
 {
-    *out = new cudasim_preference{~0u};
+    *out = new cudasim_preference{~0u, {256, 256, 256, 256}, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -769,13 +979,50 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
                                                     cublasLtMatmulPreferenceAttributes_t which,
                                                     const void *value, size_t n)
 {
-    if (which == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) {
-        memcpy(&p->schemes, value, n);
-    }
+    memcpy(which == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK ? (void *)&p->schemes
+           : which == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
+               ? (void *)&p->work_bytes
+               : (void *)&p->alignment[which - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES],
+           value, n);
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* Refuses what the library refuses: shapes that do not match, other schemes than repeat. */
+/* What an algorithm has been chosen for. */
+struct chosen {
+    uint64_t shape, work_bytes;
+    uint32_t alignment[4];
+};
+
+static uint64_t hash_of(const cudasim_matmul *d, const cudasim_layout *a, const cudasim_layout *b,
+                        const cudasim_layout *c)
+{
+    uint64_t hash = (uint64_t)d->compute;
+    const auto add = [&](int64_t x) { hash = (hash ^ (uint64_t)x) * 0x9e3779b97f4a7c15u >> 3; };
+
+    add(d->trans_a * 2 + d->trans_b);
+    add(d->epilogue);
+    for (const cudasim_layout *l : {a, b, c}) {
+        for (const int64_t x :
+             {(int64_t)l->type, l->rows, l->cols, l->ld, l->offset, (int64_t)l->batch}) {
+            add(x);
+        }
+    }
+    return hash;
+}
+
+/* The library's table of types, with and without a bias. */
+static bool has_types(const cudasim_matmul *d, cudaDataType a, cudaDataType b, cudaDataType c)
+{
+    const bool narrow = a == CUDA_R_16F || a == CUDA_R_16BF;
+
+    if (d->compute == CUBLAS_COMPUTE_64F) {
+        return a == CUDA_R_64F && b == a && c == a && d->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+    }
+    return a == b && (c == a || (narrow && c == CUDA_R_32F)) && a != CUDA_R_64F;
+}
+
+/* Refuses what the library refuses: shapes and types that do not match, other schemes than repeat;
+ * and of MS_CUDASIM_REFUSE shapes one, as it has no algorithm for some. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out,
@@ -793,8 +1040,19 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
         (p->schemes & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
+    const uint64_t hash = hash_of(d, a, b, out), refused = setting("MS_CUDASIM_REFUSE", 0);
+
+    *n = 0;
+    if (!has_types(d, a->type, b->type, out->type) || c->type != out->type ||
+        (refused > 0 && hash % refused == 0)) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    chosen algo = {hash, inner > 32 && p->work_bytes >= 8192 ? 8192u : 0u, {}};
+
+    memcpy(algo.alignment, p->alignment, sizeof(algo.alignment));
     results[0] = {};
-    results[0].workspaceSize = inner > 32 ? 8192 : 0;
+    results[0].workspaceSize = algo.work_bytes;
+    memcpy(&results[0].algo, &algo, sizeof(algo));
     *n = 1;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -892,12 +1150,24 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
     const double x = wide ? *(const double *)alpha : *(const float *)alpha;
     const double y = wide ? *(const double *)beta : *(const float *)beta;
 
+    const void *const operands[] = {a, b, c, out,
+                                    d->epilogue == CUBLASLT_EPILOGUE_BIAS ? d->bias : NULL};
+    chosen by;
+
     (void)h;
-    (void)algo;
-    if ((uintptr_t)workspace % 256 != 0) {
+    memcpy(&by, algo, sizeof(by));
+    if ((uintptr_t)workspace % 256 != 0 || workspace_bytes < by.work_bytes ||
+        by.shape != hash_of(d, la, lb, lout)) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
-    enqueue(s, [=] {
+    for (int i = 0; i < 5; i++) {
+        if ((uintptr_t)operands[i] % by.alignment[i < 4 ? i : 3] != 0) {
+            misused("an operand of a product has less than the alignment its algorithm needs");
+        }
+        check_reach(operands[i], "an operand of a product is");
+    }
+    check_reach(by.work_bytes > 0 ? workspace : NULL, "the work space of a product is");
+    (void)enqueue(s, [=] {
         if (workspace_bytes > 0) {
             memset(workspace, 0xff, workspace_bytes);
         }

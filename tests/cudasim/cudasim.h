@@ -229,6 +229,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
 struct cudasim_stream_base {
     cudaError_t (*enqueue)(cudaStream_t s, std::function<void()> run,
                            std::function<bool()> may_run);
+    /* Aborts unless the card can read p. */
+    void (*check_reach)(const void *p, const char *what);
 };
 
 struct uint3 {
@@ -247,7 +249,7 @@ struct dim3 {
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define __shared__ static
+#define __shared__ static thread_local /* set to NaN before each block */
 
 namespace cudasim
 {
@@ -266,8 +268,23 @@ uint64_t exchange(uint64_t mine, unsigned source);
 void offer(const uint32_t mine[6]);
 const uint32_t *words_of(unsigned source);
 int any(int mine); /* over the block */
-cudaError_t launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
-                   std::function<void()> body);
+void check_arguments(const void *args, size_t n);
+cudaError_t enqueue_kernel(dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                           std::function<void()> kernel);
+
+/* `kernel` has the arguments as members. */
+template <class K>
+static inline cudaError_t launch(dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                                 const K &kernel)
+{
+#if __has_builtin(__builtin_clear_padding) /* which may hold addresses from the host's stack */
+    K arguments = kernel;
+
+    __builtin_clear_padding(&arguments);
+    check_arguments(&arguments, sizeof(arguments));
+#endif
+    return enqueue_kernel(grid, block, shared, stream, kernel);
+}
 
 /* For libraries: an item of a stream, elements of their operands. */
 void later(cudaStream_t stream, std::function<void()> run);

@@ -98,6 +98,7 @@ static cudnnStatus_t enqueue(cudnnHandle_t h, int result, const cudasim_conv &c,
     if (((uintptr_t)px | (uintptr_t)pw | (uintptr_t)py) % 16 != 0) {
         return CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER;
     }
+    cudasim::check_arguments(data.data(), data.size() * sizeof(data[0]));
     cudasim::later(h->stream, [=] { convolve(result, c, t.data(), data.data(), old); });
     return CUDNN_STATUS_SUCCESS;
 }

@@ -43,7 +43,8 @@ struct comm {
     bool joining, finalized;
     std::chrono::steady_clock::time_point connected; /* not before */
     std::atomic<bool> aborted;
-    int patience; /* polls for which the last call stays incomplete */
+    int patience;                /* polls for which the last call stays incomplete, */
+    std::function<void()> items; /* which it then enqueues */
     ~comm()
     {
         munmap(memory, sizeof(*memory) + size * ROOM);
@@ -225,18 +226,13 @@ static void take(const comm *c, const op &o, char *out, char *const *recv)
     }
 }
 
-static ncclResult_t enqueue(ncclComm_t handle, cudaStream_t s, const op &o, const char *in,
-                            char *out, const char *const *send, char *const *recv)
+/* The items of operation n, from the last call. */
+static void enqueue_items(const std::shared_ptr<comm> &c, cudaStream_t s, uint64_t n, const op &o,
+                          const char *in, char *out, const std::vector<const char *> &from,
+                          const std::vector<char *> &to)
 {
-    const std::shared_ptr<comm> c = handle->is;
-    const std::vector<const char *> from(send, send + (send != NULL ? c->size : 0));
-    const std::vector<char *> to(recv, recv + (recv != NULL ? c->size : 0));
     const cudasim_stream_base *base = (const cudasim_stream_base *)s;
-    const uint64_t n = ++c->n_ops;
 
-    if (put_elements(c.get(), o) * size_of(o.type) > ROOM) {
-        MISUSED("%s of more than %zu bytes", kinds[o.what], ROOM);
-    }
     base->enqueue(
         s,
         [=] {
@@ -269,8 +265,42 @@ static ncclResult_t enqueue(ncclComm_t handle, cudaStream_t s, const op &o, cons
             c->memory->members[c->rank].taken = n;
         },
         [=] { return c->aborted || all(c.get(), &member::put, n); });
-    c->patience = (int)(n % 3); /* as if connections were made */
-    return c->patience > 0 ? ncclInProgress : ncclSuccess;
+}
+
+/* One poll: as with the library's own thread, the items are enqueued when the call completes. */
+static ncclResult_t advance(comm *c)
+{
+    c->patience -= c->patience > 0;
+    if (c->patience > 0) {
+        return ncclInProgress;
+    }
+    if (c->items) {
+        c->items();
+        c->items = nullptr;
+    }
+    return ncclSuccess;
+}
+
+static ncclResult_t enqueue(ncclComm_t handle, cudaStream_t s, const op &o, const char *in,
+                            char *out, const char *const *send, char *const *recv)
+{
+    const std::shared_ptr<comm> c = handle->is;
+    const std::vector<const char *> from(send, send + (send != NULL ? c->size : 0));
+    const std::vector<char *> to(recv, recv + (recv != NULL ? c->size : 0));
+    const uint64_t n = ++c->n_ops;
+    std::vector<const void *> all(from.begin(), from.end());
+
+    if (put_elements(c.get(), o) * size_of(o.type) > ROOM) {
+        MISUSED("%s of more than %zu bytes", kinds[o.what], ROOM);
+    }
+    all.insert(all.end(), to.begin(), to.end());
+    all.insert(all.end(), {in, out});
+    for (const void *p : all) {
+        ((const cudasim_stream_base *)s)->check_reach(p, "a message is");
+    }
+    c->items = [=] { enqueue_items(handle->is, s, n, o, in, out, from, to); };
+    c->patience = (int)(n % 3) + 1; /* as if connections were made */
+    return advance(c.get());
 }
 
 static void check_call(const comm *c, const char *what)
@@ -360,8 +390,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t *out)
     }
     c->joining = c->joining &&
                  (std::chrono::steady_clock::now() < c->connected || !all(c, &member::joined, 1));
-    c->patience -= c->patience > 0;
-    *out = c->joining || c->patience > 0 ? ncclInProgress : ncclSuccess;
+    *out = c->joining ? ncclInProgress : advance(c);
     return ncclSuccess;
 }
 
