@@ -260,9 +260,9 @@ static int32_t cuda_poll(msi_device *base)
 
     bind(d);
     for (int32_t i = 0; i < MSI_STREAMS && !d->lost; i++) {
-        if (cudaStreamQuery(d->streams[i].handle) == cudaErrorNotReady) {
-            result = MSI_DEV_NOT_YET;
-        }
+        const int32_t now = outcome(d, cudaStreamQuery(d->streams[i].handle));
+
+        result = now == MSI_DEV_NOT_YET ? now : result;
     }
     return result;
 }
