@@ -26,6 +26,11 @@ extern const cuda_kernel_fn cuda_kernels[MSI_K_COUNT][MS_DTYPE_COUNT];
 /* Updates of n <= MSI_RUN_ALL parameters by an optimizer's kernel. */
 cudaError_t msi_cuda_update_all(cudaStream_t stream, int32_t kernel, int32_t dtype,
                                 const void *args, int64_t stride, int32_t n);
+/* The same of norm, and of scale in place by one factor, without gaps. */
+cudaError_t msi_cuda_norm_all(cudaStream_t stream, int32_t dtype, const void *args, int64_t stride,
+                              int32_t n);
+cudaError_t msi_cuda_scale_all(cudaStream_t stream, int32_t dtype, const void *args, int64_t stride,
+                               int32_t n);
 /* c += bias, where the library cannot add it: f64, and wide results of narrow operands. */
 cudaError_t msi_cuda_add_bias(cudaStream_t stream, const msi_gemm_args *g);
 /* One thread that waits until *word >= value, as signed numbers. */

@@ -326,7 +326,11 @@ static int32_t cuda_run_all(msi_device *base, int32_t to, int32_t kernel, int32_
     const cudaStream_t s = enter(d, to);
 
     d->recent[d->n_run++ % RECENT] = kernel;
-    return enqueued(d, s, msi_cuda_update_all(s, kernel, dtype, args, stride, n));
+    return enqueued(d, s,
+                    kernel == MSI_K_norm ? msi_cuda_norm_all(s, dtype, args, stride, n)
+                    : kernel == MSI_K_scale
+                        ? msi_cuda_scale_all(s, dtype, args, stride, n)
+                        : msi_cuda_update_all(s, kernel, dtype, args, stride, n));
 }
 
 static int32_t cuda_gemm(msi_device *base, int32_t to, const msi_gemm_args *g)

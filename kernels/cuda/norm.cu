@@ -1,4 +1,5 @@
-/* Sum of powers (in f64) or largest magnitude per block of elements, and the fold of the results.
+/* Sum of powers (in f64) or largest magnitude per block of elements, the fold of the results, and
+ * the scaling of many tensors by the factor that clips.
  * Squares and other powers add in the CPU kernel's order (kernels/cpu/norm.c), as the host sums
  * blocks that a shard boundary cuts. NaN propagates, except with order 0. */
 #include "cuda_kernel.h"
@@ -59,10 +60,24 @@ template <class T> static __device__ inline double powers(const T *x, int64_t n,
     return total;
 }
 
+/* The blocks of n tensors, those of tensor k up to end[k]. */
+struct norms {
+    msi_norm_args of[MSI_RUN_ALL];
+    int64_t end[MSI_RUN_ALL];
+    int32_t n;
+};
+
 /* A warp a block of elements. */
-template <class T> static __global__ void norm_kernel(const msi_norm_args a, int64_t blocks)
+template <class T> static __global__ void norm_kernel(const __grid_constant__ norms all)
 {
-    for (int64_t b = blockIdx.x; b < blocks; b += gridDim.x) {
+    for (int64_t c = blockIdx.x; c < all.end[all.n - 1]; c += gridDim.x) {
+        int32_t k = 0;
+
+        while (c >= all.end[k]) {
+            k++;
+        }
+        const msi_norm_args &a = all.of[k];
+        const int64_t b = k > 0 ? c - all.end[k - 1] : c;
         const int64_t left = a.n - b * a.block, n = left < a.block ? left : a.block;
         const T *x = (const T *)a.x + b * a.block;
         const double y = a.order == 2          ? squares(x, n)
@@ -75,22 +90,52 @@ template <class T> static __global__ void norm_kernel(const msi_norm_args a, int
     }
 }
 
+/* The sum has the order of the host's, which folds the blocks of several ranks: one thread adds,
+ * and the others fetch what it adds next. */
+enum { FOLD_THREADS = 256, FOLD_EACH = 4, FOLD = FOLD_THREADS * FOLD_EACH };
+
+static __device__ inline void fetch(double *to, const msi_norm_fold_args &a, int64_t first)
+{
+    MS_UNROLL
+    for (int e = 0; e < FOLD_EACH; e++) {
+        const int64_t i = e * FOLD_THREADS + threadIdx.x;
+
+        to[i] = first + i < a.n ? a.blocks[first + i] : 0;
+    }
+}
+
+static __device__ inline double fold(double total, const double *blocks, int64_t n, double order)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const double x = blocks[i];
+
+        if (order == 0) {
+            total += x != 0;
+        } else if (order != HUGE_VAL) {
+            total += x;
+        } else if (x > total || x != x) {
+            total = x;
+        }
+    }
+    return total;
+}
+
 static __global__ void norm_fold_kernel(const msi_norm_fold_args a)
 {
-    if (threadIdx.x == 0) {
-        double total = 0;
+    __shared__ double fetched[2][FOLD];
+    double total = 0;
 
-        for (int64_t i = 0; i < a.n; i++) {
-            const double x = a.blocks[i];
+    fetch(fetched[0], a, 0);
+    for (int64_t first = 0, k = 0; first < a.n; first += FOLD, k = 1 - k) {
+        const int64_t left = a.n - first;
 
-            if (a.order == 0) {
-                total += x != 0;
-            } else if (a.order != HUGE_VAL) {
-                total += x;
-            } else if (x > total || x != x) {
-                total = x;
-            }
+        __syncthreads(); /* fetched[k] is there, and the other half was added */
+        fetch(fetched[1 - k], a, first + FOLD);
+        if (threadIdx.x == 0) {
+            total = fold(total, fetched[k], left < FOLD ? left : (int64_t)FOLD, a.order);
         }
+    }
+    if (threadIdx.x == 0) {
         const double norm = a.order == 0 || a.order == 1 || a.order == HUGE_VAL ? total
                             : a.order == 2                                      ? sqrt(total)
                                            : pow(total, 1 / a.order);
@@ -101,23 +146,117 @@ static __global__ void norm_fold_kernel(const msi_norm_fold_args a)
     }
 }
 
-template <class T> static cudaError_t norm(cudaStream_t stream, const void *args)
+/* Arguments `stride` bytes apart. */
+template <class T>
+static cudaError_t norm(cudaStream_t stream, const void *args, int64_t stride, int32_t n)
 {
-    const msi_norm_args *a = (const msi_norm_args *)args;
-    const int64_t blocks = (a->n + a->block - 1) / a->block;
+    norms all = {};
+    int64_t blocks = 0;
 
-    return ms_launch(norm_kernel<T>, (unsigned)(blocks < 65536 ? blocks : 65536), 32, 0, stream, *a,
-                     blocks);
+    for (all.n = 0; all.n < n; all.n++) {
+        const msi_norm_args *a = (const msi_norm_args *)((const char *)args + all.n * stride);
+
+        all.of[all.n] = *a;
+        blocks += (a->n + a->block - 1) / a->block;
+        all.end[all.n] = blocks;
+    }
+    return ms_launch(norm_kernel<T>, (unsigned)(blocks < 65536 ? blocks : 65536), 32, 0, stream,
+                     all);
 }
 
 #define ENTER(op, dtype, type)                                                                     \
     MS_ENTRY(op, dtype)                                                                            \
     {                                                                                              \
-        return op<type>(stream, args);                                                             \
+        return op<type>(stream, args, 0, 1);                                                       \
     }
 MS_FLOATS(ENTER, norm)
 
 MS_ENTRY(norm_fold, f64)
 {
-    return ms_launch(norm_fold_kernel, 1, 32, 0, stream, *(const msi_norm_fold_args *)args);
+    return ms_launch(norm_fold_kernel, 1, FOLD_THREADS, 0, stream,
+                     *(const msi_norm_fold_args *)args);
+}
+
+/* -- clipping many tensors --------------------------------------------------------------------- */
+
+enum { CHUNK = 4096 };
+
+/* x[k] of n elements times *factor, in place; chunks of tensor k up to end[k]. */
+struct scaled {
+    void *x[MSI_RUN_ALL];
+    int64_t n_of[MSI_RUN_ALL], end[MSI_RUN_ALL];
+    const double *factor;
+    int32_t n;
+};
+
+template <class T> static __global__ void scale_kernel(const __grid_constant__ scaled all)
+{
+    typedef REAL(T) R;
+    const R factor = element<R>::put(*all.factor);
+
+    for (int64_t c = blockIdx.x; c < all.end[all.n - 1]; c += gridDim.x) {
+        int32_t k = 0;
+
+        while (c >= all.end[k]) {
+            k++;
+        }
+        T *x = (T *)all.x[k];
+        const int64_t first = (k > 0 ? c - all.end[k - 1] : c) * CHUNK;
+        const int64_t end = first + CHUNK < all.n_of[k] ? first + CHUNK : all.n_of[k];
+
+        for (int64_t j = first + threadIdx.x * EACH(T); j < end; j += blockDim.x * EACH(T)) {
+            const bool whole = (uintptr_t)x % 16 == 0 && j + EACH(T) <= end;
+            group<T> g = load_group((const T *)x, j, end, whole);
+
+            MS_UNROLL
+            for (int e = 0; e < EACH(T); e++) {
+                g.at[e] = element<T>::put(get(g.at[e]) * factor);
+            }
+            store_group(x, j, end, whole, g);
+        }
+    }
+}
+
+template <class T>
+static cudaError_t scale(cudaStream_t stream, const void *args, int64_t stride, int32_t n)
+{
+    scaled all = {};
+    int64_t chunks = 0;
+
+    for (all.n = 0; all.n < n; all.n++) {
+        const msi_ew_args *a = (const msi_ew_args *)((const char *)args + all.n * stride);
+
+        all.x[all.n] = a->out;
+        all.n_of[all.n] = loop_count(a->loop);
+        all.factor = (const double *)a->in[1];
+        chunks += (all.n_of[all.n] + CHUNK - 1) / CHUNK;
+        all.end[all.n] = chunks;
+    }
+    return ms_launch(scale_kernel<T>, ms_grid(chunks * MS_THREADS), (unsigned)MS_THREADS, 0, stream,
+                     all);
+}
+
+#define CASE(op, dtype, T)                                                                         \
+    case MS_DTYPE_##dtype:                                                                         \
+        return op<T>(stream, args, stride, n);
+#define CASES(op)                                                                                  \
+    switch (dtype) {                                                                               \
+        CASE(op, F32, float)                                                                       \
+        CASE(op, F64, double)                                                                      \
+        CASE(op, BF16, bf16)                                                                       \
+        CASE(op, F16, f16)                                                                         \
+    default:                                                                                       \
+        return cudaErrorNotSupported;                                                              \
+    }
+
+extern "C" cudaError_t msi_cuda_norm_all(cudaStream_t stream, int32_t dtype, const void *args,
+                                         int64_t stride, int32_t n)
+{
+    CASES(norm)
+}
+
+extern "C" cudaError_t msi_cuda_scale_all(cudaStream_t stream, int32_t dtype, const void *args,
+                                          int64_t stride, int32_t n)
+{
+    CASES(scale)
 }

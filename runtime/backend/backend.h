@@ -56,11 +56,24 @@ const msi_args_field *msi_args_fields(int32_t kernel, int32_t *n);
 /** Run a kernel; the caller may reuse `args` and its list on return. `op` is the caller, for
  * errors. */
 ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void *args);
-/** Can this context's device run an optimizer's kernel for many parameters at once? */
-bool msi_dispatches_all(void);
-/** Do so, for n <= MSI_RUN_ALL parameters, arguments `stride` bytes apart. */
-ms_status msi_dispatch_all(const char *op, int32_t kernel, int32_t dtype, const void *args,
-                           int64_t stride, int32_t n);
+enum { MSI_BATCH_ARGS = 512 }; /* bytes of a call's arguments, at most */
+
+/** Calls of one kernel, for tensors of one dtype after another, which a device may run at once:
+ * optimizers' updates, norm, scale of dense operands. */
+typedef struct msi_batch {
+    const char *op; /**< the caller, for errors */
+    int32_t kernel, dtype, n;
+    int64_t nbytes; /**< of a call's arguments, a multiple of 8 */
+    _Alignas(16) unsigned char args[MSI_RUN_ALL * MSI_BATCH_ARGS];
+} msi_batch;
+
+/** Can this context's device run many calls at once? */
+bool msi_batches(void);
+void msi_batch_init(msi_batch *b, const char *op, int32_t kernel, int64_t nbytes);
+/** Run a call with those added later, or at once if this context does not batch. */
+ms_status msi_batch_add(msi_batch *b, int32_t dtype, const void *args);
+/** Run what was added. */
+ms_status msi_batch_run(msi_batch *b);
 /** Run the CPU's kernel on host memory, on any device; finished on return. */
 ms_status msi_dispatch_host(const char *op, int32_t kernel, int32_t dtype, const void *args);
 

@@ -196,21 +196,48 @@ ms_status msi_dispatch(const char *op, int32_t kernel, int32_t dtype, const void
     return msi_dispatch_host(op, kernel, dtype, args);
 }
 
-bool msi_dispatches_all(void)
+bool msi_batches(void)
 {
     const ms_context *ctx = MSI_UNLIKELY(msi_any_device()) ? msi_context_peek() : NULL;
 
     return ctx != NULL && ctx->device != NULL && ctx->device->ops->run_all != NULL;
 }
 
-ms_status msi_dispatch_all(const char *op, int32_t kernel, int32_t dtype, const void *args,
-                           int64_t stride, int32_t n)
+void msi_batch_init(msi_batch *b, const char *op, int32_t kernel, int64_t nbytes)
 {
-    msi_device *d = msi_context_peek()->device;
+    b->op = op;
+    b->kernel = kernel;
+    b->dtype = b->n = 0;
+    b->nbytes = nbytes;
+}
+
+ms_status msi_batch_run(msi_batch *b)
+{
+    msi_device *d = b->n > 0 ? msi_context_peek()->device : NULL;
+    const int32_t n = b->n;
     int32_t outcome;
 
-    ENQUEUE(d, d->stream, outcome, d->ops->run_all(d, d->stream, kernel, dtype, args, stride, n));
-    return device_outcome(d, op, outcome);
+    if (n == 0) {
+        return MS_OK;
+    }
+    b->n = 0;
+    ENQUEUE(d, d->stream, outcome,
+            d->ops->run_all(d, d->stream, b->kernel, b->dtype, b->args, b->nbytes, n));
+    return device_outcome(d, b->op, outcome);
+}
+
+ms_status msi_batch_add(msi_batch *b, int32_t dtype, const void *args)
+{
+    if (!msi_batches()) {
+        return msi_dispatch(b->op, b->kernel, dtype, args);
+    }
+    MS_TRY(msi_check_kernel(b->op, b->kernel, dtype));
+    if (b->n == MSI_RUN_ALL || b->dtype != dtype) {
+        MS_TRY(msi_batch_run(b));
+    }
+    b->dtype = dtype;
+    memcpy(b->args + b->n++ * b->nbytes, args, (size_t)b->nbytes);
+    return MS_OK;
 }
 
 static ms_status gemm_on(msi_device *d, const msi_gemm_args *args)

@@ -114,7 +114,7 @@ typedef struct msi_device_ops {
 
     /* enqueue in stream order; arguments are copied */
     int32_t (*run)(msi_device *d, int32_t stream, int32_t kernel, int32_t dtype, const void *args);
-    /* An optimizer's kernel for n <= MSI_RUN_ALL parameters, arguments `stride` bytes apart. NULL:
+    /* A kernel of msi_batch for n <= MSI_RUN_ALL tensors, arguments `stride` bytes apart. NULL:
      * one run() each. */
     int32_t (*run_all)(msi_device *d, int32_t stream, int32_t kernel, int32_t dtype,
                        const void *args, int64_t stride, int32_t n);

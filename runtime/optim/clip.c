@@ -37,7 +37,7 @@ static ms_status norm_of(msi_norm *norm, ms_tensor *const *params, int32_t n_par
     return msi_norm_fold_blocks(norm, max_norm);
 }
 
-static ms_status clip_by(const msi_norm *norm, ms_tensor *const *params, int32_t n_params)
+static ms_status clip_by(msi_norm *norm, ms_tensor *const *params, int32_t n_params)
 {
     for (int32_t i = 0; i < n_params; i++) {
         ms_tensor *grad = params[i]->grad;
@@ -47,7 +47,7 @@ static ms_status clip_by(const msi_norm *norm, ms_tensor *const *params, int32_t
             MS_TRY(msi_norm_clip(norm, &grad->v));
         }
     }
-    return MS_OK;
+    return msi_norm_clip_end(norm);
 }
 
 ms_status ms_clip_grad_norm(ms_tensor **total, ms_tensor *const *params, int32_t n_params,

@@ -24,41 +24,6 @@ typedef struct corrections {
     double of_m, of_v;
 } corrections;
 
-/* Updates that a device will run at once. */
-typedef struct batch {
-    const msi_rule *rule;
-    int32_t dtype, n;
-    msi_update_args args[MSI_RUN_ALL];
-} batch;
-
-static ms_status flush(batch *b)
-{
-    const int32_t n = b->n;
-
-    b->n = 0;
-    return n > 0 ? msi_dispatch_all(b->rule->op, b->rule->kernel, b->dtype, b->args,
-                                    sizeof(b->args[0]), n)
-                 : MS_OK;
-}
-
-/* The kernel of one parameter: with others on a device that can, else now. */
-static ms_status run(batch *b, int32_t dtype, const msi_update *u)
-{
-    msi_update_args args;
-
-    if (!msi_dispatches_all()) {
-        b->rule->arguments(&args, u);
-        return msi_dispatch(b->rule->op, b->rule->kernel, dtype, &args);
-    }
-    MS_TRY(msi_check_kernel(b->rule->op, b->rule->kernel, dtype));
-    if (b->n == MSI_RUN_ALL || b->dtype != dtype) {
-        MS_TRY(flush(b));
-    }
-    b->dtype = dtype;
-    b->rule->arguments(&b->args[b->n++], u);
-    return MS_OK;
-}
-
 /* A rank without elements of a sharded parameter has no gradient of it. If the whole has one, it
  * counts the step too, so that any rank can report the number. */
 static bool counts_along(const ms_tensor *t, const msi_view *local)
@@ -150,7 +115,9 @@ static void correct(corrections *c, const ms_optim_options *o, int64_t step)
     }
 }
 
-static ms_status apply(ms_optim *optim, batch *b, msi_optim_param *p, const update *u,
+_Static_assert(sizeof(msi_update_args) <= MSI_BATCH_ARGS, "a batch has room for them");
+
+static ms_status apply(ms_optim *optim, msi_batch *b, msi_optim_param *p, const update *u,
                        corrections *c, msi_storage *scratch)
 {
     const ms_optim_options *o = &optim->groups[p->group];
@@ -166,7 +133,10 @@ static ms_status apply(ms_optim *optim, batch *b, msi_optim_param *p, const upda
     correct(c, o, args.step);
     args.correction1 = c->of_m;
     args.correction2 = c->of_v;
-    return run(b, u->local.dtype, &args);
+    msi_update_args call;
+
+    optim->rule->arguments(&call, &args);
+    return msi_batch_add(b, u->local.dtype, &call);
 }
 
 static ms_status check_whole(const ms_optim *optim)
@@ -187,11 +157,10 @@ ms_status ms_optim_step(ms_optim *optim)
     msi_storage *scratch = NULL;
     ms_status status = MS_OK;
     corrections c = {.step = 0};
-    batch b;
+    msi_batch b;
     update u;
 
-    b.rule = optim->rule;
-    b.n = b.dtype = 0;
+    msi_batch_init(&b, optim->rule->op, optim->rule->kernel, sizeof(msi_update_args));
     MS_TRY(msi_optim_alive(optim));
     msi_op_host(optim->ctx, "an optimizer updates parameters");
     MS_TRY(check_whole(optim));
@@ -213,7 +182,7 @@ ms_status ms_optim_step(ms_optim *optim)
         if (status == MS_OK && u.numel > 0) {
             status = apply(optim, &b, p, &u, &c, scratch);
             if (status == MS_OK && casts(&u)) {
-                status = flush(&b); /* before the next gradient is cast into `scratch` */
+                status = msi_batch_run(&b); /* before the next gradient is cast into `scratch` */
             }
             optim->n_taken += status == MS_OK;
         }
@@ -229,7 +198,7 @@ ms_status ms_optim_step(ms_optim *optim)
         msi_param_touched(p->tensor);
     }
     if (status == MS_OK) {
-        status = flush(&b);
+        status = msi_batch_run(&b);
     }
     msi_storage_release(scratch);
     MS_TRY(status);

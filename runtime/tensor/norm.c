@@ -30,7 +30,8 @@ static ms_status packed(const msi_view *v, msi_view *out)
     return msi_view_like(out, v->storage->ctx, v, v->dtype, MS_MEM_SCRATCH, true);
 }
 
-static ms_status packed_blocks(const msi_view *v, double order, double *out)
+/* Of a contiguous view; `calls` NULL: at once. */
+static ms_status packed_blocks(const msi_view *v, double order, double *out, msi_batch *calls)
 {
     msi_norm_args args = {
         .n = msi_view_numel(v), .block = MSI_NORM_BLOCK, .out = out, .order = order};
@@ -41,7 +42,8 @@ static ms_status packed_blocks(const msi_view *v, double order, double *out)
     }
     MS_TRY(msi_view_data(v, &data));
     args.x = data;
-    return msi_dispatch("norm", MSI_K_norm, v->dtype, &args);
+    return calls != NULL ? msi_batch_add(calls, v->dtype, &args)
+                         : msi_dispatch("norm", MSI_K_norm, v->dtype, &args);
 }
 
 ms_status msi_norm_blocks(const msi_view *v, double order, double *out)
@@ -49,7 +51,7 @@ ms_status msi_norm_blocks(const msi_view *v, double order, double *out)
     msi_view whole;
 
     MS_TRY(packed(v, &whole));
-    ms_status status = packed_blocks(&whole, order, out);
+    ms_status status = packed_blocks(&whole, order, out, NULL);
 
     msi_storage_release(whole.storage);
     return status;
@@ -87,6 +89,7 @@ ms_status msi_norm_open(msi_norm *norm, ms_context *ctx, int64_t n_blocks, doubl
                         int32_t dtype)
 {
     *norm = (msi_norm){.order = order};
+    msi_batch_init(&norm->calls, "norm", MSI_K_norm, sizeof(msi_norm_args));
     MS_TRY(msi_storage_new(&norm->storage, ctx, (BLOCKS + n_blocks) * (int64_t)sizeof(double),
                            MS_MEM_SCRATCH));
     MS_TRY(msi_tensor_make(&norm->total, ctx, MS_DTYPE_F64, 0, NULL, MS_MEM_ACTIVATION));
@@ -133,7 +136,9 @@ ms_status msi_norm_add(msi_norm *norm, const msi_view *v)
     const int64_t n = msi_norm_n_blocks(msi_view_numel(v));
     double *blocks = number_at(norm, BLOCKS + norm->n_blocks);
 
-    MS_TRY(msi_norm_blocks(v, norm->order, blocks));
+    MS_TRY(norm->order != 0 && msi_view_contiguous(v)
+               ? packed_blocks(v, norm->order, blocks, &norm->calls)
+               : msi_norm_blocks(v, norm->order, blocks));
     if (norm->order == 0 && n > 0) { /* counts tensors, not blocks */
         MS_TRY(fold(norm, blocks, n, 0, blocks));
     }
@@ -141,8 +146,9 @@ ms_status msi_norm_add(msi_norm *norm, const msi_view *v)
     return MS_OK;
 }
 
-ms_status msi_norm_fold_blocks(const msi_norm *norm, double max_norm)
+ms_status msi_norm_fold_blocks(msi_norm *norm, double max_norm)
 {
+    MS_TRY(msi_batch_run(&norm->calls));
     return fold(norm, number_at(norm, BLOCKS), norm->n_blocks, max_norm,
                 norm->total->v.storage->data);
 }
@@ -169,10 +175,34 @@ ms_status msi_norm_check_finite(const msi_norm *norm)
                          norm->order);
 }
 
-ms_status msi_norm_clip(const msi_norm *norm, const msi_view *v)
+_Static_assert(sizeof(msi_norm_args) <= MSI_BATCH_ARGS && sizeof(msi_ew_args) <= MSI_BATCH_ARGS,
+               "a batch has room for them");
+
+static ms_status clip_dense(msi_norm *norm, const msi_view *v)
+{
+    msi_ew_args args = {.loop = {.ndim = 1, .shape = {msi_view_numel(v)}, .stride = {{1}, {1}}},
+                        .in_dtype = v->dtype};
+
+    MS_TRY(msi_view_data(v, &args.out));
+    args.in[0] = args.out;
+    args.in[1] = number_at(norm, FACTOR);
+    if (norm->calls.kernel != MSI_K_scale) {
+        msi_batch_init(&norm->calls, "scale", MSI_K_scale, sizeof(args));
+    }
+    return args.loop.shape[0] > 0 ? msi_batch_add(&norm->calls, v->dtype, &args) : MS_OK;
+}
+
+ms_status msi_norm_clip(msi_norm *norm, const msi_view *v)
 {
     const msi_view factor = factor_of(norm);
     const msi_view *const in[2] = {v, &factor};
 
-    return msi_ew("scale", MSI_K_scale, v, in, 2, NULL, false);
+    return msi_batches() && msi_view_contiguous(v)
+               ? clip_dense(norm, v)
+               : msi_ew("scale", MSI_K_scale, v, in, 2, NULL, false);
+}
+
+ms_status msi_norm_clip_end(msi_norm *norm)
+{
+    return msi_batch_run(&norm->calls);
 }

@@ -25,6 +25,7 @@ typedef struct msi_norm {
     msi_storage *storage; /* f64: the factor, then the blocks */
     int64_t n_blocks;     /* added so far */
     double order;
+    msi_batch calls; /* of norm, then of scale, that have not run */
 } msi_norm;
 
 /* The dtype of the norm of gradients of dtypes a and b, as torch promotes them; MS_DTYPE_NONE: no
@@ -33,16 +34,17 @@ int32_t msi_norm_dtype(int32_t a, int32_t b);
 /* With room for `n_blocks`, for gradients of `dtype` (MS_DTYPE_NONE: f32). Allocates all memory. */
 ms_status msi_norm_open(msi_norm *norm, ms_context *ctx, int64_t n_blocks, double order,
                         int32_t dtype);
-/* Append the blocks of `v`. */
+/* Append the blocks of `v`, which stays until they are folded. */
 ms_status msi_norm_add(msi_norm *norm, const msi_view *v);
 /* Fold the blocks. */
-ms_status msi_norm_fold_blocks(const msi_norm *norm, double max_norm);
+ms_status msi_norm_fold_blocks(msi_norm *norm, double max_norm);
 /* Instead of blocks: set the norm to `value`. */
 ms_status msi_norm_set(const msi_norm *norm, double max_norm, double value);
 /* MS_RUNTIME_ERROR, with torch's message, if the norm is not finite. Waits for the device. */
 ms_status msi_norm_check_finite(const msi_norm *norm);
-/* v *= the factor, in place. */
-ms_status msi_norm_clip(const msi_norm *norm, const msi_view *v);
+/* v *= the factor, in place; run by msi_norm_clip_end() at the latest. */
+ms_status msi_norm_clip(msi_norm *norm, const msi_view *v);
+ms_status msi_norm_clip_end(msi_norm *norm);
 /* The norm in the gradients' dtype, possibly pending. The caller owns it. */
 ms_status msi_norm_take(msi_norm *norm, ms_tensor **out);
 void msi_norm_release(msi_norm *norm);

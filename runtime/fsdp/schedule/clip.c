@@ -103,7 +103,7 @@ static ms_status check_units(const ms_fsdp_tree *tree, const msi_param_list *o)
     return MS_OK;
 }
 
-static ms_status clip_by(const msi_norm *norm, const msi_param_list *o)
+static ms_status clip_by(msi_norm *norm, const msi_param_list *o)
 {
     for (int32_t i = 0; i < o->n; i++) {
         ms_tensor *grad = o->places[i].tensor->grad;
@@ -113,7 +113,7 @@ static ms_status clip_by(const msi_norm *norm, const msi_param_list *o)
             MS_TRY(msi_norm_clip(norm, &grad->v));
         }
     }
-    return MS_OK;
+    return msi_norm_clip_end(norm);
 }
 
 static ms_status clip(ms_tensor **total, ms_fsdp_tree *tree, const msi_param_list *o,
