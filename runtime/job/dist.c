@@ -162,7 +162,6 @@ ms_status ms_dist_leave(void)
     d->job->guest->leave();
     msi_job_flush(d->job); /* before others learn that it has left: [Note: status first] */
     d->gone = MSI_GONE_LEFT;
-    msi_job_set_state(d->job, d->rank, MSI_RANK_LEFT);
     msi_job_linger(d->job, d->rank);
     return status;
 }

@@ -76,11 +76,8 @@ void msi_job_linger(msi_job *job, int32_t rank)
 {
     const struct timespec moment = {.tv_nsec = 1000000};
 
-    if (job->mirror == NULL) {
-        return;
-    }
     msi_job_set_state(job, rank, MSI_RANK_LEFT);
-    while (is_awaited(job)) {
+    while (job->mirror != NULL && is_awaited(job)) {
         nanosleep(&moment, NULL);
     }
 }

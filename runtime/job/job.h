@@ -115,7 +115,13 @@ struct msi_job {
 };
 
 /* How a process became a rank; NONE: alone, once joined. */
-enum { MSI_LAUNCHER_NONE, MSI_LAUNCHER_FORK, MSI_LAUNCHER_RUN, MSI_LAUNCHER_THREAD };
+enum {
+    MSI_LAUNCHER_NONE,
+    MSI_LAUNCHER_FORK,
+    MSI_LAUNCHER_RUN,
+    MSI_LAUNCHER_THREAD,
+    MSI_LAUNCHER_ELSEWHERE
+};
 
 /* A context's place in its job. */
 typedef struct msi_dist {
@@ -168,7 +174,7 @@ static inline int32_t msi_job_host_of(const msi_job *job, int32_t rank)
 ms_status msi_job_mirror(msi_job *job, int32_t rank, int32_t listener);
 /* Wait until what this rank has sent to other hosts is stored there. */
 void msi_job_flush(const msi_job *job);
-/* This rank has left: receive until the ranks of other hosts have, since its launcher compares them
+/* This rank leaves. On several hosts: receive until the ranks of other hosts have, since its launcher compares them
  * all. */
 void msi_job_linger(msi_job *job, int32_t rank);
 

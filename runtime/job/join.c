@@ -1,4 +1,5 @@
 /* Joining by a launcher's environment, or alone; and queries of the job. */
+#include "elsewhere.h"
 #include "job.h"
 
 #include <errno.h>
@@ -9,6 +10,12 @@
 #include <unistd.h>
 
 /* -- by the environment ------------------------------------------------------------------------ */
+
+/* A launcher of ours started this process as a rank. */
+static bool is_described(void)
+{
+    return getenv("MOONSHARD_RANK") != NULL;
+}
 
 /* A whole number in [least, most] from the environment, or -1 with the error set. */
 static int32_t env_number(const char *name, int32_t least, int32_t most)
@@ -148,8 +155,14 @@ ms_status msi_dist_join(const msi_job_guest *guest)
     if (d->job != NULL) {
         return MS_OK;
     }
-    if (ms_dist_launched()) {
+    if (is_described()) {
         return join_by_environment(d, guest);
+    }
+    bool joined;
+
+    MS_TRY(msi_join_elsewhere(d, guest, &joined));
+    if (joined) {
+        return MS_OK;
     }
     MS_TRY(join_alone(d, guest));
     if (msi_dist_closed().world > 0) {
@@ -164,7 +177,7 @@ bool msi_dist_abort_unjoined(const msi_job_guest *guest, ms_status kind, const c
     msi_job *job;
     int32_t rank;
 
-    if (!ms_dist_launched() || open_job(&job, guest, &rank) != MS_OK) {
+    if (!is_described() || open_job(&job, guest, &rank) != MS_OK) {
         return false;
     }
     bool first = msi_job_abort(job, rank, rank, MSI_CAUSE_FAILED, kind, "rank %d failed: %s",
@@ -178,8 +191,8 @@ bool ms_dist_launched(void)
 {
     const msi_dist *d = msi_dist_peek();
 
-    return (d != NULL && d->job != NULL && d->launcher != MSI_LAUNCHER_NONE) ||
-           getenv("MOONSHARD_RANK") != NULL;
+    return (d != NULL && d->job != NULL && d->launcher != MSI_LAUNCHER_NONE) || is_described() ||
+           msi_is_started_elsewhere();
 }
 
 int32_t msi_dist_local_rank(void)
@@ -195,6 +208,7 @@ static const char *const launchers[] = {
     [MSI_LAUNCHER_FORK] = "fork",
     [MSI_LAUNCHER_RUN] = "run",
     [MSI_LAUNCHER_THREAD] = "thread",
+    [MSI_LAUNCHER_ELSEWHERE] = "elsewhere",
 };
 
 void ms_dist_info_get(ms_dist_info *info)

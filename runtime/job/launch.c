@@ -52,6 +52,7 @@ static const char *const joined_by[] = {
     [MSI_LAUNCHER_RUN] =
         ", started by moonshard run; run a script that starts its own with plain luajit",
     [MSI_LAUNCHER_THREAD] = "",
+    [MSI_LAUNCHER_ELSEWHERE] = ", started by another launcher",
 };
 
 /* Ranks die with the thread that started them, and signals would reach other threads. */

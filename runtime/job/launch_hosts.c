@@ -9,19 +9,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* A free port, which another process could take meanwhile. */
-static ms_status free_port(int32_t *port)
-{
-    msi_address a;
-    int32_t fd;
-
-    MS_TRY(msi_address_find(&a, "127.0.0.1", 0));
-    MS_TRY(msi_net_listen(&fd, &a));
-    close(fd);
-    *port = msi_address_port(&a);
-    return MS_OK;
-}
-
 /* The launcher of another host: ends with its ranks. Returns in ranks only. */
 static ms_status launch_beside(msi_dist *d, const msi_start *s, const ms_hosts *hosts,
                                int32_t *rank)
@@ -55,7 +42,7 @@ static ms_status start_hosts(ms_launch **out, msi_dist *d, const msi_start *all,
         return msi_launch_start(out, d, all, NULL, rank);
     }
     here.n = all->n / n_hosts;
-    MS_TRY(free_port(&hosts.port));
+    MS_TRY(msi_net_free_port(hosts.address, &hosts.port));
     for (int32_t h = 1; h < n_hosts; h++) {
         const pid_t pid = fork();
 
