@@ -151,6 +151,34 @@ recover() { ip -n "$(space 1)" link set eth0 up; sleep 2.5; }
 breaks 'a cut link' 'host 1 .* is unreachable: no sign of life' ip -n "$(space 1)" link set eth0 down
 recover() { :; }
 
+# -- ranks that no launcher of ours started --------------------------------------------------------
+
+plain() { # plain SCRIPT...: two ranks on each of two hosts
+  local r pids=()
+  for r in 0 1 2 3; do
+    MS_RANK=$r MS_WORLD=4 MS_LOCAL_RANK=$((r % 2)) MS_LOCAL_WORLD=2 MS_MASTER="$(address 0):29600" \
+      ip netns exec "$(space $((r / 2)))" timeout 120 luajit "$@" 2>&1 &
+    pids+=($!)
+  done
+  wait "${pids[@]}"
+}
+
+one=$(luajit bindings/moonshard run -n 4 "${train[@]}" --out="$work/plain-one" 2>&1 | hash_of)
+plain "${train[@]}" --out="$work/plain" >"$work/log"
+check "started by hand: $(grep moonshard: "$work/log" | head -n 2)" [ "$(hash_of <"$work/log")" = "$one" ]
+check 'started by hand, and said' grep -q '4 ranks on 2 hosts, connected by TCP, started by plain' "$work/log"
+rm -f "$work"/rank?
+plain "$work/endless.lua" "$work" >"$work/log" 2>/dev/null &
+job=$!
+ranks_run && sleep 0.5 && kill -9 "$(cat "$work/rank3")"
+wait $job
+check "started by hand, a killed rank: $(grep CommError "$work/log" | head -n 2)" \
+  [ "$(grep -cE 'CommError: rank 3 ended without leaving its job \(pid [0-9]+\) while this rank' "$work/log")" -eq 3 ]
+if command -v mpirun >/dev/null; then
+  mpirun --allow-run-as-root --oversubscribe -n 4 luajit "${train[@]}" --out="$work/mpi" >"$work/log" 2>&1
+  check "mpirun: $(head -n 3 "$work/log")" [ "$(hash_of <"$work/log")" = "$one" ]
+fi
+
 # -- restarts --------------------------------------------------------------------------------------
 
 cat >"$work/once.lua" <<'END'
