@@ -111,21 +111,23 @@ describe('training on ranks that are processes', function()
   it('resumes at any step to the same bits on any number of ranks', function()
     local tokens = token_file(folder)
     local whole = run(folder, 2, { dtype = 'bf16' })
-    for k = 1, STEPS - 1 do
-      local root = folder .. '/checkpoints-' .. k
-      ms.dist.spawn(2, function(rank, size)
-        local model, opt, loader = build(tokens, { rank = rank, size = size }, { dtype = 'bf16' })
-        for _ = 1, k do
-          step(model, opt, loader)
-        end
-        ms.checkpoint.save(root, 'saved', {
+    local function root_of(k)
+      return folder .. '/checkpoints-' .. k
+    end
+    ms.dist.spawn(2, function(rank, size)
+      local model, opt, loader = build(tokens, { rank = rank, size = size }, { dtype = 'bf16' })
+      for k = 1, STEPS - 1 do
+        step(model, opt, loader)
+        ms.checkpoint.save(root_of(k), 'saved', {
           step = k, model = model, optimizer = opt, loader = loader,
         })
-      end)
+      end
+    end)
+    for k = 1, STEPS - 1 do
       local n = k % 2 == 0 and 4 or 2
       ms.dist.spawn(n, function(rank, size)
         local model, opt, loader = build(tokens, { rank = rank, size = size }, { dtype = 'bf16' })
-        local meta = ms.checkpoint.load(ms.checkpoint.latest(root), {
+        local meta = ms.checkpoint.load(ms.checkpoint.latest(root_of(k)), {
           model = model, optimizer = opt, loader = loader,
         })
         assert(meta.step == k)
