@@ -2,12 +2,12 @@
 --- them. A family's row gives their names and kinds, config.json their shape.
 
 local Dropout = require 'moonshard.nn.dropout'
+local GroupedQueryAttention = require 'moonshard.nn.grouped_query_attention'
 local LayerNorm = require 'moonshard.nn.layer_norm'
 local Linear = require 'moonshard.nn.linear'
 local Module = require 'moonshard.nn.module'
 local RMSNorm = require 'moonshard.nn.rms_norm'
-local attend = require 'moonshard.ops.attend'
-local dropout_streams = require 'moonshard.base.dropout_streams'
+local SwiGLU = require 'moonshard.nn.swiglu'
 local ops = require 'moonshard.ops'
 local rules = require 'moonshard.nn.rules'
 
@@ -66,14 +66,11 @@ end
 
 -- -- attention -----------------------------------------------------------------------------------
 
----@class ms.models.Attention: ms.nn.Module
+---@class ms.models.Attention: ms.nn.GroupedQueryAttention
 ---@overload fun(of: ms.models.Parts, layer: integer): ms.models.Attention
-local Attention = Module.extend('models.Attention')
+local Attention = GroupedQueryAttention.extend('models.Attention')
 
-Attention._is_dropout = true -- of the attention weights
-Attention._settings = {
-  'heads', 'kv_heads', 'head_dim', 'scale', 'attention_dropout', 'windowed',
-}
+Attention._settings = { 'heads', 'kv_heads', 'head_dim', 'scale', 'dropout', 'windowed' }
 
 local function declare_projections(self, of)
   local shape, width = of.shape, of.shape.width
@@ -92,7 +89,7 @@ function Attention:init(of, layer)
   self.heads, self.kv_heads, self.head_dim = shape.heads, shape.kv_heads, shape.head_dim
   self.scale = (shape.scaled and shape.head_dim ^ -0.5 or 1)
     / (shape.scaled_by_layer and layer or 1)
-  self.attention_dropout, self._o = shape.attention_dropout, o
+  self.causal, self.dropout, self._o = true, shape.attention_dropout, o
   self.windowed, self._layer = shape.windowed[layer], layer
   declare_projections(self, of)
   self:child(o, linear(of, self.heads * self.head_dim, shape.width, shape.o_bias, true))
@@ -104,63 +101,33 @@ function Attention:init(of, layer)
   self:_take_stream()
 end
 
-function Attention:_materialized(path, stream)
-  self._site = dropout_streams.of_module(path, stream, self._site)
-end
-
--- (B, T, n, head_dim). No closure: the trace compiler does not compile functions that make one.
-local function heads(self, t, n)
-  return t:reshape(t:size(1), t:size(2), n, self.head_dim)
-end
-
--- Queries, keys and values, (B, T, heads, head_dim).
-local function project(self, x)
+function Attention:_project(x)
   if not self.c_attn then
-    return heads(self, self.q_proj(x), self.heads), heads(self, self.k_proj(x), self.kv_heads),
-      heads(self, self.v_proj(x), self.kv_heads)
+    local q, k, v = GroupedQueryAttention._project(self, x)
+    if self.q_norm then
+      q, k = self.q_norm(q), self.k_norm(k)
+    end
+    return q, k, v
   end
-  local all = heads(self, self.c_attn(x), self.heads + 2 * self.kv_heads)
+  local all = self:_split(self.c_attn(x), self.heads + 2 * self.kv_heads)
   return all:narrow(3, 1, self.heads), all:narrow(3, self.heads + 1, self.kv_heads),
     all:narrow(3, self.heads + self.kv_heads + 1, self.kv_heads)
 end
 
 function Attention:forward(x, cos, sin, mask, window, cache)
-  local q, k, v = project(self, x)
-  if self.q_norm then
-    q, k = self.q_norm(q), self.k_norm(k)
-  end
-  if cos then
-    q, k = ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)
-  end
-  q, k, v = q:transpose(2, 3), k:transpose(2, 3), v:transpose(2, 3)
-  if cache then
-    k, v = cache:extend(self._layer, k, v)
-  end
-  local p, length = self.training and self.attention_dropout or 0, x:size(2)
-  mask = self.windowed and window or mask
-  local y = attend.heads(q, k, v, mask, length > 1, self.scale, p,
-    p > 0 and (self._site or self:materialize()._site) or nil)
-  y = y:transpose(2, 3):reshape(x:size(1), length, self.heads * self.head_dim)
+  local y = self:_attend(x, cos, sin, self.windowed and window or mask, cache)
   return self.resid_dropout(self[self._o](y))
-end
-
-function Attention:extra_repr()
-  return ('heads=%d, kv_heads=%d, head_dim=%d'):format(self.heads, self.kv_heads, self.head_dim)
 end
 
 -- -- the feed-forward network --------------------------------------------------------------------
 
-local function gelu_tanh(x)
-  return ops.gelu(x, 'tanh')
-end
-
--- By their names in config.json.
+-- Those of nn.SwiGLU by their names in config.json.
 parts.activations = {
-  silu = ops.silu, swish = ops.silu, relu = ops.relu, gelu = function(x) return ops.gelu(x) end,
-  gelu_new = gelu_tanh, gelu_pytorch_tanh = gelu_tanh,
+  silu = 'silu', swish = 'silu', relu = 'relu', gelu = 'gelu', gelu_new = 'gelu_tanh',
+  gelu_pytorch_tanh = 'gelu_tanh',
 }
 
--- down(act(up(x))), or of gated ones down(act(gate(x)) up(x)) (arXiv:2002.05202).
+-- down(act(up(x))).
 ---@class ms.models.FeedForward: ms.nn.Module
 ---@overload fun(of: ms.models.Parts): ms.models.FeedForward
 local FeedForward = Module.extend('models.FeedForward')
@@ -169,19 +136,24 @@ FeedForward._settings = { 'activation' }
 
 function FeedForward:init(of)
   local shape, names = of.shape, of.family.names
-  self.activation, self._up, self._down = shape.activation, names.up, names.down
-  if of.family.gated then
-    self:child('gate_proj', linear(of, shape.width, shape.hidden, shape.mlp_bias))
-  end
+  self.activation = parts.activations[shape.activation]
+  self._up, self._down = names.up, names.down
   self:child(names.up, linear(of, shape.width, shape.hidden, shape.mlp_bias))
   self:child(names.down, linear(of, shape.hidden, shape.width, shape.mlp_bias, true))
   self:child('dropout', Dropout(shape.residual_dropout))
 end
 
 function FeedForward:forward(x)
-  local activate, up = parts.activations[self.activation], self[self._up](x)
-  local y = self.gate_proj and activate(self.gate_proj(x)) * up or activate(up)
+  local y = SwiGLU._activations[self.activation](self[self._up](x))
   return self.dropout(self[self._down](y))
+end
+
+local function feed_forward(of)
+  local shape = of.shape
+  return of.family.gated and SwiGLU(shape.width, shape.hidden, {
+    activation = parts.activations[shape.activation], bias = shape.mlp_bias, dtype = of.dtype,
+    init = of.init or rules.normal(0, shape.deviation), bias_init = rules.zeros(),
+  }) or FeedForward(of)
 end
 
 -- -- the block -----------------------------------------------------------------------------------
@@ -199,7 +171,7 @@ function DecoderLayer:init(of, layer)
   self:child(names.attention_norm, parts.norm(of))
   self:child(names.attention, Attention(of, layer))
   self:child(names.mlp_norm, parts.norm(of))
-  self:child(names.mlp, FeedForward(of))
+  self:child(names.mlp, feed_forward(of))
 end
 
 ---@param x ms.Tensor  (B, T, C)

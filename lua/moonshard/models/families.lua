@@ -5,7 +5,7 @@ local config_fields = require 'moonshard.models.config_fields'
 local errors = require 'moonshard.base.errors'
 local json = require 'moonshard.base.json'
 local parts = require 'moonshard.models.decoder_parts'
-local Rotary = require 'moonshard.models.rotary'
+local Rotary = require 'moonshard.nn.rotary'
 local util = require 'moonshard.base.util'
 
 local families = {}
@@ -127,7 +127,7 @@ local GPT2 = {
 local LLAMA_NAMES = {
   body = 'model', embedding = 'embed_tokens', layers = 'layers', norm = 'norm',
   attention_norm = 'input_layernorm', attention = 'self_attn', o = 'o_proj',
-  mlp_norm = 'post_attention_layernorm', mlp = 'mlp', up = 'up_proj', down = 'down_proj',
+  mlp_norm = 'post_attention_layernorm', mlp = 'mlp',
 }
 
 local GPT2_NAMES = {

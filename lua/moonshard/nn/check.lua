@@ -16,6 +16,16 @@ function check.sizes(what, lowest, names, ...)
   end
 end
 
+--- A probability of dropout.
+---@param p number
+---@return number p
+function check.dropout(p)
+  if not (p >= 0 and p <= 1) then
+    errors.raise('ValueError', 'dropout probability has to be between 0 and 1, but got %g', p)
+  end
+  return p
+end
+
 --- Check that there are no arguments.
 ---@param what string  the class
 ---@param ... nil

@@ -18,7 +18,7 @@
 
 local Module = require 'moonshard.nn.module'
 local arguments = require 'moonshard_ffi.arguments'
-local errors = require 'moonshard.base.errors'
+local check = require 'moonshard.nn.check'
 local ops = require 'moonshard.ops'
 local dropout_streams = require 'moonshard.base.dropout_streams'
 
@@ -32,10 +32,7 @@ Dropout._settings = { 'p' }
 
 ---@param p? number  probability of a zero (default 0.5)
 function Dropout:init(p)
-  self.p = arguments.number(self._name, 'p', p, 0.5)
-  if not (self.p >= 0 and self.p <= 1) then
-    errors.raise('ValueError', 'dropout probability has to be between 0 and 1, but got %g', p)
-  end
+  self.p = check.dropout(arguments.number(self._name, 'p', p, 0.5))
   self:_take_stream()
 end
 

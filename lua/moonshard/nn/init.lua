@@ -39,6 +39,9 @@ local FILES = {
   ['moonshard.nn.transformer_decoder_layer'] = { 'TransformerDecoderLayer' },
   ['moonshard.nn.causal_self_attention'] = { 'CausalSelfAttention' },
   ['moonshard.nn.feed_forward'] = { 'FeedForward' },
+  ['moonshard.nn.swiglu'] = { 'SwiGLU' },
+  ['moonshard.nn.grouped_query_attention'] = { 'GroupedQueryAttention' },
+  ['moonshard.nn.rotary'] = { 'Rotary' },
   ['moonshard.nn.transformer_block'] = { 'TransformerBlock' },
   ['moonshard.nn.losses'] = {
     'MSELoss', 'CrossEntropyLoss', 'NLLLoss', 'BCEWithLogitsLoss', 'L1Loss', 'SmoothL1Loss',
@@ -116,6 +119,9 @@ end
 ---@field TransformerDecoderLayer ms.nn.TransformerDecoderLayer
 ---@field CausalSelfAttention ms.nn.CausalSelfAttention
 ---@field FeedForward ms.nn.FeedForward
+---@field SwiGLU ms.nn.SwiGLU
+---@field GroupedQueryAttention ms.nn.GroupedQueryAttention
+---@field Rotary ms.nn.Rotary
 ---@field TransformerBlock ms.nn.TransformerBlock
 ---@field MSELoss ms.nn.MSELoss
 ---@field CrossEntropyLoss ms.nn.CrossEntropyLoss

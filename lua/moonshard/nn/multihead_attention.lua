@@ -63,11 +63,8 @@ function MultiheadAttention:init(embed_dim, num_heads, opts)
     errors.raise('ValueError', 'embed_dim must be divisible by num_heads, got %d and %d', embed_dim,
       num_heads)
   end
-  self.embed_dim, self.num_heads, self.dropout = embed_dim, num_heads, opts.dropout or 0
-  if not (self.dropout >= 0 and self.dropout <= 1) then
-    errors.raise('ValueError', 'dropout probability has to be between 0 and 1, but got %g',
-      self.dropout)
-  end
+  self.embed_dim, self.num_heads = embed_dim, num_heads
+  self.dropout = check.dropout(opts.dropout or 0)
   self.kdim, self.vdim = opts.kdim or embed_dim, opts.vdim or embed_dim
   self.batch_first, self.add_zero_attn = opts.batch_first == true, opts.add_zero_attn == true
 

@@ -17,15 +17,15 @@ local util = require 'moonshard.base.util'
 
 --- Tables for ops.rotary():
 ---
----     local rotary = ms.models.Rotary(64, { rope_theta = 500000 })
+---     local rotary = ms.nn.Rotary(64, { rope_theta = 500000 })
 ---     local cos, sin = rotary:tables(length, q:dtype(), 0)
 ---     q, k = ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)   -- (B, T, H, 64)
----@class ms.models.Rotary
+---@class ms.nn.Rotary
 ---@field frequencies number[]  D / 2
 ---@field factor number  of cosines and sines
----@overload fun(width: integer, parameters?: table): ms.models.Rotary
+---@overload fun(width: integer, parameters?: table): ms.nn.Rotary
 ---@field _tables table<string, { length: integer, cos: ms.Tensor, sin: ms.Tensor }>  by dtype
-local Rotary = class('models.Rotary')
+local Rotary = class('nn.Rotary')
 
 -- -- frequencies by kind -------------------------------------------------------------------------
 
