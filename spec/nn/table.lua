@@ -12,6 +12,7 @@
 --- | batch | true when training normalises by the batch: it differs from evaluation |
 --- | sequences | true when dimension 2 of the inputs is that of positions |
 --- | sums | true for a loss that adds: 0 for an empty batch, where a mean is NaN |
+--- | single | true when a part is computed in f32 whatever the dtype |
 --- | alone | true when forward is collective: a test of its own runs it on two ranks |
 --- | result | dtype of the result with inputs in bf16 or f16; default: theirs |
 --- | class, refuses | a class and calls of it that raise: { kind, message, arguments ... } |
@@ -102,6 +103,42 @@ local function attention(sd, x, heads, prefix)
   local function p(name) return sd[prefix .. name] end
   local qkv = linear(x, p 'qkv.weight', p 'qkv.bias')
   return linear(causal_attention(qkv, heads), p 'proj.weight', p 'proj.bias')
+end
+
+-- Pairs i and i + D / 2 of x (T, D) turned by position / theta^(2 i / D).
+local function rotated(x, theta)
+  local half, rows = x:size(2) / 2, {}
+  for t = 1, x:size(1) do
+    local low, high = {}, {}
+    for i = 1, half do
+      local angle = (t - 1) / theta ^ ((i - 1) / half)
+      local a, b, cos, sin = x[t][i], x[t][half + i], math.cos(angle), math.sin(angle)
+      low[i], high[i] = a * cos - b * sin, b * cos + a * sin
+    end
+    rows[t] = ms.cat({ ms.stack(low), ms.stack(high) }, 1)
+  end
+  return ms.stack(rows)
+end
+
+-- Causal attention with `n` query heads for each key head, one sample and head at a time.
+local function grouped_query_attention(sd, x, heads, n, theta)
+  local samples, d = {}, sd['q_proj.weight']:size(1) / heads
+  for s = 1, x:size(1) do
+    local out = {}
+    for h = 0, heads - 1 do
+      local function part(name, at)
+        return linear(x[s], sd[name .. '_proj.weight']:narrow(1, at * d + 1, d))
+      end
+      local q, k = part('q', h), part('k', math.floor(h / n))
+      if theta then
+        q, k = rotated(q, theta), rotated(k, theta)
+      end
+      local e = (ops.matmul(q, k:t()) / math.sqrt(d)):exp():tril()
+      out[h + 1] = ops.matmul(e / e:sum(2, true), part('v', math.floor(h / n)))
+    end
+    samples[s] = linear(ms.cat(out, 2), sd['o_proj.weight'])
+  end
+  return ms.stack(samples)
 end
 
 -- One sample and one head at a time; all (N, length, width), bias (N, heads, L, S) of the scores.
@@ -932,6 +969,54 @@ return {
     state = { { 'fc.weight', 4, 3 }, { 'out.weight', 3, 4 } },
     random = true,
     reference = function(sd, x) return feed_forward(sd, x, '', gelu) end,
+  },
+  {
+    name = 'SwiGLU',
+    sequences = true,
+    make = function() return nn.SwiGLU(3, 4) end,
+    input = function() return floats(2, 2, 3) end,
+    state = { { 'gate_proj.weight', 4, 3 }, { 'up_proj.weight', 4, 3 },
+      { 'down_proj.weight', 3, 4 } },
+    reference = function(sd, x)
+      local gate = linear(x, sd['gate_proj.weight'])
+      return linear(gate / ((-gate):exp() + 1) * linear(x, sd['up_proj.weight']),
+        sd['down_proj.weight'])
+    end,
+    class = nn.SwiGLU,
+    refuses = {
+      { 'TypeError', "'hidden' is nil, expected a whole number", 3 },
+      { 'ValueError', "'activation' is 'tanh', expected", 3, 4, { activation = 'tanh' } },
+    },
+  },
+  {
+    name = 'GroupedQueryAttention',
+    sequences = true,
+    make = function() return nn.GroupedQueryAttention(4, 4, 2, { head_dim = 2 }) end,
+    input = function() return floats(2, 3, 4) end,
+    state = { { 'q_proj.weight', 8, 4 }, { 'k_proj.weight', 4, 4 }, { 'v_proj.weight', 4, 4 },
+      { 'o_proj.weight', 4, 8 } },
+    reference = function(sd, x) return grouped_query_attention(sd, x, 4, 2) end,
+    class = nn.GroupedQueryAttention,
+    refuses = {
+      { 'ValueError', 'the 4 heads are not a multiple of the 3 key-value heads', 8, 4, 3 },
+      { 'ValueError', 'width 6 is not a multiple of 4 heads; give head_dim', 6, 4, 2 },
+      { 'ValueError', 'the rotary positions are for heads of width 4, expected 2', 4, 2, 1,
+        { rotary = nn.Rotary(4) } },
+      { 'ValueError', 'dropout probability has to be between 0 and 1, but got 2', 4, 2, 1,
+        { dropout = 2 } },
+    },
+  },
+  {
+    name = 'GroupedQueryAttention with rotary positions and dropout',
+    make = function()
+      return nn.GroupedQueryAttention(4, 2, 1, { rotary = { rope_theta = 1 }, dropout = 0.5 })
+    end,
+    input = function() return floats(2, 3, 4) end,
+    state = { { 'q_proj.weight', 4, 4 }, { 'k_proj.weight', 2, 4 }, { 'v_proj.weight', 2, 4 },
+      { 'o_proj.weight', 4, 4 } },
+    random = true,
+    single = true,
+    reference = function(sd, x) return grouped_query_attention(sd, x, 2, 2, 1) end,
   },
   {
     name = 'CausalSelfAttention',

@@ -1,4 +1,4 @@
--- Outputs, gradients, buffers and names of every module that PyTorch has, against PyTorch's numbers
+-- Outputs, gradients, buffers and names of modules, against PyTorch's numbers
 -- (tests/fixtures/modules.py).
 
 local ms = require 'moonshard'
@@ -53,7 +53,7 @@ local function flat(values, out)
 end
 
 local function run(case, dtype)
-  local decode, tolerance = decoder(dtype), numbers.TOLERANCE[dtype]
+  local decode, tolerance = decoder(dtype), numbers.TOLERANCE[case.dtype or dtype]
   local module = decode({ module = case.name, args = case.args, opts = case.opts })
   module:to(dtype):materialize():train(case.training)
 
