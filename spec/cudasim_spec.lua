@@ -150,6 +150,19 @@ describe('the CUDA plug-in on the CPU', function()
     end
   end)
 
+  it('prints device time by kernel when the process ends', function()
+    local output = scripts.shell('env MS_CUDA_TIME=1 ' .. simulated .. [[ luajit -e "
+      local ms = require 'moonshard'
+      local a, b = ms.randn(64, 32), ms.randn(32, 48)
+      for _ = 1, 300 do ms.matmul(a, b):relu() end"]])
+    for _, row in ipairs { { 'gemm f32 -> f32, 64 x 48 x 32, batch 1', 300 }, { 'relu f32', 300 },
+      { 'init f32', 2 }, { 'all', 602 } } do
+      local calls, ms = output:match('\n' .. row[1]:gsub('%p', '%%%0') .. ' +(%d+) +([%d.]+)')
+      assert.equal(row[2], tonumber(calls), output)
+      assert.is_true(tonumber(ms) > 0)
+    end
+  end)
+
   it('goes on after memory has ended', function()
     local output = scripts.shell('env MS_CUDASIM_MEMORY=96 ' .. simulated .. [[ luajit -e "
       local ms = require 'moonshard'

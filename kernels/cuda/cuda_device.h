@@ -1,5 +1,5 @@
 /* The CUDA device's own parts: conv_cudnn.c, device.c, driver.c, matmul.c,
- * memory.c, table.c. */
+ * memory.c, table.c, timing.c. */
 #ifndef MS_CUDA_DEVICE_H
 #define MS_CUDA_DEVICE_H
 
@@ -22,6 +22,7 @@ typedef cudaError_t (*cuda_kernel_fn)(cudaStream_t stream, const void *args);
 
 /* NULL where the device has no such kernel. */
 extern const cuda_kernel_fn cuda_kernels[MSI_K_COUNT][MS_DTYPE_COUNT];
+extern const char *const cuda_dtype_names[MS_DTYPE_COUNT];
 
 /* Updates of n <= MSI_RUN_ALL parameters by an optimizer's kernel. */
 cudaError_t msi_cuda_update_all(cudaStream_t stream, int32_t kernel, int32_t dtype,
@@ -70,6 +71,26 @@ void cuda_matmul_close(cuda_matmul *m);
 cudaError_t cuda_matmul_run(cuda_matmul *m, cudaStream_t stream, const msi_gemm_args *g);
 /* Bytes of `work`. */
 int64_t cuda_matmul_work_bytes(cuda_matmul *m, const msi_gemm_args *g);
+
+/* -- timing.c ---------------------------------------------------------------------------------- */
+
+enum { CUDA_TIMED_COPY = MSI_K_COUNT, CUDA_TIMED_SET };
+
+/* What calls are summed by. Compared by bytes: it has no padding. */
+typedef struct cuda_timed {
+    int32_t kernel, dtype, c_dtype, many; /* MSI_K_* or CUDA_TIMED_*; many: of run_all() */
+    int64_t m, n, k, batch;               /* of products */
+} cuda_timed;
+
+typedef struct cuda_timing cuda_timing;
+
+/* NULL: no memory. */
+cuda_timing *cuda_timing_open(void);
+/* Around one call that enqueues work to the stream. */
+void cuda_timing_begin(cuda_timing *t, cudaStream_t stream, const cuda_timed *what);
+void cuda_timing_end(cuda_timing *t, cudaStream_t stream);
+/* All work has run. Prints the table on stderr. NULL is accepted. */
+void cuda_timing_close(cuda_timing *t, int card, const char *(*kernel_name)(int32_t));
 
 /* -- conv_cudnn.c ------------------------------------------------------------------------------
  */

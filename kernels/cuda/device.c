@@ -44,6 +44,7 @@ typedef struct cuda_device {
     char library[128];
     cuda_matmul *matmul;
     cuda_conv *conv;
+    cuda_timing *timing; /* MS_CUDA_TIME=1, else NULL */
     stream streams[MSI_STREAMS];
     waiting *waiting;
     int32_t n_waiting, waiting_room;
@@ -118,11 +119,14 @@ static int32_t outcome(cuda_device *d, cudaError_t e)
     }
 }
 
-/* The outcome of what was enqueued in a stream. */
+/* The outcome of what was enqueued in a stream after launch(). */
 static int32_t enqueued(cuda_device *d, cudaStream_t s, cudaError_t e)
 {
     const struct timespec moment = {.tv_nsec = 20000};
 
+    if (d->timing != NULL) {
+        cuda_timing_end(d->timing, s);
+    }
     if (e != cudaSuccess || !d->synchronous) {
         return outcome(d, e);
     }
@@ -290,6 +294,20 @@ static cudaStream_t enter(cuda_device *d, int32_t which)
     return d->streams[which].handle;
 }
 
+/* The same, for a call that is timed; enqueued() ends it. */
+static cudaStream_t launch(cuda_device *d, int32_t which, cuda_timed what)
+{
+    const cudaStream_t s = enter(d, which);
+
+    if (what.kernel < MSI_K_COUNT) {
+        d->recent[d->n_run++ % RECENT] = what.kernel;
+    }
+    if (d->timing != NULL) {
+        cuda_timing_begin(d->timing, s, &what);
+    }
+    return s;
+}
+
 static void *cuda_handle(msi_device *base, int32_t which)
 {
     return enter(of(base), which);
@@ -310,9 +328,8 @@ static int32_t cuda_run(msi_device *base, int32_t to, int32_t kernel, int32_t dt
     if (cuda_kernels[kernel][dtype] == NULL) {
         return MSI_DEV_UNSUPPORTED;
     }
-    const cudaStream_t s = enter(d, to);
+    const cudaStream_t s = launch(d, to, (cuda_timed){.kernel = kernel, .dtype = dtype});
 
-    d->recent[d->n_run++ % RECENT] = kernel;
     if (kernel == MSI_K_conv || kernel == MSI_K_conv_grad) {
         e = cuda_conv_run(&d->conv, s, args, dtype, kernel == MSI_K_conv_grad);
     }
@@ -323,9 +340,9 @@ static int32_t cuda_run_all(msi_device *base, int32_t to, int32_t kernel, int32_
                             const void *args, int64_t stride, int32_t n)
 {
     cuda_device *d = of(base);
-    const cudaStream_t s = enter(d, to);
+    const cudaStream_t s =
+        launch(d, to, (cuda_timed){.kernel = kernel, .dtype = dtype, .many = true});
 
-    d->recent[d->n_run++ % RECENT] = kernel;
     return enqueued(d, s,
                     kernel == MSI_K_norm ? msi_cuda_norm_all(s, dtype, args, stride, n)
                     : kernel == MSI_K_scale
@@ -336,13 +353,20 @@ static int32_t cuda_run_all(msi_device *base, int32_t to, int32_t kernel, int32_
 static int32_t cuda_gemm(msi_device *base, int32_t to, const msi_gemm_args *g)
 {
     cuda_device *d = of(base);
-    const cudaStream_t s = enter(d, to);
     cudaError_t e = cudaErrorNotSupported;
 
     if (g->m == 0 || g->n == 0 || g->batch == 0) {
         return MSI_DEV_OK;
     }
-    d->recent[d->n_run++ % RECENT] = MSI_K_gemm;
+    const cudaStream_t s = launch(d, to,
+                                  (cuda_timed){.kernel = MSI_K_gemm,
+                                               .dtype = g->dtype,
+                                               .c_dtype = g->c_dtype,
+                                               .m = g->m,
+                                               .n = g->n,
+                                               .k = g->k,
+                                               .batch = g->batch});
+
     if (g->k > 0) {
         e = cuda_matmul_run(d->matmul, s, g);
     }
@@ -356,19 +380,25 @@ static int32_t cuda_copy(msi_device *base, int32_t to_stream, void *to, const vo
                          int64_t nbytes)
 {
     cuda_device *d = of(base);
-    const cudaStream_t s = enter(d, to_stream);
 
-    return nbytes == 0 /* `to` may be one past the end of a block */
-               ? MSI_DEV_OK
-               : enqueued(d, s, cudaMemcpyAsync(to, from, (size_t)nbytes, cudaMemcpyDefault, s));
+    if (nbytes == 0) { /* `to` may be one past the end of a block */
+        return MSI_DEV_OK;
+    }
+    const cudaStream_t s = launch(d, to_stream, (cuda_timed){.kernel = CUDA_TIMED_COPY});
+
+    return enqueued(d, s, cudaMemcpyAsync(to, from, (size_t)nbytes, cudaMemcpyDefault, s));
 }
 
 static int32_t cuda_set(msi_device *base, int32_t to_stream, void *to, int32_t byte, int64_t nbytes)
 {
     cuda_device *d = of(base);
-    const cudaStream_t s = enter(d, to_stream);
 
-    return nbytes == 0 ? MSI_DEV_OK : enqueued(d, s, cudaMemsetAsync(to, byte, (size_t)nbytes, s));
+    if (nbytes == 0) {
+        return MSI_DEV_OK;
+    }
+    const cudaStream_t s = launch(d, to_stream, (cuda_timed){.kernel = CUDA_TIMED_SET});
+
+    return enqueued(d, s, cudaMemsetAsync(to, byte, (size_t)nbytes, s));
 }
 
 /* Scratch of a kernel; -1: what the CPU's needs. */
@@ -595,11 +625,20 @@ static void cuda_info(msi_device *base, msi_device_info *out)
     memcpy(out->uuid, d->properties.uuid.bytes, sizeof(out->uuid));
 }
 
-static void cuda_close(msi_device *base)
+static void cuda_finish(msi_device *base)
 {
     cuda_device *d = of(base);
 
     bind(d);
+    cuda_timing_close(d->timing, d->index, d->host.kernel_name);
+    d->timing = NULL;
+}
+
+static void cuda_close(msi_device *base)
+{
+    cuda_device *d = of(base);
+
+    cuda_finish(base);
     cuda_matmul_close(d->matmul);
     cuda_conv_close(d->conv);
     for (int32_t i = 0; i < MSI_STREAMS; i++) {
@@ -695,6 +734,9 @@ static int32_t cuda_open(msi_device **out, const msi_device_host *host, int32_t 
     } else {
         d->matmul = cuda_matmul_open(error);
     }
+    if (d->matmul != NULL && switched_on("MS_CUDA_TIME")) {
+        d->timing = cuda_timing_open();
+    }
     if (d->matmul == NULL) {
         cuda_close(&d->base);
         return MSI_DEV_FAILED;
@@ -716,6 +758,7 @@ static const msi_device_ops cuda_ops = {.version = MSI_DEVICE_VERSION,
                                         .count = cuda_count,
                                         .open = cuda_open,
                                         .close = cuda_close,
+                                        .finish = cuda_finish,
                                         .info = cuda_info,
                                         .library = cuda_library,
                                         .take = cuda_take,

@@ -218,14 +218,6 @@ static uint32_t bucket_of(const shape *s)
     return hash % BUCKETS;
 }
 
-static const char *dtype_text(int32_t dtype)
-{
-    return dtype == MS_DTYPE_F64   ? "f64"
-           : dtype == MS_DTYPE_F32 ? "f32"
-           : dtype == MS_DTYPE_F16 ? "f16"
-                                   : "bf16";
-}
-
 /* On stderr, once a shape: the own kernel that takes its place is far slower. */
 static void report_refusal(const shape *s)
 {
@@ -234,7 +226,8 @@ static void report_refusal(const shape *s)
         "moonshard: cuBLASLt refuses the product m=%lld n=%lld k=%lld, %lld in a batch, leading "
         "dimensions %lld %lld %lld, dtypes %s to %s: computed by the own kernel, slowly\n",
         (long long)s->m, (long long)s->n, (long long)s->k, (long long)s->batch, (long long)s->a_ld,
-        (long long)s->b_ld, (long long)s->c_ld, dtype_text(s->dtype), dtype_text(s->c_dtype));
+        (long long)s->b_ld, (long long)s->c_ld, cuda_dtype_names[s->dtype],
+        cuda_dtype_names[s->c_dtype]);
 }
 
 /* NULL: no memory. */

@@ -1,4 +1,4 @@
-/* The kernels of this folder by (kernel, dtype). */
+/* The kernels of this folder by (kernel, dtype), and names of dtypes. */
 #include "cuda_device.h"
 
 /* X(op, dtype, DTYPE) for every dtype. */
@@ -24,3 +24,6 @@ MSI_KERNELS(DECLARE_ALL)
 #define ENTER_ALL(kernel, args) ALL(ENTRY, kernel)
 
 const cuda_kernel_fn cuda_kernels[MSI_K_COUNT][MS_DTYPE_COUNT] = {MSI_KERNELS(ENTER_ALL)};
+
+#define NAME(op, dtype, DTYPE) [MS_DTYPE_##DTYPE] = #dtype,
+const char *const cuda_dtype_names[MS_DTYPE_COUNT] = {ALL(NAME, )};

@@ -18,7 +18,7 @@
 
 #include <stdatomic.h>
 
-enum { MSI_DEVICE_VERSION = 10 }; /* of this file, kernel_args.h, kernel names */
+enum { MSI_DEVICE_VERSION = 11 }; /* of this file, kernel_args.h, kernel names */
 
 enum {
     MSI_STREAM_COMPUTE,
@@ -86,6 +86,9 @@ typedef struct msi_device_ops {
     /* `error` has room for MSI_DEVICE_ERROR bytes, here and below */
     int32_t (*open)(msi_device **out, const msi_device_host *host, int32_t index, char *error);
     void (*close)(msi_device *d); /* all work has run; so for give(), detach() */
+    /* The process ends without close(), and all work has run: print what was measured. NULL:
+     * nothing to do. */
+    void (*finish)(msi_device *d);
     void (*info)(msi_device *d, msi_device_info *out);
     /* What besides the kernels decides the bits of results: device and libraries. NULL: products
      * and scratch are the CPU's. */

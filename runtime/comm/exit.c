@@ -14,6 +14,9 @@ ms_status msi_end_work(ms_context *ctx)
     char why[MSI_MESSAGE_BYTES], line[MSI_MESSAGE_BYTES + 32];
 
     if (status == MS_OK) {
+        if (ctx->device != NULL && ctx->device->ops->finish != NULL) {
+            ctx->device->ops->finish(ctx->device);
+        }
         return MS_OK;
     }
     snprintf(why, sizeof(why), "%s", ms_error_message());

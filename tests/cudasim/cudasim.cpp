@@ -2,6 +2,7 @@
 #include "cudasim.h"
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <fcntl.h>
 #include <link.h>
@@ -376,6 +377,8 @@ struct cudasim_stream : cudasim_stream_base {
 struct cudasim_event {
     cudasim_stream *stream;
     uint64_t ticket;
+    bool timed;
+    std::chrono::steady_clock::time_point at; /* timed: when the stream has passed it */
 };
 
 static std::vector<cudasim_stream *> streams;
@@ -616,8 +619,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
 {
-    (void)flags;
     *out = new cudasim_event();
+    (*out)->timed = (flags & cudaEventDisableTiming) == 0;
     return cudaSuccess;
 }
 
@@ -631,7 +634,11 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     locked hold(lock);
 
-    *e = {s, s->enqueued};
+    if (e->timed) {
+        (void)enqueue(s, [=] { e->at = std::chrono::steady_clock::now(); });
+    }
+    e->stream = s;
+    e->ticket = s->enqueued;
     return result(cudaSuccess);
 }
 
@@ -645,6 +652,22 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
     return sticky != cudaSuccess                               ? result(sticky)
            : e->stream == NULL || e->stream->done >= e->ticket ? cudaSuccess
                                                                : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
+{
+    locked hold(lock);
+
+    for (const cudasim_event *e : {begin, end}) {
+        if (!e->timed || e->stream == NULL) {
+            return result(cudaErrorInvalidValue);
+        }
+        if (e->stream->done < e->ticket) {
+            return result(cudaErrorNotReady);
+        }
+    }
+    *ms = std::chrono::duration<float, std::milli>(end->at - begin->at).count();
+    return result(cudaSuccess);
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind kind,
