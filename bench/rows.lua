@@ -187,7 +187,7 @@ end
 function rows.train(o)
   local world = ms.dist.init { ranks = o.ranks }
   ms.dist.barrier() -- all cores busy while the peak is measured
-  local peak = over_ranks(matmul_peak(o.dtype, 0.5), 'sum')
+  local peak = o.peak == 0 and 0 or over_ranks(matmul_peak(o.dtype, 0.5), 'sum')
   local model, opt, flops = trained_model(o)
   if o.compile then
     model:compile { backend = o.compile }

@@ -1,5 +1,5 @@
 """PyTorch's side of run.sh's training rows: `python3 torch_train.py MODE key=value ...`, MODE being
-eager, compile, fsdp2 or peak. As bench/torch_rows.py's train, on a GPU, in bf16 with f32 masters."""
+eager, compile, fsdp2 or peak; fsdp2 also in ranks of torchrun. As bench/torch_rows.py's train, on a GPU, in bf16 with f32 masters."""
 
 import json
 import os
@@ -14,6 +14,7 @@ import torch.nn as nn
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "bench"))
 import torch_rows  # noqa: E402
 
+WORLD, LOCAL_RANK = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_RANK", 0))
 SIDE = 8192  # of the products that measure the peak; random operands, which draw more power
 
 
@@ -34,7 +35,11 @@ def train(mode, o):
     torch.manual_seed(0)
     model = torch_rows.GPT(o)
     if mode == "fsdp2":
-        dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29533", rank=0, world_size=1)
+        torch.cuda.set_device(LOCAL_RANK)
+        if WORLD > 1:
+            dist.init_process_group("nccl")
+        else:
+            dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29533", rank=0, world_size=1)
         policy = torch_rows.MixedPrecisionPolicy(torch.bfloat16, torch.float32)
         for block in [*model.h, model]:
             torch_rows.fully_shard(block, mp_policy=policy)
@@ -56,7 +61,7 @@ def train(mode, o):
         step()
     seconds = [timed(step) for _ in range(o["steps"])]
     return {
-        "tokens_per_s": o["rows"] * o["context"] / statistics.median(seconds),
+        "tokens_per_s": WORLD * o["rows"] * o["context"] / statistics.median(seconds),
         "device_bytes": torch.cuda.max_memory_reserved(),
     }
 
@@ -67,7 +72,9 @@ def main():
     for word in sys.argv[2:]:
         key, value = word.split("=", 1)
         o[key] = int(value) if value.isdigit() else value
-    print(json.dumps(peak() if mode == "peak" else train(mode, o)))
+    result = peak() if mode == "peak" else train(mode, o)
+    if LOCAL_RANK == 0:
+        print(json.dumps(result))
 
 
 main()

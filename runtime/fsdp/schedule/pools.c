@@ -64,13 +64,13 @@ static ms_status are_apart(const ms_fsdp_tree *tree, bool *apart)
                                                   : msi_comm_are_apart(tree->comm, apart);
 }
 
+static const char *const layouts[] = {[MSI_SLOTS_AUTO] = "auto",
+                                      [MSI_SLOTS_SHARED] = "shared",
+                                      [MSI_SLOTS_PULL] = "pull",
+                                      [MSI_SLOTS_NCCL] = "nccl"};
+
 msi_slots_layout msi_pools_wish(void)
 {
-    static const char *const layouts[] = {[MSI_SLOTS_AUTO] = "auto",
-                                          [MSI_SLOTS_SHARED] = "shared",
-                                          [MSI_SLOTS_PULL] = "pull",
-                                          [MSI_SLOTS_NCCL] = "nccl"};
-
     return (msi_slots_layout)msi_switch_choice("MS_SLOTS", layouts, MSI_COUNT(layouts),
                                                MSI_SLOTS_AUTO);
 }
@@ -116,6 +116,7 @@ static ms_status choose_layout(const ms_fsdp_tree *tree, msi_slots_layout *layou
     msi_comm_note(tree->comm, &note);
     MS_TRY(are_apart(tree, &apart));
     *layout = layout_of(tree->ctx, tree->slots_wish, apart);
+    msi_log(2, "slots: layout %s", layouts[*layout]);
     return check_hosts(tree, *layout);
 }
 
