@@ -32,8 +32,13 @@ our_elf_files() { # without those that must stay as their vendor made them
   elf_files | grep -vF -f "$work/unmodified"
 }
 
-needed_by() { # needed_by FILE: lines of "soname path", or "soname not found"
+needed_by() { # needed_by FILE: lines of "soname path", or "soname not found"; also what it opens at run time
+  local cublas
   ldd "$1" | sed -nE 's/^\t([^ ]+) => (not found|[^ ]+).*/\1 \2/p'
+  if [ "${1##*/}" = libmoonshard_cuda.so ]; then
+    cublas=$(sed -n 's/^CUDA_cublasLt_LIBRARY:FILEPATH=//p' "$build/CMakeCache.txt")
+    echo "$(readelf -d "$cublas" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p') $cublas"
+  fi
 }
 
 package_of() { # package_of FILE: the Debian package that installed it

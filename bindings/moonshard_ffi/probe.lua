@@ -67,7 +67,7 @@ end
 --- GPU libraries: name, sonames from the newest on, and the version that the library reports.
 ---@type { name: string, sonames: string[], version: fun(library: ffi.namespace*): string }[]
 probe.libraries = {
-  { name = 'cuBLASLt', sonames = { 'libcublasLt.so.13', 'libcublasLt.so.12', 'libcublasLt.so.11' },
+  { name = 'cuBLASLt', sonames = { 'libcublasLt.so.13', 'libcublasLt.so.12' },
     version = function(library) return dotted(tonumber(library.cublasLtGetVersion()), 10000) end },
   { name = 'cuDNN', sonames = { 'libcudnn.so.9', 'libcudnn.so.8' }, version = function(library)
     local number = tonumber(library.cudnnGetVersion())

@@ -5,7 +5,6 @@
 
 #if defined(MS_CUDASIM) || __has_include(<cudnn.h>)
 #include <cudnn.h>
-#include <dlfcn.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,8 +46,7 @@ typedef struct plan {
 } plan;
 
 struct cuda_conv {
-#define MEMBER(name) __typeof__(&(name)) name;
-    CALLS(MEMBER)
+    CALLS(CUDA_POINTER)
     cudnnHandle_t handle; /* NULL: there is no cuDNN */
     plan *plans;
 };
@@ -57,22 +55,13 @@ struct cuda_conv {
 
 static bool find_calls(cuda_conv *c)
 {
-#ifdef MS_CUDASIM
-#define FIND(name) c->name = name;
-#else
-    void *library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL), *symbol;
+    char error[MSI_DEVICE_ERROR];
+    void *library = cuda_open_library((const char *const[]){"libcudnn.so.9", NULL}, error);
+    bool found = library != NULL;
 
-    if (library == NULL) {
-        return false;
-    }
-#define FIND(name)                                                                                 \
-    if ((symbol = dlsym(library, #name)) == NULL) {                                                \
-        return false;                                                                              \
-    }                                                                                              \
-    memcpy(&c->name, &symbol, sizeof(symbol));
-#endif
+#define FIND(name) found = found && CUDA_FIND(c, library, name, error);
     CALLS(FIND)
-    return true;
+    return found;
 }
 
 /* NULL: no memory. */

@@ -49,6 +49,21 @@ extern int32_t msi_cuda_shared;
 /* A driver call; NULL: this driver has none. */
 void *cuda_driver_call(const char *name);
 
+/* The first of these files, up to NULL, that opens; else NULL, with the reasons in `error`
+ * (MSI_DEVICE_ERROR bytes). It is never closed. */
+void *cuda_open_library(const char *const *files, char *error);
+/* A function of it, stored in the pointer at `to`. False, with the reason, if it has none. */
+bool cuda_symbol(void *library, const char *name, void *to, char *error);
+
+/* For lists of a library's functions: a member of the struct that has their pointers, and setting
+ * it, which is false if there is no such function. */
+#define CUDA_POINTER(name) __typeof__(&(name)) name;
+#ifdef MS_CUDASIM /* has them itself */
+#define CUDA_FIND(to, library, name, error) ((to)->name = (name), true)
+#else
+#define CUDA_FIND(to, library, name, error) cuda_symbol(library, #name, &(to)->name, error)
+#endif
+
 /* -- memory.c --------------------------------------------------------------------------------- */
 
 /* Memory of a card, freed by cuda_memory_free(). With `fd`, other processes can map it by that
@@ -65,6 +80,7 @@ typedef struct cuda_matmul cuda_matmul;
 
 /* NULL: no memory, or the library does not open (text in `error`). */
 cuda_matmul *cuda_matmul_open(char *error);
+size_t cuda_matmul_version(const cuda_matmul *m);
 void cuda_matmul_close(cuda_matmul *m);
 /* Sizes are at least 1. cudaErrorNotSupported: the library has no algorithm, nothing was
  * enqueued. */

@@ -747,7 +747,7 @@ static int32_t cuda_open(msi_device **out, const msi_device_host *host, int32_t 
     (void)cudaRuntimeGetVersion(&version);
     snprintf(d->library, sizeof(d->library),
              "%.60s, compute capability %d.%d, CUDA %d, cuBLASLt %zu", d->properties.name,
-             d->properties.major, d->properties.minor, version, cublasLtGetVersion());
+             d->properties.major, d->properties.minor, version, cuda_matmul_version(d->matmul));
     *out = &d->base;
     d->base.ops = msi_device_plugin();
     return MSI_DEV_OK;

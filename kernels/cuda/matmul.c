@@ -2,12 +2,30 @@
  * and kept for the life of the process, so that equal calls give equal bits. Only reductions that
  * repeat are allowed: none, or in the compute type, in the product's work space.
  *
+ * The library is opened at run time, of either CUDA version: the plug-in itself needs none.
+ *
  * cuBLASLt is column-major: C (M, N) row-major is its C^T (N, M), so operands change places. */
 #include "cuda_device.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define CALLS(X)                                                                                   \
+    X(cublasLtGetVersion)                                                                          \
+    X(cublasLtCreate)                                                                              \
+    X(cublasLtDestroy)                                                                             \
+    X(cublasLtMatmulDescCreate)                                                                    \
+    X(cublasLtMatmulDescDestroy)                                                                   \
+    X(cublasLtMatmulDescSetAttribute)                                                              \
+    X(cublasLtMatrixLayoutCreate)                                                                  \
+    X(cublasLtMatrixLayoutDestroy)                                                                 \
+    X(cublasLtMatrixLayoutSetAttribute)                                                            \
+    X(cublasLtMatmulPreferenceCreate)                                                              \
+    X(cublasLtMatmulPreferenceDestroy)                                                             \
+    X(cublasLtMatmulPreferenceSetAttribute)                                                        \
+    X(cublasLtMatmulAlgoGetHeuristic)                                                              \
+    X(cublasLtMatmul)
 
 enum { WORK_BYTES = 32 << 20 /* at most */, WORK_ALIGNMENT = 256, BUCKETS = 256 };
 
@@ -29,37 +47,59 @@ typedef struct plan {
 } plan;
 
 struct cuda_matmul {
+    CALLS(CUDA_POINTER)
     cublasLtHandle_t handle;
     plan *plans[BUCKETS];
 };
 
+static bool find_calls(cuda_matmul *m, char *error)
+{
+    void *library = cuda_open_library(
+        (const char *const[]){"libcublasLt.so.13", "libcublasLt.so.12", NULL}, error);
+    bool found = library != NULL;
+
+#define FIND(name) found = found && CUDA_FIND(m, library, name, error);
+    CALLS(FIND)
+    return found;
+}
+
 cuda_matmul *cuda_matmul_open(char *error)
 {
     cuda_matmul *m = calloc(1, sizeof(*m));
-    const cublasStatus_t status =
-        m != NULL ? cublasLtCreate(&m->handle) : CUBLAS_STATUS_INVALID_VALUE;
+    cublasStatus_t status;
 
+    if (m == NULL || !find_calls(m, error)) {
+        free(m);
+        return NULL;
+    }
+    status = m->cublasLtCreate(&m->handle);
     if (status != CUBLAS_STATUS_SUCCESS) {
-        snprintf(error, MSI_DEVICE_ERROR, "cuBLASLt does not open (%d)", (int)status);
+        snprintf(error, MSI_DEVICE_ERROR, "cublasLtCreate() of cuBLASLt %zu returns %d",
+                 m->cublasLtGetVersion(), (int)status);
         free(m);
         return NULL;
     }
     return m;
 }
 
-static void free_plan(plan *p)
+size_t cuda_matmul_version(const cuda_matmul *m)
+{
+    return m->cublasLtGetVersion();
+}
+
+static void free_plan(const cuda_matmul *m, plan *p)
 {
     if (p->a != NULL) {
-        (void)cublasLtMatrixLayoutDestroy(p->a);
+        (void)m->cublasLtMatrixLayoutDestroy(p->a);
     }
     if (p->b != NULL) {
-        (void)cublasLtMatrixLayoutDestroy(p->b);
+        (void)m->cublasLtMatrixLayoutDestroy(p->b);
     }
     if (p->c != NULL) {
-        (void)cublasLtMatrixLayoutDestroy(p->c);
+        (void)m->cublasLtMatrixLayoutDestroy(p->c);
     }
     if (p->desc != NULL) {
-        (void)cublasLtMatmulDescDestroy(p->desc);
+        (void)m->cublasLtMatmulDescDestroy(p->desc);
     }
     free(p);
 }
@@ -72,10 +112,10 @@ void cuda_matmul_close(cuda_matmul *m)
     for (int32_t i = 0; i < BUCKETS; i++) {
         for (plan *p = m->plans[i], *next; p != NULL; p = next) {
             next = p->next;
-            free_plan(p);
+            free_plan(m, p);
         }
     }
-    (void)cublasLtDestroy(m->handle);
+    (void)m->cublasLtDestroy(m->handle);
     free(m);
 }
 
@@ -131,20 +171,20 @@ static shape shape_of(const msi_gemm_args *g)
     return s;
 }
 
-static bool layout(cublasLtMatrixLayout_t *out, int32_t dtype, int64_t rows, int64_t cols,
-                   int64_t ld, int64_t batch, int64_t offset)
+static bool layout(const cuda_matmul *m, cublasLtMatrixLayout_t *out, int32_t dtype, int64_t rows,
+                   int64_t cols, int64_t ld, int64_t batch, int64_t offset)
 {
     const int32_t count = (int32_t)batch;
 
-    return cublasLtMatrixLayoutCreate(out, type_of(dtype), (uint64_t)rows, (uint64_t)cols, ld) ==
+    return m->cublasLtMatrixLayoutCreate(out, type_of(dtype), (uint64_t)rows, (uint64_t)cols, ld) ==
                CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
-                                            sizeof(count)) == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                                            &offset, sizeof(offset)) == CUBLAS_STATUS_SUCCESS;
+           m->cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                               sizeof(count)) == CUBLAS_STATUS_SUCCESS &&
+           m->cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                               &offset, sizeof(offset)) == CUBLAS_STATUS_SUCCESS;
 }
 
-static bool describe(plan *p)
+static bool describe(const cuda_matmul *m, plan *p)
 {
     const shape *s = &p->of;
     const bool wide = s->dtype == MS_DTYPE_F64;
@@ -153,19 +193,19 @@ static bool describe(plan *p)
     const cublasLtEpilogue_t epilogue =
         s->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 
-    return cublasLtMatmulDescCreate(&p->desc, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
-                                    wide ? CUDA_R_64F : CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &first,
-                                          sizeof(first)) == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &second,
-                                          sizeof(second)) == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                          sizeof(epilogue)) == CUBLAS_STATUS_SUCCESS &&
-           layout(&p->a, s->dtype, s->b_trans ? s->k : s->n, s->b_trans ? s->n : s->k, s->b_ld,
+    return m->cublasLtMatmulDescCreate(&p->desc, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+                                       wide ? CUDA_R_64F : CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
+           m->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &first,
+                                             sizeof(first)) == CUBLAS_STATUS_SUCCESS &&
+           m->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &second,
+                                             sizeof(second)) == CUBLAS_STATUS_SUCCESS &&
+           m->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                             sizeof(epilogue)) == CUBLAS_STATUS_SUCCESS &&
+           layout(m, &p->a, s->dtype, s->b_trans ? s->k : s->n, s->b_trans ? s->n : s->k, s->b_ld,
                   s->batch, s->b_batch) &&
-           layout(&p->b, s->dtype, s->a_trans ? s->m : s->k, s->a_trans ? s->k : s->m, s->a_ld,
+           layout(m, &p->b, s->dtype, s->a_trans ? s->m : s->k, s->a_trans ? s->k : s->m, s->a_ld,
                   s->batch, s->a_batch) &&
-           layout(&p->c, s->c_dtype, s->n, s->m, s->c_ld, s->batch, s->c_batch);
+           layout(m, &p->c, s->c_dtype, s->n, s->m, s->c_ld, s->batch, s->c_batch);
 }
 
 /* The library's first choice. */
@@ -182,28 +222,31 @@ static bool choose(const cuda_matmul *m, plan *p)
     cublasLtMatmulHeuristicResult_t best;
     int n = 0;
 
-    if (cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) {
+    if (m->cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) {
         return false;
     }
     bool ok =
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                             &work, sizeof(work)) == CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                             &schemes, sizeof(schemes)) == CUBLAS_STATUS_SUCCESS;
+        m->cublasLtMatmulPreferenceSetAttribute(preference,
+                                                CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &work,
+                                                sizeof(work)) == CUBLAS_STATUS_SUCCESS &&
+        m->cublasLtMatmulPreferenceSetAttribute(preference,
+                                                CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                &schemes, sizeof(schemes)) == CUBLAS_STATUS_SUCCESS;
 
     for (int32_t i = 0; i < MSI_COUNT(aligned); i++) {
-        ok = ok && cublasLtMatmulPreferenceSetAttribute(preference, aligned[i], &alignment,
-                                                        sizeof(alignment)) == CUBLAS_STATUS_SUCCESS;
+        ok = ok &&
+             m->cublasLtMatmulPreferenceSetAttribute(preference, aligned[i], &alignment,
+                                                     sizeof(alignment)) == CUBLAS_STATUS_SUCCESS;
     }
     ok = ok &&
-         cublasLtMatmulAlgoGetHeuristic(m->handle, p->desc, p->a, p->b, p->c, p->c, preference, 1,
-                                        &best, &n) == CUBLAS_STATUS_SUCCESS &&
+         m->cublasLtMatmulAlgoGetHeuristic(m->handle, p->desc, p->a, p->b, p->c, p->c, preference,
+                                           1, &best, &n) == CUBLAS_STATUS_SUCCESS &&
          n > 0 && best.state == CUBLAS_STATUS_SUCCESS;
     if (ok) {
         p->algo = best.algo;
         p->work_bytes = best.workspaceSize;
     }
-    (void)cublasLtMatmulPreferenceDestroy(preference);
+    (void)m->cublasLtMatmulPreferenceDestroy(preference);
     return ok;
 }
 
@@ -241,7 +284,7 @@ static plan *plan_of(cuda_matmul *m, const msi_gemm_args *g)
     }
     if (p == NULL && (p = calloc(1, sizeof(*p))) != NULL) {
         memcpy(&p->of, &s, sizeof(s));
-        p->supported = describe(p) && choose(m, p);
+        p->supported = describe(m, p) && choose(m, p);
         if (!p->supported) {
             report_refusal(&s);
         }
@@ -274,13 +317,13 @@ cudaError_t cuda_matmul_run(cuda_matmul *m, cudaStream_t stream, const msi_gemm_
         return p == NULL ? cudaErrorMemoryAllocation : cudaErrorNotSupported;
     }
     if (p->of.bias) {
-        (void)cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias,
-                                             sizeof(g->bias));
+        (void)m->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                &g->bias, sizeof(g->bias));
     }
     const cublasStatus_t status =
-        cublasLtMatmul(m->handle, p->desc, wide ? (const void *)&one_wide : &one, g->b, p->a, g->a,
-                       p->b, wide ? (const void *)&old_wide : &old, g->c, p->c, g->c, p->c,
-                       &p->algo, work, p->work_bytes, stream);
+        m->cublasLtMatmul(m->handle, p->desc, wide ? (const void *)&one_wide : &one, g->b, p->a,
+                          g->a, p->b, wide ? (const void *)&old_wide : &old, g->c, p->c, g->c, p->c,
+                          &p->algo, work, p->work_bytes, stream);
 
     if (status != CUBLAS_STATUS_SUCCESS) {
         return status == CUBLAS_STATUS_NOT_SUPPORTED ? cudaErrorNotSupported
