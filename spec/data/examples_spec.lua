@@ -204,6 +204,32 @@ describe('data.Examples', function()
       { { text = 'a' } }, { eos = '<x>' })
   end)
 
+  it('reads a text file as one document, and a token file as tokenize writes it', function()
+    local text = 'Hello, world. It is the word that is the text.\n'
+    write(folder .. '/a.txt', text:rep(4))
+    local set = ms.data.Examples { path = folder .. '/a.txt', tokenizer = folder, context = 16 }
+    local whole = tok:encode(text:rep(4))
+    assert.same({ unpack(whole, 1, 17) }, (set:get(1)))
+    assert.same({ unpack(whole, 17, 33) }, (set:get(2)))
+    local training, validation = set:split { validation = 0.5 }
+    assert.equal(set:len(), training:len() + validation:len())
+    local lines = { { text = text }, { text = 'the word' }, { text = '' } }
+    local expected = examples(lines, { template = nil })
+    for _, name in ipairs { 'tokens.bin', 'tokens.u16' } do
+      local file = folder .. '/' .. name
+      assert(os.execute(('bindings/moonshard tokenize %s %s --out=%s --quiet --ranks=1'):format(
+        folder, path, file)) == 0)
+      if name == 'tokens.u16' then -- as other programs write them
+        write(file, read(file):sub(1025))
+      end
+      local found = ms.data.Examples { path = file, tokenizer = folder, context = 64 }
+      assert.equal(expected:digest(), found:digest())
+    end
+    write(folder .. '/tokens.u16', '\255\255\0\0')
+    checks.raises('FormatError', 'token 1 is 65535, expected ids below ', ms.data.Examples,
+      { path = folder .. '/tokens.u16', tokenizer = folder, context = 64 })
+  end)
+
   it('is divided by records, the same way for a seed', function()
     local lines = {}
     for i = 1, 10 do
@@ -220,7 +246,7 @@ describe('data.Examples', function()
       firsts = firsts + (tok:decode((validation:get(i))):find '^the text %d+the' and 1 or 0)
     end
     assert.equal(2, firsts)
-    checks.raises('ValueError', 'there is 1 record, expected 2 or more', function()
+    checks.raises('ValueError', 'there is 1 example, expected 2 or more', function()
       examples({ { text = 'a' } }):split { validation = 0.5 }
     end)
   end)

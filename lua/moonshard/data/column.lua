@@ -54,6 +54,15 @@ function Column:convert(from, n)
   self.n = self.n + n
 end
 
+--- Append entries that are in this machine's byte order.
+---@param bytes string
+function Column:append_bytes(bytes)
+  local n = #bytes / self._size
+  reserve(self, self.n + n)
+  B.copy(self.data + self.n, bytes, #bytes)
+  self.n = self.n + n
+end
+
 --- Append n times the same number.
 ---@param value number
 ---@param n integer

@@ -1,4 +1,5 @@
---- Examples of JSON lines for training: texts, prompts with completions, or conversations.
+--- Examples for training, of JSON lines: texts, prompts with completions, or conversations; of text
+--- files; or of token files as `moonshard tokenize` writes them.
 ---
 --- The kind of a file's records follows from their keys:
 ---   { "text": "..." }                        all of it is learned
@@ -10,6 +11,7 @@
 
 local Column = require 'moonshard.data.column'
 local Documents = require 'moonshard.data.documents'
+local TokenFile = require 'moonshard.data.token_file'
 local Tokenizer = require 'moonshard.data.tokenizer'
 local arguments = require 'moonshard_ffi.arguments'
 local chats = require 'moonshard.data.chat'
@@ -28,7 +30,9 @@ local util = require 'moonshard.base.util'
 local Examples = class('data.Examples')
 
 ---@class ms.data.Examples.Options
----@field path string|string[]  files of JSON lines, all with records of one kind
+---@field path string|string[]  files with records of one kind: JSON lines; a text, if the name
+---  ends in .txt, which is one document; or tokens, if the file has the header of `moonshard
+---  tokenize` or its name ends in .u16 or .u32: documents end with the end-of-text token
 ---@field tokenizer ms.data.Tokenizer|string  or its path
 ---@field context integer  T: most tokens of a row. An example may have T + 1, as the last one is
 ---  only a target
@@ -142,7 +146,7 @@ local function has(record, kind)
   return true
 end
 
-local function kind_of(self, record, where)
+local function kind_of(record, where)
   local found
   for _, kind in ipairs(KINDS) do
     if has(record, kind) then
@@ -152,21 +156,27 @@ local function kind_of(self, record, where)
       found = kind
     end
   end
-  if not found then
-    bad(where, "the record has none of the keys 'text', 'prompt' and 'completion', 'messages'")
-  elseif self._kind and self._kind ~= found then
-    bad(where, 'the record has %s, expected %s as in the first record', named(found),
-      named(self._kind))
-  end
   return found
+    or bad(where, "the record has none of the keys 'text', 'prompt' and 'completion', 'messages'")
 end
 
-local function record_of(self, line, where)
+-- All records have the kind of the first one.
+local function use_kind(self, kind, where)
+  if self._kind and self._kind ~= kind then
+    bad(where, 'the record has %s, expected %s as in the first record', named(kind),
+      named(self._kind))
+  elseif not self._kind then
+    self._kind = kind
+    kind.start(self)
+  end
+end
+
+local function record_of(line, where)
   local record = json.decode(line, where)
   if type(record) ~= 'table' or record == json.null or getmetatable(record) == json.array then
     bad(where, 'the line is no object, expected one with text, prompt and completion, or messages')
   end
-  local kind = kind_of(self, record, where)
+  local kind = kind_of(record, where)
   for _, key in ipairs(kind.keys) do
     local expected = key == 'messages' and 'table' or 'string'
     local found = record[key] == json.null and 'null' or type(record[key])
@@ -234,14 +244,8 @@ local function keep_all(self, where)
   end
 end
 
-local function read_line(self, line, where)
-  local valid, n_invalid = utf8(line)
-  local record, kind = record_of(self, valid, where)
-  self._counts.n_invalid = self._counts.n_invalid + n_invalid
-  if not self._kind then
-    self._kind = kind
-    kind.start(self)
-  end
+local function read_record(self, record, kind, where)
+  use_kind(self, kind, where)
   self._counts.records = self._counts.records + 1
   encode(self, record, where)
   local ids = self._ids
@@ -254,18 +258,65 @@ local function read_line(self, line, where)
   keep_all(self, where)
 end
 
+local function valid_utf8(self, text)
+  local valid, n_invalid = utf8(text)
+  self._counts.n_invalid = self._counts.n_invalid + n_invalid
+  return valid
+end
+
+local TEXT = KINDS[1]
+
+local function read_text(self, path, file)
+  local text = valid_utf8(self, file:read '*a')
+  if text ~= '' then
+    read_record(self, { text = text }, TEXT, path)
+  end
+end
+
+local function read_lines(self, path, file)
+  local number = 0
+  for line in file:lines() do
+    number = number + 1
+    if line:find '%S' then
+      local where = ('%s:%d'):format(path, number)
+      local record, kind = record_of(valid_utf8(self, line), where)
+      read_record(self, record, kind, where)
+    end
+  end
+end
+
+-- Documents with their BOS and end-of-text tokens.
+local function read_tokens(self, path, tokens)
+  use_kind(self, TEXT, path)
+  local most, first = self.tokenizer:vocab_size(), 0
+  for i = 0, tokens.n - 1 do
+    local id = tokens.data[i]
+    if id >= most then
+      bad(path, 'token %d is %d, expected ids below %d, those of the tokenizer', i + 1, id, most)
+    elseif id == self._eos or i == tokens.n - 1 then
+      local n = i + 1 - first
+      self._ids.n, self._marks.n = 0, 0
+      self._ids:convert(tokens.data + first, n)
+      self._marks:fill(1, n)
+      self._counts.records, first = self._counts.records + 1, i + 1
+      keep_all(self, ('%s: document %d'):format(path, self._counts.records))
+    end
+  end
+end
+
 local function read_file(self, path)
   local file, reason = io.open(arguments.text(self._name, 'path', path), 'rb')
   if not file then
     errors.raise('IOError', 'open %s', reason)
   end
-  local number = 0
   local ok, err = pcall(function()
-    for line in file:lines() do
-      number = number + 1
-      if line:find '%S' then
-        read_line(self, line, ('%s:%d'):format(path, number))
-      end
+    local tokens = TokenFile._read(path, file)
+    if tokens then
+      read_tokens(self, path, tokens)
+    elseif path:find '%.txt$' then
+      read_text(self, path, file)
+    else
+      read_lines(self, path, file)
     end
   end)
   file:close()
@@ -413,11 +464,12 @@ function Examples:show(n)
   return table.concat(out)
 end
 
--- Numbers of the examples of each record, in order.
+-- Numbers of the examples of each record, in order. The examples of a single record are apart.
 local function by_record(docs)
   local groups, last = {}, nil
+  local is_one = docs.n > 0 and docs.records.data[0] == docs.records.data[docs.n - 1]
   for i = 1, docs.n do
-    if docs.records.data[i - 1] ~= last then
+    if is_one or docs.records.data[i - 1] ~= last then
       last = docs.records.data[i - 1]
       groups[#groups + 1] = {}
     end
@@ -433,7 +485,8 @@ local function part(self, list)
   }, Examples)
 end
 
---- Divide the records at random into two sets, at least one in each.
+--- Divide the records at random into two sets, at least one in each. The examples of a single
+--- record, such as a text file, are divided.
 ---@param opts { validation: number, seed?: integer }  share of the records in the second set,
 ---  between 0 and 1; the division depends only on `seed` (default 0)
 ---@return ms.data.Examples training, ms.data.Examples validation
@@ -446,7 +499,7 @@ function Examples:split(opts)
     errors.raise('ValueError', "Examples:split: 'validation' is %g, expected a share between 0 and "
       .. '1', share)
   elseif #groups < 2 then
-    errors.raise('ValueError', 'Examples:split: there is 1 record, expected 2 or more')
+    errors.raise('ValueError', 'Examples:split: there is 1 example, expected 2 or more')
   end
   local n = math.max(1, math.min(#groups - 1, math.floor(share * #groups + 0.5)))
   local held = {}

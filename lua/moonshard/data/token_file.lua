@@ -1,5 +1,6 @@
 --- Files of u16 and u32 tokens, dtypes that tensors do not support.
 
+local Column = require 'moonshard.data.column'
 local arguments = require 'moonshard_ffi.arguments'
 local class = require 'moonshard.base.class'
 local create = require 'moonshard.base.create'
@@ -22,25 +23,24 @@ local KINDS = {
   [20240801] = { dtype = 'u32', version = 7 },
 }
 
-local function header_numbers(bytes)
+local function header_numbers(head)
   local numbers = {}
-  if bytes:size(1) >= HEADER then
-    local values = bytes:narrow(1, 1, 16):totable()
-    for k = 1, 4 do
-      local a, b, c, d = unpack(values, 4 * k - 3, 4 * k)
-      numbers[k] = a + 2 ^ 8 * b + 2 ^ 16 * c + 2 ^ 24 * d
-    end
+  for k = 1, 4 do
+    local a, b, c, d = head:byte(4 * k - 3, 4 * k)
+    numbers[k] = a + 2 ^ 8 * b + 2 ^ 16 * c + 2 ^ 24 * d
   end
   return unpack(numbers)
 end
 
---- The dtype and number of tokens in a header of llm.c; nil if the file does not begin with one.
----@param path string
----@param bytes ms.Tensor  u8, the contents of the file
----@return 'u16'|'u32'|nil dtype, integer? n
-function TokenFile._header(path, bytes)
-  local magic, version, n, upper = header_numbers(bytes)
-  local kind = KINDS[magic or 0]
+local HEAD = 16 -- bytes of these numbers
+
+-- The dtype and number of tokens in a header of llm.c; nil if the file does not begin with one.
+local function header_of(path, head, size)
+  if size < HEADER then
+    return nil
+  end
+  local magic, version, n, upper = header_numbers(head)
+  local kind = KINDS[magic]
   if not kind then
     return nil
   elseif version ~= kind.version then
@@ -48,13 +48,51 @@ function TokenFile._header(path, bytes)
       .. 'version %d', path, magic, version, kind.version)
   end
   n = n + 2 ^ 32 * upper
-  local found = bytes:size(1) - HEADER
+  local found = size - HEADER
   if found ~= n * WIDTHS[kind.dtype] or n == 0 then
     errors.raise('FormatError', "'%s' has %d bytes behind its header of llm.c, expected %.0f for "
       .. 'the %.0f %s tokens that the header gives', path, found, n * WIDTHS[kind.dtype], n,
       kind.dtype)
   end
   return kind.dtype, n
+end
+
+--- The dtype and number of tokens in a header of llm.c; nil if the file does not begin with one.
+---@param path string
+---@param bytes ms.Tensor  u8, the contents of the file
+---@return 'u16'|'u32'|nil dtype, integer? n
+function TokenFile._header(path, bytes)
+  local size = bytes:size(1)
+  return header_of(path, size >= HEADER
+    and string.char(unpack(bytes:narrow(1, 1, HEAD):totable())) or '', size)
+end
+
+local COLUMNS = { u16 = 'uint16_t', u32 = 'uint32_t' }
+local BLOCK = 2 ^ 20
+
+--- All tokens of a file that has a header, or a name that ends in .u16 or .u32, without a tensor;
+--- nil for another file.
+---@param path string
+---@param file file*  open for reading; the position is at its beginning after nil
+---@return ms.data.Column?
+function TokenFile._read(path, file)
+  local size = file:seek 'end'
+  file:seek 'set'
+  local dtype = header_of(path, file:read(HEAD) or '', size)
+  local named = path:match '%.(u%d%d)$'
+  file:seek('set', dtype and HEADER or 0)
+  dtype = dtype or COLUMNS[named] and named
+  if not dtype then
+    return nil
+  elseif size % WIDTHS[dtype] ~= 0 then
+    errors.raise('FormatError', "'%s' has %d bytes, expected tokens of %d bytes each", path, size,
+      WIDTHS[dtype])
+  end
+  local ids = Column(COLUMNS[dtype])
+  for block in function() return file:read(BLOCK) end do
+    ids:append_bytes(block)
+  end
+  return ids
 end
 
 local function number_bytes(n)
