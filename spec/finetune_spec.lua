@@ -1,4 +1,5 @@
 -- `moonshard finetune` and `moonshard generate` on a small random model.
+local ms = require 'moonshard'
 local scripts = require 'support.scripts'
 local shell = require 'support.shell'
 local small_model = require 'support.small_model'
@@ -58,6 +59,39 @@ describe('moonshard finetune', function()
     local plain = scripts.shell(('bindings/moonshard generate %s%s'):format(base, prompt))
     assert.truthy(adapted:find '%S' and plain:find '%S')
     assert.not_equal(plain, adapted)
+  end)
+
+  it('saves weights in another dtype and the chat format that its source lacks', function()
+    local path, out = folder .. '/plain', folder .. '/bf16'
+    small_model.make(path)
+    os.remove(path .. '/chat_template.jinja')
+    local output, code = scripts.shell(('bindings/moonshard finetune %s %s%s --ranks=1 '
+      .. '--save-dtype=bf16 --out=%s'):format(path, chats, FLAGS, out))
+    assert.equal(0, code, output)
+    assert.truthy(shell.read(out .. '/config.json'):find('"bfloat16"', 1, true))
+    assert.equal('chatml', ms.data.chat(out).name)
+    local after, stored = row(output, 'after'), row(output, 'folder, read back')
+    assert.equal(math.abs(stored / after - 1) > 1e-3,
+      output:find('weights were rounded to bf16; --save-dtype=f32 keeps them', 1, true) ~= nil)
+  end)
+
+  it('trains on texts and on token files, and compares an adapter with the merged model', function()
+    local text, tokens = folder .. '/a.txt', folder .. '/a.bin'
+    shell.write(text, ('In the beginning was the word, and the word was long. '):rep(60))
+    assert.equal(0, select(2, scripts.shell(('bindings/moonshard tokenize %s %s --out=%s'):format(
+      base, text, tokens))))
+    local rows = {}
+    for i, data in ipairs { text, tokens } do
+      local output, code = finetune(('--ranks=%d --lora --out=%s/lora%d'):format(i, folder, i),
+        data)
+      assert.equal(0, code, output)
+      assert.is_true(row(output, 'after') < 0.9 * row(output, 'before'), output)
+      local merged, far = row(output, 'merged in memory')
+      assert.is_true(far > 0 and far < 0.1, output)
+      assert.is_true(math.abs(merged / row(output, 'after') - 1) < 0.02, output)
+      rows[i] = output:match 'data: [^\n]*'
+    end
+    assert.equal(rows[1], rows[2])
   end)
 
   it('shows what it would do', function()

@@ -2,6 +2,7 @@
 -- (tests/fixtures/chats.py)
 local checks = require 'support.checks'
 local ms = require 'moonshard'
+local runtime = require 'moonshard_ffi.data'
 local small_model = require 'support.small_model'
 local shell = require 'support.shell'
 
@@ -37,6 +38,8 @@ describe('data.chat', function()
       if name == 'llama3.1' then
         chat = ms.data.chat(name)
       end
+      -- of the template for folders, which the fixture's script rendered to the same texts
+      assert.equal(known.written, runtime.hash(chat:template() or ''))
       for i, messages in ipairs(fixture.conversations) do
         local text, label = known.texts[i], ('conversation %d'):format(i)
         if text == ms.json.null then
@@ -88,6 +91,8 @@ describe('data.chat', function()
       .. 'chatml, gemma, llama3,', ms.data.chat, folder)
     write(folder .. '/chat_template.jinja', text .. '\n')
     assert.equal('smollm2', ms.data.chat(folder).name)
+    write(folder .. '/chat_template.jinja', ms.data.chat('gemma'):template())
+    assert.equal('gemma', ms.data.chat(folder).name)
     os.execute('rm -r ' .. folder)
     checks.raises('ValueError', "is not the name of a format or a folder with a template; give "
       .. 'template = NAME, one of', ms.data.chat, folder)

@@ -4,6 +4,7 @@
 --- is recognized by the digest of its text, and its format is a row of FORMATS.
 
 local arguments = require 'moonshard_ffi.arguments'
+local chat_template = require 'moonshard.data.chat_template'
 local class = require 'moonshard.base.class'
 local errors = require 'moonshard.base.errors'
 local json = require 'moonshard.base.json'
@@ -256,6 +257,13 @@ function Chat:encode(tokenizer, segments)
   return ids, learned
 end
 
+--- The format as a Jinja template, which `transformers` renders to the same texts; nil for a format
+--- that thinks.
+---@return string?
+function Chat:template()
+  return chat_template(self._format)
+end
+
 function Chat:__tostring()
   return ("Chat('%s')"):format(self.name)
 end
@@ -269,7 +277,9 @@ local function read(path)
   return text
 end
 
--- The text of a folder's template, and its file.
+--- The text of a folder's template, and its file; nil if it has none.
+---@param folder string
+---@return string? text, string file
 local function template_of(folder)
   local file = folder .. '/chat_template.jinja'
   local text = read(file)
@@ -288,9 +298,15 @@ local function template_of(folder)
   return type(template) == 'string' and template or nil, file
 end
 
+-- A format whose template has the text. Formats with one text are equal.
 local function recognized(text)
-  local digest = runtime.hash((text:gsub('\n$', '')))
-  for name, format in next, FORMATS do -- order does not matter: digests differ
+  text = text:gsub('\n$', '')
+  local digest = runtime.hash(text)
+  for _, name in ipairs(util.sorted_keys(FORMATS)) do
+    local format = FORMATS[name]
+    if text == chat_template(format) then
+      return name
+    end
     for _, known in ipairs(format.templates) do
       if known == digest then
         return name
@@ -327,4 +343,4 @@ local function chat(source, opts)
   return Chat(name, opts.date)
 end
 
-return { chat = chat, Chat = Chat, _formats = FORMATS }
+return { chat = chat, Chat = Chat, template_of = template_of, _formats = FORMATS }

@@ -394,4 +394,18 @@ function adapter.merge(model)
   model:requires_grad_(true)
 end
 
+--- Add the adapter to the weights of a model, sharded or not, and keep it without effect, so that
+--- the model computes what the merged one does. Collective.
+---@param model ms.models.Decoder
+function adapter.fold(model)
+  local modules = linears(model)
+  for _, entry in ipairs(lora.below(model)) do
+    local linear, its = modules[entry.path], entry.module
+    model:load_state_dict({ [entry.path .. '.weight'] = lora.merged(linear.weight:full_tensor(),
+      its.lora_A.weight:full_tensor(), its.lora_B.weight:full_tensor(), its,
+      lora.is_transposed(linear)) }, { strict = false })
+    its.scale = 0
+  end
+end
+
 return adapter

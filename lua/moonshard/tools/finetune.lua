@@ -1,5 +1,5 @@
---- `moonshard finetune FOLDER DATA...`: trains a model from a folder on JSON lines, and writes a
---- folder that `transformers` loads, or an adapter that `peft` loads.
+--- `moonshard finetune FOLDER DATA...`: trains a model from a folder on files of examples, and
+--- writes a folder that `transformers` loads, or an adapter that `peft` loads.
 
 local flags = require 'moonshard.tools.flags'
 local memory = require 'moonshard.tools.finetune_memory'
@@ -36,6 +36,8 @@ local FLAGS = {
   { 'ranks', 0, 'processes on this host (0: one per core, at most 8)', from_zero },
   { 'dtype', 'auto', 'of the computation: bf16, f32, or auto (bf16 if the processor multiplies it)',
     { one_of = { 'auto', 'bf16', 'f32' } } },
+  { 'save-dtype', 'auto', "of the saved weights: f32, bf16, f16, or auto (the folder's)",
+    { one_of = { 'auto', 'f32', 'bf16', 'f16' } } },
   { 'checkpointing', 'auto', 'compute blocks again in the backward: on, off, or auto (if --memory '
     .. 'requires it)', { one_of = { 'auto', 'on', 'off' } } },
   { 'memory', '', 'most memory that all ranks may hold, as 8GiB (default: what this host has)' },
@@ -49,7 +51,7 @@ local FLAGS = {
 }
 
 local ABOUT = 'Fine-tunes a model of a folder on JSON lines of text, prompt and completion, or '
-  .. 'messages.'
+  .. 'messages; on text files (.txt); or on files of moonshard tokenize.'
 
 local finetune = {}
 
@@ -83,7 +85,8 @@ end
 -- A resumed run keeps these of the flags that are not given again.
 local KEPT = {
   'lora', 'rank', 'alpha', 'lora-dropout', 'epochs', 'steps', 'context', 'batch', 'lr', 'warmup',
-  'weight-decay', 'clip', 'template', 'learn', 'too-long', 'no-pack', 'validation', 'dtype', 'seed',
+  'weight-decay', 'clip', 'template', 'learn', 'too-long', 'no-pack', 'validation', 'dtype',
+  'save-dtype', 'seed',
 }
 
 local function inherit(o)
@@ -117,7 +120,7 @@ local function parsed(words)
   inherit(o)
   o.folder, o.data = o.rest[1], { unpack(o.rest, 2) }
   if not o.data[1] then
-    fail('expected a folder of a model and files of JSON lines, got %s',
+    fail('expected a folder of a model and files of examples, got %s',
       o.folder and 'no data' or 'neither')
   end
   o.budget = o.memory ~= '' and bytes_of(o.memory) or nil

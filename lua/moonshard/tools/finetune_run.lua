@@ -2,11 +2,14 @@
 --- training.
 
 local WeightFiles = require 'moonshard.checkpoint.weight_files'
+local adapter = require 'moonshard.models.adapter'
+local chats = require 'moonshard.data.chat'
 local families = require 'moonshard.models.families'
 local folder = require 'moonshard.models.folder'
 local meshes = require 'moonshard.dist.mesh'
 local ms = require 'moonshard'
 local report = require 'moonshard.train.report'
+local text_files = require 'moonshard.base.text_files'
 local util = require 'moonshard.base.util'
 
 local fsdp, nn = ms.fsdp, ms.nn
@@ -129,13 +132,13 @@ end
 --- A sharded model.
 ---@param path string  of the folder
 ---@param o table
----@param adapter? string|table  see from_pretrained()
+---@param its? string|table  its adapter: see from_pretrained()
 ---@param group? ms.dist.Group
 ---@return ms.models.Decoder
-function run.load(path, o, adapter, group)
+function run.load(path, o, its, group)
   return ms.models.from_pretrained(path, {
-    dtype = o.lora and 'bf16' or 'f32', adapter = adapter,
-    wrap = sharder(util.merged(o, { lora = adapter ~= nil }), group),
+    dtype = o.lora and 'bf16' or 'f32', adapter = its,
+    wrap = sharder(util.merged(o, { lora = its ~= nil }), group),
   })
 end
 
@@ -180,22 +183,35 @@ end
 
 local DTYPES = { float32 = 'f32', float16 = 'f16', bfloat16 = 'bf16' }
 
--- The dtype of the weights in a folder: that of its config.
-local function dtype_in(path)
-  local config = folder.config(path)
-  return DTYPES[config.dtype] or DTYPES[config.torch_dtype] or 'f32'
+-- The dtype of saved weights: by default that of the folder's config.
+local function saved_dtype(o)
+  local config = folder.config(o.folder)
+  return o['save-dtype'] ~= 'auto' and o['save-dtype'] or DTYPES[config.dtype]
+    or DTYPES[config.torch_dtype] or 'f32'
 end
 
-local function save(o, model)
-  if not o.lora then
-    model:save_pretrained(o.out, { dtype = dtype_in(o.folder) })
-    return
-  end
-  model:save_adapter(o.out)
-  if o.merge then
-    model:save_pretrained(o.out .. '/merged', { dtype = dtype_in(o.folder), merge = true })
+-- Give a folder the chat format that the model was trained with, if its source has none.
+local function write_template(o, chat, path)
+  local text = chat and not chats.template_of(o.folder) and chat:template()
+  if text then
+    text_files.write(path .. '/chat_template.jinja', text .. '\n')
   end
 end
+
+local function save(o, model, chat, is_first)
+  local merged = o.merge and o.out .. '/merged' or nil
+  if o.lora then
+    model:save_adapter(o.out)
+  end
+  if merged or not o.lora then
+    model:save_pretrained(merged or o.out, { dtype = saved_dtype(o), merge = o.merge or nil })
+  end
+  for _, path in ipairs(is_first and { o.out, merged } or {}) do
+    write_template(o, chat, path)
+  end
+end
+
+local ROUNDING = 1e-3 -- the relative change of perplexity that is worth a line
 
 -- Logits of a micro-batch of validation.
 local function logits_of(model, loader)
@@ -206,26 +222,36 @@ local function logits_of(model, loader)
   end)
 end
 
--- Load what was written, and compare it with the model that was trained.
-local function read_back(o, validation, trained)
-  local rows = {}
-  local function add(label, path, adapter)
-    local model = run.load(path, o, adapter)
+-- Load what was written, and compare it with the model that was trained: rows of the table, and
+-- lines below it.
+local function read_back(o, validation, trained, after)
+  local rows, notes = {}, {}
+  local function add(label, model, is_rounded)
     local loss = ms.train.evaluate(model, validation)
     local far = (logits_of(model, validation) - trained):abs():max():item()
     rows[#rows + 1] = { label, ('%.3f'):format(math.exp(loss)), ('%.2g'):format(far) }
-    model = nil -- luacheck: ignore
-    ms.collect()
+    local change = math.abs(math.exp(loss - after) - 1)
+    if is_rounded and change > ROUNDING then
+      notes[#notes + 1] = ("'%s': the perplexity differs by %.2g %% from the trained model's, as "
+        .. 'the weights were rounded to %s; --save-dtype=f32 keeps them'):format(label,
+        100 * change, saved_dtype(o))
+    end
   end
-  if o.lora then
-    add('base and adapter, read back', o.folder, o.out)
-  else
-    add('folder, read back', o.out)
+  if not o.lora then
+    add('folder, read back', run.load(o.out, o), saved_dtype(o) ~= 'f32')
+    return rows, notes
   end
-  if o.merge then
-    add('merged, read back', o.out .. '/merged')
+  local model = run.load(o.folder, o, o.out)
+  add('base and adapter, read back', model)
+  if not o.merge then
+    adapter.fold(model)
+    add('merged in memory', model)
+    return rows, notes
   end
-  return rows
+  model = nil -- luacheck: ignore
+  ms.collect()
+  add('merged, read back', run.load(o.out .. '/merged', o), saved_dtype(o) ~= 'f32')
+  return rows, notes
 end
 
 --- Train, save and compare. Forks the ranks.
@@ -250,7 +276,7 @@ function run.train(o, set, plan, config)
   -- A run that was complete when it was resumed validates nothing.
   local after = result.validation_loss or ms.train.evaluate(model, validation)
   local peak = ms.memory().peak_total
-  save(o, model)
+  save(o, model, set.all.chat, first)
   local trained = logits_of(model, validation)
   model, opt, options, result = nil, nil, nil, nil -- luacheck: ignore
   ms.collect()
@@ -259,11 +285,15 @@ function run.train(o, set, plan, config)
     { 'before', before and ('%.3f'):format(math.exp(before)) or '-', '' },
     { 'after', ('%.3f'):format(math.exp(after)), '' },
   }
-  for _, row in ipairs(read_back(o, validation, trained)) do
+  local more, notes = read_back(o, validation, trained, after)
+  for _, row in ipairs(more) do
     rows[#rows + 1] = row
   end
   if first then
     print(report.table(rows))
+    for _, note in ipairs(notes) do
+      print(note)
+    end
     print(('peak memory %s a rank, planned %s; %s is in %s'):format(report.bytes(peak),
       report.bytes(plan.peak), o.lora and 'the adapter' or 'the model', o.out))
   end
