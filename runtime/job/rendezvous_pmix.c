@@ -66,8 +66,11 @@ typedef struct fence {
 
 static ms_status fail_pmix(const pmix *x, const char *call, int status)
 {
-    return MS_FAIL(MS_COMM_ERROR, "rank %d of %d: PMIx_%s of %s failed: %s", (int)x->p->rank,
-                   (int)x->p->world, call, x->p->launcher, x->Error_string(status));
+    return MS_FAIL(MS_COMM_ERROR,
+                   "rank %d of %d: PMIx_%s failed: %s; check that %s still runs, and that its PMIx "
+                   "and libpmix.so.2 are of compatible versions",
+                   (int)x->p->rank, (int)x->p->world, call, x->Error_string(status),
+                   x->p->launcher);
 }
 
 /* -- opening ----------------------------------------------------------------------------------- */
