@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -100,6 +101,7 @@ static void start(scene *x, int32_t i, const char *format, ...)
     const pid_t pid = fork();
 
     if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         set_variables(variables);
         x->result[i].status = meet(x);
         snprintf(x->result[i].text, sizeof(x->result[i].text), "%s",
@@ -579,6 +581,7 @@ static pid_t start_store(int32_t port, bool right)
     if (pid != 0) {
         return pid;
     }
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed test does not end it */
     if (msi_address_find(&at, "127.0.0.1", port) != MS_OK ||
         msi_net_listen(&listener, &at) != MS_OK) {
         _exit(1);
