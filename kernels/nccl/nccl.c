@@ -12,7 +12,9 @@
 #include "device_comm.h"
 #include "moonshard/tensor.h"
 
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -149,9 +151,59 @@ static int32_t exchange(void *comm, void *stream, const msi_device_part *parts, 
     return described(r != ncclSuccess ? r : end, comm, error);
 }
 
-static void abort_comm(void *comm)
+/* -- the end ----------------------------------------------------------------------------------- */
+
+static void *abort_one(void *comm)
 {
     (void)ncclCommAbort(comm);
+    return NULL;
+}
+
+/* Before NCCL 2.22, which groups them: a thread each. */
+static void abort_by_threads(const msi_device_comm *first)
+{
+    struct aborting {
+        pthread_t thread;
+        bool started;
+    } * all;
+    size_t n = 0, i = 0;
+
+    for (const msi_device_comm *c = first; c != NULL; c = c->next) {
+        n++;
+    }
+    all = calloc(n, sizeof(*all));
+    for (const msi_device_comm *c = first; c != NULL; c = c->next, i++) {
+        if (c->state != NULL && all != NULL) {
+            all[i].started = pthread_create(&all[i].thread, NULL, abort_one, c->state) == 0;
+        }
+        if (c->state != NULL && (all == NULL || !all[i].started)) {
+            (void)abort_one(c->state);
+        }
+    }
+    for (i = 0; all != NULL && i < n; i++) {
+        if (all[i].started) {
+            (void)pthread_join(all[i].thread, NULL);
+        }
+    }
+    free(all);
+}
+
+/* ncclCommAbort() synchronises the device: one after another they would wait for each other. */
+static void abort_all(const msi_device_comm *first)
+{
+    int version = 0;
+
+    if (ncclGetVersion(&version) != ncclSuccess || version < 22200 ||
+        ncclGroupStart() != ncclSuccess) {
+        abort_by_threads(first);
+        return;
+    }
+    for (const msi_device_comm *c = first; c != NULL; c = c->next) {
+        if (c->state != NULL) {
+            (void)ncclCommAbort(c->state);
+        }
+    }
+    (void)ncclGroupEnd();
 }
 
 static void close_comm(void *comm)
@@ -176,7 +228,7 @@ static const msi_device_comm_ops nccl_ops = {.version = MSI_DEVICE_COMM_VERSION,
                                              .reduce_scatter = reduce_scatter,
                                              .broadcast = broadcast,
                                              .exchange = exchange,
-                                             .abort = abort_comm,
+                                             .abort = abort_all,
                                              .close = close_comm};
 
 const msi_device_comm_ops *msi_device_comm_plugin(void)

@@ -39,8 +39,11 @@ void msi_device_comm_free(msi_device_comm *c)
         link = &(*link)->next;
     }
     *link = c->next;
-    if (c->state != NULL) {
-        (c->incomplete || c->failed ? c->ops->abort : c->ops->close)(c->state);
+    c->next = NULL;
+    if (c->state != NULL && (c->incomplete || c->failed)) {
+        c->ops->abort(c);
+    } else if (c->state != NULL) {
+        c->ops->close(c->state);
     }
     free(c);
 }
@@ -130,10 +133,10 @@ ms_status msi_device_comms_check(const msi_device *d)
 
 void msi_device_comms_abort(const msi_device *d)
 {
+    if (d->comms != NULL) {
+        d->comms->ops->abort(d->comms); /* a context has one library */
+    }
     for (msi_device_comm *c = d->comms; c != NULL; c = c->next) {
-        if (c->state != NULL) {
-            c->ops->abort(c->state);
-        }
         c->state = NULL;
         c->incomplete = false;
         c->failed = true;

@@ -10,7 +10,7 @@
 #include "device.h"
 
 enum {
-    MSI_DEVICE_COMM_VERSION = 1, /* of this file */
+    MSI_DEVICE_COMM_VERSION = 2, /* of this file */
     MSI_DEVICE_COMM_ID = 128
 };
 
@@ -41,9 +41,10 @@ typedef struct msi_device_comm_ops {
     /* parts[q] for every member q except this rank, as one group. */
     int32_t (*exchange)(void *comm, void *stream, const msi_device_part *parts, int32_t dtype,
                         char *error);
-    /* End enqueued and incomplete calls, whose results are lost, and free it. Never waits for
-     * peers. */
-    void (*abort)(void *comm);
+    /* End enqueued and incomplete calls, whose results are lost, of a list's communicators (`next`;
+     * those with a `state`), and free them. All at once, since ending one waits for its device,
+     * where another may be stuck. Never waits for peers. */
+    void (*abort)(const struct msi_device_comm *first);
     /* All calls have completed: free it. Waits for peers for a few seconds at most. */
     void (*close)(void *comm);
 } msi_device_comm_ops;

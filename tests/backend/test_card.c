@@ -175,7 +175,8 @@ static bool is_complete(msi_device_comm *c)
     return msi_device_comm_check(c) == MS_OK;
 }
 
-static void open_comm(msi_device_comm **c)
+/* All members of a communicator. */
+static void open_comm(msi_device_comm **members, int32_t size)
 {
     const msi_device_comm_ops *ops;
     ms_context *ctx = msi_context();
@@ -185,8 +186,12 @@ static void open_comm(msi_device_comm **c)
     if (ops->id(id, error) != MSI_DEV_OK) {
         fail_msg("no id of a communicator: %s", error);
     }
-    assert_ok(msi_device_comm_new(c, ctx->device, ops, id, 0, 1));
-    assert_true(is_complete(*c));
+    for (int32_t i = 0; i < size; i++) {
+        assert_ok(msi_device_comm_new(&members[i], ctx->device, ops, id, i, size));
+    }
+    for (int32_t i = 0; i < size; i++) {
+        assert_true(is_complete(members[i]));
+    }
 }
 
 static void test_backend_card__a_group_of_one(void **state)
@@ -197,7 +202,7 @@ static void test_backend_card__a_group_of_one(void **state)
 
     (void)state;
     (void)card();
-    open_comm(&c);
+    open_comm(&c, 1);
     assert_ok(ms_tensor_full(&in, MS_DTYPE_F32, 1, shape, 3));
     assert_ok(ms_tensor_full(&out, MS_DTYPE_F32, 1, shape, 0));
     void *from = msi_view_ptr(&in->v);
@@ -216,6 +221,44 @@ static void test_backend_card__a_group_of_one(void **state)
     ms_tensor_free(in);
 }
 
+/* Two communicators whose peers make no call, in two streams: aborting one after the other would
+ * wait for the other. Over the simulation, since NCCL refuses two members on one card. */
+static void test_backend_card__aborts_communicators_together(void **state)
+{
+    enum { COMMS = 2, MEMBERS = 2 };
+    const int32_t streams[COMMS] = {MSI_STREAM_GATHER, MSI_STREAM_REDUCE};
+    const char *const versions[] = {"22800", "21900"};
+    const int64_t shape[] = {N};
+    msi_device *d = card();
+    msi_device_comm *c[COMMS][MEMBERS];
+    ms_tensor *t;
+
+    (void)state;
+    if (strstr(d->ops->library(d), "cudasim") == NULL) {
+        skip();
+    }
+    assert_ok(ms_tensor_full(&t, MS_DTYPE_F32, 1, shape, 3));
+    (void)alarm(60);
+    for (int32_t v = 0; v < MSI_COUNT(versions); v++) {
+        (void)setenv("MS_CUDASIM_NCCL", versions[v], 1);
+        for (int32_t i = 0; i < COMMS; i++) {
+            open_comm(c[i], MEMBERS);
+            assert_ok(msi_device_comm_broadcast(c[i][0], streams[i], msi_view_ptr(&t->v), N,
+                                                MS_DTYPE_F32, 0));
+            assert_true(is_complete(c[i][0]));
+        }
+        msi_device_comms_abort(d);
+        for (int32_t i = 0; i < COMMS; i++) {
+            await_stream(d, streams[i]);
+            assert_fails(MS_DEVICE_ERROR, "aborted", msi_device_comm_check(c[i][0]));
+            msi_device_comm_free(c[i][0]);
+            msi_device_comm_free(c[i][1]);
+        }
+    }
+    (void)alarm(0);
+    ms_tensor_free(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -226,6 +269,7 @@ int main(void)
         cmocka_unit_test(test_backend_card__posts_and_awaits_a_word),
         cmocka_unit_test(test_backend_card__shares_memory),
         cmocka_unit_test(test_backend_card__a_group_of_one),
+        cmocka_unit_test(test_backend_card__aborts_communicators_together),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -372,6 +373,7 @@ struct item {
 struct cudasim_stream : cudasim_stream_base {
     std::deque<item> items;
     uint64_t enqueued, done;
+    std::thread::id rank; /* ranks may be threads */
 };
 
 struct cudasim_event {
@@ -429,6 +431,26 @@ static void run_some(int64_t n)
         if (!found) {
             return;
         }
+    }
+}
+
+static bool has_run(const cudasim_stream *of)
+{
+    locked hold(lock);
+
+    run_some(64);
+    for (const cudasim_stream *s : streams) {
+        if (s->rank == of->rank && !s->items.empty()) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void synchronize(cudaStream_t s)
+{
+    while (!has_run(s)) {
+        std::this_thread::yield();
     }
 }
 
@@ -575,6 +597,8 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
     *out = new cudasim_stream();
     (*out)->enqueue = enqueue;
     (*out)->check_reach = check_reach;
+    (*out)->synchronize = synchronize;
+    (*out)->rank = std::this_thread::get_id();
     streams.push_back(*out);
     return cudaSuccess;
 }

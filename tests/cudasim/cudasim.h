@@ -232,6 +232,8 @@ struct cudasim_stream_base {
                            std::function<bool()> may_run);
     /* Aborts unless the card can read p. */
     void (*check_reach)(const void *p, const char *what);
+    /* Until all streams of its rank have run. */
+    void (*synchronize)(cudaStream_t s);
 };
 
 struct uint3 {

@@ -43,6 +43,7 @@ struct comm {
     bool joining, finalized;
     std::chrono::steady_clock::time_point connected; /* not before */
     std::atomic<bool> aborted;
+    cudaStream_t stream;         /* of the last call, or NULL */
     int patience;                /* polls for which the last call stays incomplete, */
     std::function<void()> items; /* which it then enqueues */
     ~comm()
@@ -64,6 +65,7 @@ struct group {
     op parts;
     const char *send[MOST];
     char *recv[MOST];
+    cudaStream_t aborted; /* a stream of a communicator that was aborted in it */
 };
 static thread_local group open_group;
 
@@ -298,6 +300,7 @@ static ncclResult_t enqueue(ncclComm_t handle, cudaStream_t s, const op &o, cons
     for (const void *p : all) {
         ((const cudasim_stream_base *)s)->check_reach(p, "a message is");
     }
+    c->stream = s;
     c->items = [=] { enqueue_items(handle->is, s, n, o, in, out, from, to); };
     c->patience = (int)(n % 3) + 1; /* as if connections were made */
     return advance(c.get());
@@ -328,7 +331,9 @@ static ncclResult_t single(ncclComm_t handle, cudaStream_t s, const op &o, const
 
 ncclResult_t ncclGetVersion(int *version)
 {
-    *version = 22800;
+    const char *pretended = getenv("MS_CUDASIM_NCCL");
+
+    *version = pretended != NULL ? atoi(pretended) : 22800;
     return ncclSuccess;
 }
 
@@ -422,10 +427,19 @@ ncclResult_t ncclCommDestroy(ncclComm_t c)
     return ncclSuccess;
 }
 
+/* As NCCL: its calls end at once, then it waits for all streams of the device, in a group at its
+ * end. */
 ncclResult_t ncclCommAbort(ncclComm_t c)
 {
+    const cudaStream_t s = c->is->stream;
+
     c->is->aborted = true;
     delete c;
+    if (open_group.depth > 0) {
+        open_group.aborted = s != NULL ? s : open_group.aborted;
+    } else if (s != NULL) {
+        ((const cudasim_stream_base *)s)->synchronize(s);
+    }
     return ncclSuccess;
 }
 
@@ -517,11 +531,15 @@ ncclResult_t ncclGroupEnd(void)
         MISUSED("ncclGroupEnd without ncclGroupStart");
     }
     open_group.depth--;
-    if (open_group.depth > 0 || g.handle == NULL) {
+    if (open_group.depth > 0) {
         return ncclSuccess;
     }
     open_group = {};
-    return enqueue(g.handle, g.stream, g.parts, NULL, NULL, g.send, g.recv);
+    if (g.aborted != NULL) {
+        ((const cudasim_stream_base *)g.aborted)->synchronize(g.aborted);
+    }
+    return g.handle == NULL ? ncclSuccess
+                            : enqueue(g.handle, g.stream, g.parts, NULL, NULL, g.send, g.recv);
 }
 
 const char *ncclGetErrorString(ncclResult_t r)
