@@ -42,8 +42,8 @@ that of the rank that failed first, or 128 + signal.
 
   -n, --ranks RANKS   1 to 128; default: one per core, at most 8
   --no-prefix         leave the lines of the ranks as they are
-  --restarts NUMBER   start the job again when it fails, at most so often; MS_RESTART is 1, 2, ... in
-                      the ranks then, which load their newest checkpoint. Not after a stop signal
+  --restarts NUMBER   start the job again when it fails, at most so often; MS_RESTART is 1, 2, ...
+                      in the ranks then, which load their newest checkpoint. Not after a stop signal
   --hosts LIST        a:4,b:4: four ranks on each of two hosts. The first is this host, at an
                       address that the others reach; the others are started by --rsh
   --rsh COMMAND       started as COMMAND HOST sh -s; default: ssh
@@ -90,11 +90,12 @@ and tables their contents, functions and classes how they are called. ms.help('n
 the reference of a name. Ctrl-C ends the line that runs, Ctrl-D the prompt.
 ]]
 
-local RUN_FLAGS = { '-n', '--ranks', '--no-prefix', '--restarts', '--hosts', '--rsh', '--host', '--port',
-  '--wait', '-h', '--help' }
+local RUN_FLAGS = { '-n', '--ranks', '--no-prefix', '--restarts', '--hosts', '--rsh', '--host',
+  '--port', '--wait', '-h', '--help' }
 
 -- Flags of `run` that have a value, and what it becomes.
-local RUN_VALUES = { ['--restarts'] = tonumber, ['--hosts'] = tostring, ['--rsh'] = tostring, ['--host'] = tonumber,
+local RUN_VALUES = { ['--restarts'] = tonumber, ['--hosts'] = tostring, ['--rsh'] = tostring,
+  ['--host'] = tonumber,
   ['--port'] = tonumber, ['--wait'] = tonumber }
 
 --- Refuse a command line: one line that says why, and exit code 2.
