@@ -98,7 +98,7 @@ fi
 row 'first use of the card' "$(grep -oE '\[  PASSED  \] [0-9]+' "$logs/card" | awk '{print $NF}') passed"
 
 version() { # version NAME: of doctor's line
-  sed -n "s/^$1  *//p" "$logs/doctor" | tr -d '"' | head -n 1
+  sed -n "s/^$1   *//p" "$logs/doctor" | tr -d '"' | head -n 1
 }
 took=0
 torch=$(python3 -c 'import torch; print(torch.__version__, "CUDA", torch.version.cuda)' 2>/dev/null || echo none)
