@@ -164,6 +164,24 @@ local function trains_by_script(command)
   finds('2\t', succeeds(command))
 end
 
+-- A command of docs/hosts.md with hosts that are this one, and a rank on each.
+local function here(command)
+  shell.write(checkout .. '/train.lua', "local ms = require 'moonshard'\nms.dist.init()\n"
+    .. "print(ms.dist.rank(), ms.dist.all_reduce(ms.ones(1)):item())\n")
+  shell.write(checkout .. '/rsh', '#!/bin/sh\nshift\nexec "$@"\n')
+  shell.write(checkout .. '/hosts', 'localhost slots=8\n')
+  return (command:gsub('10%.77%.0%.', '127.0.0.'):gsub(':4', ':1'):gsub('=%.%.%.', '=x')
+    :gsub('moonshard run', './dev moonshard run --port=29517 --rsh="sh ./rsh"', 1))
+end
+
+-- Two processes of a job.
+local function together(first, second, ranks)
+  local output = succeeds(('sh -c %q'):format(('%s & %s; wait'):format(first, second)))
+  for rank = 0, ranks - 1 do
+    finds(('%d\t%d\n'):format(rank, ranks), output)
+  end
+end
+
 -- What runs these specs itself, part by part.
 local function part_of_ci(command)
   local found
@@ -198,6 +216,25 @@ local runs = {
   ['./dev moonshard generate model "Hello" --adapter=adapter --chat'] = function(command)
     finetuned('./dev moonshard finetune model chats.jsonl --lora --out=adapter')
     succeeds(command .. ' --n=2')
+  end,
+  ['moonshard run --hosts=10.77.0.1:4,10.77.0.2:4 train.lua'] = function(command)
+    finds('1\t2\n', succeeds(here(command)))
+  end,
+  ['MOONSHARD_SECRET=... moonshard run --hosts=10.77.0.1:4,10.77.0.2:4 --host=0 train.lua']
+    = function(command)
+      together(here(command), here(command:gsub('host=0', 'host=1')), 2)
+    end,
+  ['MOONSHARD_SECRET=... moonshard run --hosts=10.77.0.1:4,10.77.0.2:4 --host=1 train.lua']
+    = function(command)
+      together(here(command), here(command:gsub('host=1', 'host=0')), 2)
+    end,
+  ['mpirun -n 8 --hostfile hosts luajit train.lua'] = function(command)
+    if shell.run('.', 'which mpirun') ~= 0 then
+      pending('mpirun is not installed')
+    end
+    command = here(command):gsub('mpirun', 'mpirun --allow-run-as-root'):gsub('luajit',
+      './dev luajit')
+    finds('7\t8\n', succeeds(command))
   end,
   ['./dev train'] = trained,
   ['./dev train --help'] = function(command)

@@ -504,11 +504,13 @@ static void test_backend_device__is_the_ranks_own_from_the_beginning(void **stat
     setenv("MS_DEVICE", "fake", 1);
     setenv("MS_FAKE_CARDS", "each", 1);
     setenv("MOONSHARD_RANK", "3", 1);
+    setenv("MOONSHARD_LOCAL_RANK", "3", 1);
     assert_ok(ms_tensor_full(&t, MS_DTYPE_F32, 0, NULL, 1));
     msi_context()->device->ops->info(msi_context()->device, &info);
     assert_string_equal(info.uuid, "fake 3");
     ms_tensor_free(t);
     unsetenv("MOONSHARD_RANK");
+    unsetenv("MOONSHARD_LOCAL_RANK");
     unsetenv("MS_FAKE_CARDS");
     unsetenv("MS_DEVICE");
     assert_ok(ms_close());
