@@ -87,6 +87,9 @@ static void forked(void)
 
     if (d != NULL && d->job != NULL && d->job->world > 1 && d->gone == MSI_GONE_NOT) {
         msi_job_make_private(d->job);
+        if (d->job->mirror != NULL) {
+            msi_mirror_forked(d->job->mirror);
+        }
         d->gone = MSI_GONE_FORKED;
     }
 }

@@ -53,8 +53,9 @@ typedef struct entry {
 typedef struct outlet {
     entry entry;
     int32_t rank;
-    bool opened, broken, waits; /* waits: until the socket takes more */
-    bool used;                  /* since the last flush */
+    bool opened, waits; /* waits: until the socket takes more */
+    bool used;          /* since the last flush */
+    atomic_bool broken;
     pthread_mutex_t lock;
     char *bytes;
     size_t n_bytes, room, bytes_at;
@@ -80,6 +81,7 @@ struct msi_mirror {
     int32_t epoll;
     entry listener, event;
     atomic_bool stops;
+    bool forked; /* this process is a copy of the rank's, without its thread and connections */
     pthread_mutex_t lock; /* of regions, while bytes are stored */
     region *regions;
     int32_t n_regions;
@@ -128,7 +130,7 @@ void msi_mirror_remove(msi_mirror *m, uint64_t id)
 {
     region *r = region_by_id(m, id);
 
-    if (r == NULL) {
+    if (r == NULL || m->forked) {
         return;
     }
     msi_mirror_flush(m);
@@ -226,8 +228,8 @@ static bool open_outlet(msi_mirror *m, outlet *o)
     const int64_t deadline = msi_now_ns() + CONNECT_NS;
     char text[MSI_ADDRESS_TEXT], why[MSI_ADDRESS_TEXT + 128];
 
-    if (o->opened) {
-        return !o->broken;
+    if (o->opened || m->forked) {
+        return o->opened && !o->broken && !m->forked;
     }
     o->opened = true;
     int error = msi_net_connect(&o->entry.fd, address_of(m, o->rank), deadline);
@@ -334,7 +336,7 @@ void msi_mirror_push(msi_mirror *m, int32_t target)
 {
     outlet *o = &m->outlets[target];
 
-    if (!o->opened || o->broken) {
+    if (!o->opened || o->broken || m->forked) {
         return;
     }
     pthread_mutex_lock(&o->lock);
@@ -359,6 +361,9 @@ void msi_mirror_flush(msi_mirror *m)
     const struct timespec moment = {.tv_nsec = 100000};
     const frame head = {.kind = KIND_FLUSH};
 
+    if (m->forked) {
+        return;
+    }
     for (int32_t q = 0; q < m->setup.world; q++) {
         outlet *o = &m->outlets[q];
 
@@ -549,10 +554,10 @@ static void on_inbox(msi_mirror *m, inbox *in)
         n = receive(m, in);
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR) || !take(m, in)) {
             drop_inbox(m, in);
-            break;
+            return;
         }
+        m->setup.wake(m->setup.user); /* the stream may never pause */
     } while (n > 0);
-    m->setup.wake(m->setup.user);
 }
 
 /* Connections that never introduce themselves take little memory: the oldest ones are ended. */
@@ -712,6 +717,7 @@ static void close_all(msi_mirror *m)
 void msi_mirror_forked(msi_mirror *m)
 {
     close_all(m);
+    m->forked = true;
 }
 
 void msi_mirror_free(msi_mirror *m)
@@ -721,11 +727,13 @@ void msi_mirror_free(msi_mirror *m)
     if (m == NULL) {
         return;
     }
-    atomic_store(&m->stops, true);
-    if (write(m->event.fd, &one, sizeof(one)) == sizeof(one)) {
-        pthread_join(m->thread, NULL);
+    if (!m->forked) {
+        atomic_store(&m->stops, true);
+        if (write(m->event.fd, &one, sizeof(one)) == sizeof(one)) {
+            pthread_join(m->thread, NULL);
+        }
+        close_all(m);
     }
-    close_all(m);
     while (m->inboxes != NULL) {
         inbox *first = m->inboxes;
 

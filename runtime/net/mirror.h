@@ -56,7 +56,7 @@ void msi_mirror_put_from(msi_mirror *m, int32_t target, msi_mirror_kind kind, co
 void msi_mirror_push(msi_mirror *m, int32_t target);
 /* Wait until all that was put has been stored. */
 void msi_mirror_flush(msi_mirror *m);
-/* In a process that this rank forked: close its descriptors only. */
+/* In a process that this rank forked: it sends and receives nothing. */
 void msi_mirror_forked(msi_mirror *m);
 void msi_mirror_free(msi_mirror *m);
 

@@ -88,6 +88,9 @@ three=$(run 3 1 "${train[@]}" --tokens=384 --micro-batches=6 --out="$work/three"
 one=$(luajit bindings/moonshard run -n 3 "${train[@]}" --tokens=384 --micro-batches=6 --out="$work/three-one" 2>&1 | hash_of)
 check "three hosts with a rank each: '$three', one host '$one'" [ "${three:-none}" = "$one" ]
 
+ip netns exec "$(space 0)" timeout 60 luajit bindings/moonshard doctor --hosts="$(hosts 3 1)" --rsh="$work/rsh" >"$work/log" 2>&1
+check "doctor: $(cat "$work/log")" grep -qE 'hosts 1 and 2  latency [0-9]+ us, [0-9.]+ GiB/s' "$work/log"
+
 # -- failures --------------------------------------------------------------------------------------
 
 cat >"$work/endless.lua" <<'END'

@@ -74,12 +74,13 @@ Print version, instruction set of the kernels, cores, and the folder of the libr
 ]]
 
 local DOCTOR_USAGE = [[
-usage: moonshard doctor
+usage: moonshard doctor [--hosts=HOST:RANKS,HOST:RANKS...]
 
 Print what this machine has for training, one fact a line: processor, memory and its limits, matrix
 library, plug-ins, driver, cards and libraries for GPUs, and what is missing for what. It trains one
 step on two ranks of this host, in processes of its own. The exit code is 0 if training on the CPU
-works.
+works. With --hosts, and other flags of run: what each host has, latency and bandwidth between each
+two of them.
 ]]
 
 local REPL_USAGE = [[
@@ -328,7 +329,22 @@ local function info(words)
   return 0
 end
 
+-- `doctor --hosts=...` is a run of a script of ours.
+local function check_hosts(words, all)
+  local path = assert(package.searchpath('moonshard.tools.hosts_check', package.path))
+  local as_run = { 'run', '--no-prefix', unpack(words) }
+  local at = 0
+  while all[at] do
+    as_run[at], at = all[at], at - 1
+  end
+  as_run[#as_run + 1] = path
+  return run({ unpack(as_run, 2) }, as_run)
+end
+
 local function doctor(words, all)
+  if words[1] and words[1]:find '^%-%-hosts' then
+    return check_hosts(words, all)
+  end
   if explained('doctor', DOCTOR_USAGE, words) then
     return 0
   end

@@ -1,0 +1,79 @@
+--- `moonshard doctor --hosts=a:1,b:1`: a script whose ranks print what each host has, and latency
+--- and bandwidth between each two hosts. Run by `moonshard run`.
+
+local ffi = require 'ffi'
+local ms = require 'moonshard'
+local dist = ms.dist
+
+ffi.cdef [[
+  typedef struct { long seconds, nanoseconds; } moonshard_timespec;
+  int clock_gettime(int clock, moonshard_timespec *now);
+  int gethostname(char *name, size_t nbytes);
+]]
+
+local ROUNDS, MIB = 200, 32
+local world = dist.init()
+
+local function now()
+  local t = ffi.new 'moonshard_timespec'
+  ffi.C.clock_gettime(1, t)
+  return tonumber(t.seconds) + tonumber(t.nanoseconds) / 1e9
+end
+
+local function own_facts()
+  local name = ffi.new 'char[256]'
+  ffi.C.gethostname(name, 255)
+  return { name = ffi.string(name), version = ms.version, cores = world.cores,
+    numerics = ms.numerics() }
+end
+
+-- Seconds that `rounds` exchanges of `t` take, each way once.
+local function exchange(t, first, second, rounds)
+  local begin = now()
+  for _ = 1, rounds do
+    if world.rank == first then
+      dist.send(t, second)
+      dist.recv(t, second)
+    else
+      dist.recv(t, first)
+      dist.send(t, first)
+    end
+  end
+  return now() - begin
+end
+
+-- Microseconds one way, and GiB/s: on the first rank.
+local function between(first, second)
+  local small, large = ms.zeros(1), ms.zeros(MIB * 2 ^ 18)
+  exchange(small, first, second, 10)
+  local latency = exchange(small, first, second, ROUNDS) / ROUNDS / 2
+  return { latency * 1e6, MIB / 1024 / (exchange(large, first, second, 2) / 4) }
+end
+
+local function print_facts(facts)
+  for host = 0, world.hosts - 1 do
+    local f = facts[host * world.local_world_size + 1]
+    print(('host %d  %s: %d ranks, %d cores for each, moonshard %s%s'):format(host, f.name,
+      world.local_world_size, f.cores, f.version, f.numerics ~= facts[1].numerics
+        and ', other instruction set, matrix library or build than host 0: bits differ' or ''))
+  end
+end
+
+local facts = dist.all_gather_object(own_facts())
+if world.rank == 0 then
+  print_facts(facts)
+end
+for a = 0, world.hosts - 1 do
+  for b = a + 1, world.hosts - 1 do
+    local first, second = a * world.local_world_size, b * world.local_world_size
+    local numbers
+    if world.rank == first or world.rank == second then
+      numbers = between(first, second)
+    end
+    numbers = dist.all_gather_object(numbers or false)[first + 1]
+    if world.rank == 0 then
+      print(('hosts %d and %d  latency %.0f us, %.2f GiB/s in messages of %d MiB'):format(a, b,
+        numbers[1], numbers[2], MIB))
+    end
+  end
+end
