@@ -171,13 +171,35 @@ end
 
 -- -- small things --------------------------------------------------------------------------------
 
-ffi.cdef 'int setenv(const char *name, const char *value, int overwrite);'
+ffi.cdef [[
+  int setenv(const char *name, const char *value, int overwrite);
+  int gethostname(char *name, size_t nbytes);
+  typedef struct { long seconds, nanoseconds; } moonshard_timespec;
+  int clock_gettime(int clock, moonshard_timespec *now);
+]]
 
 --- Set a variable of this process's environment, before the runtime reads it.
 ---@param name string
 ---@param value string
 function B.set_variable(name, value)
   ffi.C.setenv(name, value, 1)
+end
+
+local MONOTONIC = 1
+
+--- Seconds of a clock that never jumps.
+---@return number
+function B.seconds()
+  local t = ffi.new('moonshard_timespec')
+  ffi.C.clock_gettime(MONOTONIC, t)
+  return tonumber(t.seconds) + tonumber(t.nanoseconds) / 1e9
+end
+
+--- This host's name.
+---@return string
+function B.host_name()
+  local name = ffi.new('char[256]')
+  return ffi.C.gethostname(name, 255) == 0 and ffi.string(name) or 'unknown'
 end
 
 local RefArray = ffi.typeof('ms_ref[?]')

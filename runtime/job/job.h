@@ -174,8 +174,8 @@ static inline int32_t msi_job_host_of(const msi_job *job, int32_t rank)
 ms_status msi_job_mirror(msi_job *job, int32_t rank, int32_t listener);
 /* Wait until what this rank has sent to other hosts is stored there. */
 void msi_job_flush(const msi_job *job);
-/* This rank leaves. On several hosts: receive until the ranks of other hosts have, since its launcher compares them
- * all. */
+/* This rank leaves. On several hosts: receive until the ranks of other hosts have, since its
+ * launcher compares them all. */
 void msi_job_linger(msi_job *job, int32_t rank);
 
 /* -- wakeup.c: sleeping until a peer stores something ---------------------------------------- */

@@ -221,7 +221,7 @@ local function say_uses(interpreter, have)
   say('CUDA training', '%s', lacks)
   say('NCCL transport', '%s',
     missing(have, { 'the NCCL plug-in', 'a driver with a card', 'NCCL' }) or 'yes')
-  say('several hosts', 'no: not supported yet')
+  say('several hosts', works and 'yes: on the CPU, by TCP (moonshard run --hosts)' or 'no')
   return works
 end
 

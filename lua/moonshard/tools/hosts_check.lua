@@ -1,35 +1,21 @@
 --- `moonshard doctor --hosts=a:1,b:1`: a script whose ranks print what each host has, and latency
 --- and bandwidth between each two hosts. Run by `moonshard run`.
 
-local ffi = require 'ffi'
+local B = require 'moonshard_ffi'
 local ms = require 'moonshard'
 local dist = ms.dist
-
-ffi.cdef [[
-  typedef struct { long seconds, nanoseconds; } moonshard_timespec;
-  int clock_gettime(int clock, moonshard_timespec *now);
-  int gethostname(char *name, size_t nbytes);
-]]
 
 local ROUNDS, MIB = 200, 32
 local world = dist.init()
 
-local function now()
-  local t = ffi.new 'moonshard_timespec'
-  ffi.C.clock_gettime(1, t)
-  return tonumber(t.seconds) + tonumber(t.nanoseconds) / 1e9
-end
-
 local function own_facts()
-  local name = ffi.new 'char[256]'
-  ffi.C.gethostname(name, 255)
-  return { name = ffi.string(name), version = ms.version, cores = world.cores,
+  return { name = B.host_name(), version = ms.version, cores = world.cores,
     numerics = ms.numerics() }
 end
 
 -- Seconds that `rounds` exchanges of `t` take, each way once.
 local function exchange(t, first, second, rounds)
-  local begin = now()
+  local begin = B.seconds()
   for _ = 1, rounds do
     if world.rank == first then
       dist.send(t, second)
@@ -39,7 +25,7 @@ local function exchange(t, first, second, rounds)
       dist.send(t, first)
     end
   end
-  return now() - begin
+  return B.seconds() - begin
 end
 
 -- Microseconds one way, and GiB/s: on the first rank.
