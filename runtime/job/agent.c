@@ -83,6 +83,15 @@ static void lose(msi_agent *a, peer *p, const char *why)
     }
 }
 
+/* The kernel of an ended launcher closes its connection, or refuses what is sent to it. */
+static void lose_by(msi_agent *a, peer *p, int error)
+{
+    lose(a, p,
+         error == ECONNRESET || error == EPIPE || error == 0
+             ? "is unreachable: its launcher has ended"
+             : "is unreachable: its connection is broken");
+}
+
 /* Their bytes are few, and the other side never computes, so a full socket is a lost host. */
 static void say_to(msi_agent *a, peer *p, const saying *s, const char *text)
 {
@@ -92,7 +101,7 @@ static void say_to(msi_agent *a, peer *p, const saying *s, const char *text)
     const ssize_t n = p->fd >= 0 ? sendmsg(p->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
 
     if (p->fd >= 0 && n != (ssize_t)sizeof(*s) + s->nbytes) {
-        lose(a, p, "is unreachable: its connection is broken");
+        lose_by(a, p, errno);
     }
 }
 
@@ -196,7 +205,7 @@ static void read_peer(msi_agent *a, peer *p)
         saying s;
 
         if (n == 0) {
-            lose(a, p, "is unreachable: its launcher has ended");
+            lose_by(a, p, 0);
             return;
         }
         p->have += (size_t)n;
@@ -217,7 +226,7 @@ static void read_peer(msi_agent *a, peer *p)
         memmove(p->inbox, p->inbox + at, p->have);
     }
     if (p->fd >= 0 && errno != EAGAIN && errno != EINTR) {
-        lose(a, p, "is unreachable: its connection is broken");
+        lose_by(a, p, errno);
     }
 }
 

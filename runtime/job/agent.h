@@ -22,7 +22,7 @@ void msi_agent_move(msi_agent *a);
 void msi_agent_end(msi_agent *a, int32_t code);
 /* Exit code of another host's ranks; 0: not known. */
 int32_t msi_agent_code(const msi_agent *a, int32_t host);
-/* All ranks of all hosts have ended, or nothing more can be learnt. */
+/* All ranks of all hosts have ended, or their hosts are lost. */
 bool msi_agent_has_ended(const msi_agent *a);
 void msi_agent_free(msi_agent *a);
 

@@ -473,55 +473,63 @@ static bool is_welcome(const msi_mirror *m, inbox *in, const char *data)
            theirs.from >= 0 && theirs.from < m->setup.world;
 }
 
+enum { TAKE_MORE = 0, TAKE_NEVER = -1 };
+
+/* A frame at `data`, of which the buffer has `left` bytes. Returns the bytes taken; of data only
+ * its head. */
+static int64_t take_frame(msi_mirror *m, inbox *in, const char *data, size_t left)
+{
+    frame head;
+
+    if (left < sizeof(head)) {
+        return TAKE_MORE;
+    }
+    memcpy(&head, data, sizeof(head));
+    if (head.kind == MSI_MIRROR_DATA) {
+        in->data_left = head.nbytes;
+        in->data_at = head.offset;
+        in->data_region = head.region;
+        return sizeof(head);
+    }
+    const size_t nbytes = sizeof(head) + head.nbytes;
+
+    if (head.nbytes > MSI_MIRROR_WORDS_MOST) {
+        return TAKE_NEVER;
+    }
+    if (left < nbytes) {
+        return TAKE_MORE;
+    }
+    return take_words(m, in, &head, data + sizeof(head)) ? (int64_t)nbytes : TAKE_NEVER;
+}
+
+/* The next piece of the buffer. */
+static int64_t take_piece(msi_mirror *m, inbox *in, const char *data, size_t left)
+{
+    if (in->data_left > 0) {
+        return (int64_t)take_data(m, in, data, left);
+    }
+    if (in->from >= 0) {
+        return take_frame(m, in, data, left);
+    }
+    if (left < sizeof(msi_hello)) {
+        return TAKE_MORE;
+    }
+    return is_welcome(m, in, data) ? (int64_t)sizeof(msi_hello) : TAKE_NEVER;
+}
+
 /* What the buffer has. False: close the connection. */
 static bool take(msi_mirror *m, inbox *in)
 {
     size_t at = 0;
+    int64_t n = 1;
 
-    while (at < in->have) {
-        const char *data = in->buffer + at;
-        const size_t left = in->have - at;
-        frame head;
-
-        if (in->data_left > 0) {
-            at += take_data(m, in, data, left);
-            continue;
-        }
-        if (in->from < 0) {
-            if (left < sizeof(msi_hello)) {
-                break;
-            }
-            if (!is_welcome(m, in, data)) {
-                return false;
-            }
-            at += sizeof(msi_hello);
-            continue;
-        }
-        if (left < sizeof(head)) {
-            break;
-        }
-        memcpy(&head, data, sizeof(head));
-        if (head.kind == MSI_MIRROR_DATA) {
-            in->data_left = head.nbytes;
-            in->data_at = head.offset;
-            in->data_region = head.region;
-            at += sizeof(head);
-            continue;
-        }
-        if (head.nbytes > MSI_MIRROR_WORDS_MOST) {
-            return false;
-        }
-        if (left < sizeof(head) + head.nbytes) {
-            break;
-        }
-        if (!take_words(m, in, &head, data + sizeof(head))) {
-            return false;
-        }
-        at += sizeof(head) + head.nbytes;
+    while (at < in->have && n > 0) {
+        n = take_piece(m, in, in->buffer + at, in->have - at);
+        at += n > 0 ? (size_t)n : 0;
     }
     in->have -= at;
     memmove(in->buffer, in->buffer + at, in->have);
-    return true;
+    return n != TAKE_NEVER;
 }
 
 /* Data goes straight to its place when the buffer is empty. */

@@ -329,15 +329,16 @@ local function info(words)
   return 0
 end
 
--- `doctor --hosts=...` is a run of a script of ours.
+-- `doctor --hosts=...` is a run of a function of ours.
 local function check_hosts(words, all)
-  local path = assert(package.searchpath('moonshard.tools.hosts_check', package.path))
   local as_run = { 'run', '--no-prefix', unpack(words) }
   local at = 0
   while all[at] do
     as_run[at], at = all[at], at - 1
   end
-  as_run[#as_run + 1] = path
+  for _, word in ipairs { interpreter(all), '-e', "require('moonshard.tools.hosts_check')()" } do
+    as_run[#as_run + 1] = word
+  end
   return run({ unpack(as_run, 2) }, as_run)
 end
 

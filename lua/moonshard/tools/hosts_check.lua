@@ -1,12 +1,12 @@
---- `moonshard doctor --hosts=a:1,b:1`: a script whose ranks print what each host has, and latency
---- and bandwidth between each two hosts. Run by `moonshard run`.
+--- `moonshard doctor --hosts=a:1,b:1`: ranks print what each host has, and latency and bandwidth
+--- between each two hosts. Called by ranks that `moonshard run` starts.
 
 local B = require 'moonshard_ffi'
 local ms = require 'moonshard'
 local dist = ms.dist
 
 local ROUNDS, MIB = 200, 32
-local world = dist.init()
+local world
 
 local function own_facts()
   return { name = B.host_name(), version = ms.version, cores = world.cores,
@@ -45,21 +45,24 @@ local function print_facts(facts)
   end
 end
 
-local facts = dist.all_gather_object(own_facts())
-if world.rank == 0 then
-  print_facts(facts)
-end
-for a = 0, world.hosts - 1 do
-  for b = a + 1, world.hosts - 1 do
-    local first, second = a * world.local_world_size, b * world.local_world_size
-    local numbers
-    if world.rank == first or world.rank == second then
-      numbers = between(first, second)
-    end
-    numbers = dist.all_gather_object(numbers or false)[first + 1]
-    if world.rank == 0 then
-      print(('hosts %d and %d  latency %.0f us, %.2f GiB/s in messages of %d MiB'):format(a, b,
-        numbers[1], numbers[2], MIB))
+return function()
+  world = dist.init()
+  local facts = dist.all_gather_object(own_facts())
+  if world.rank == 0 then
+    print_facts(facts)
+  end
+  for a = 0, world.hosts - 1 do
+    for b = a + 1, world.hosts - 1 do
+      local first, second = a * world.local_world_size, b * world.local_world_size
+      local numbers
+      if world.rank == first or world.rank == second then
+        numbers = between(first, second)
+      end
+      numbers = dist.all_gather_object(numbers or false)[first + 1]
+      if world.rank == 0 then
+        print(('hosts %d and %d  latency %.0f us, %.2f GiB/s in messages of %d MiB'):format(a, b,
+          numbers[1], numbers[2], MIB))
+      end
     end
   end
 end
