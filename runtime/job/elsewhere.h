@@ -6,8 +6,8 @@
 
 /* True if another launcher's variables name this process one of several ranks. */
 bool msi_is_started_elsewhere(void);
-/* Join by the variables of torchrun, mpirun, srun, or MS_RANK. `*joined` false: there are none, or
- * this process is their only rank. Collective over the job's processes. */
+/* Join by the variables of torchrun, mpirun, srun, or MS_RANK. Collective over the job's processes.
+ * `*joined` is false if none of them is set, or if they name a job of one rank. */
 ms_status msi_join_elsewhere(msi_dist *d, const msi_job_guest *guest, bool *joined);
 
 #endif

@@ -1,5 +1,5 @@
-/* Ranks started by another launcher (torchrun, mpirun, srun, or by hand): who this process is, and
- * a rendezvous with the other ranks before the job exists.
+/* Ranks started by another launcher (torchrun, mpirun, srun, or by hand): the rank of this process,
+ * and a rendezvous with the other ranks before the job exists.
  *
  * Order: msi_place_find(), msi_rendezvous_open(), msi_rendezvous_same() for whatever must be equal,
  * msi_rendezvous_places(), msi_rendezvous_share(), any exchanges, msi_rendezvous_close(). All ranks

@@ -321,8 +321,8 @@ static void supervise(supervisor *s)
     }
 }
 
-/* This host's ranks have ended: wait for the other hosts', which it may still have to tell of a
- * failure. A failed job's end is awaited for twice the time that ranks have. */
+/* This host's ranks have ended. Wait until those of the other hosts have; meanwhile a failure is
+ * still sent to them. A failed job waits for at most twice MSI_GRACE_MS. */
 static void await_hosts(supervisor *s)
 {
     msi_agent *agent = s->launch->agent;

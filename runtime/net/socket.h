@@ -48,7 +48,7 @@ int msi_net_connect(int32_t *fd, const msi_address *to, int64_t deadline_ns);
 int msi_net_send(int32_t fd, const void *data, size_t nbytes, int64_t deadline_ns);
 /* All of it; ECONNRESET at the end of the stream. */
 int msi_net_receive(int32_t fd, void *data, size_t nbytes, int64_t deadline_ns);
-/* No delay of small messages; give up on a host that does not acknowledge for `MS_HOST_TIMEOUT`. */
+/* Send small messages at once; fail when the other end has not acknowledged for five seconds. */
 void msi_net_tune(int32_t fd);
 
 #endif

@@ -185,7 +185,8 @@ end
 
 ---@param width integer  of a head, even
 ---@param parameters? table  of Rotary.read(), or the fields of `rope_parameters` in config.json:
----  rope_type ('default', 'linear', 'llama3', 'yarn'), rope_theta (default 10000), factor, ...
+---  `rope_type` is default, linear, llama3 or yarn; `rope_theta` is 10000 by default; others depend
+---  on the type (factor, ...)
 function Rotary:init(width, parameters)
   if arguments.whole(self._name, 'width', width, nil, 2) % 2 ~= 0 then
     errors.raise('ValueError', '%s: width is %d, expected an even number', self._name, width)

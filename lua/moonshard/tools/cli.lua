@@ -42,8 +42,8 @@ that of the rank that failed first, or 128 + signal.
 
   -n, --ranks RANKS   1 to 128; default: one per core, at most 8
   --no-prefix         leave the lines of the ranks as they are
-  --restarts NUMBER   start the job again when it fails, at most so often; MS_RESTART is 1, 2, ...
-                      in the ranks then, which load their newest checkpoint. Not after a stop signal
+  --restarts NUMBER   how often a failed job may be started again (not after a stop signal). Its
+                      ranks find MS_RESTART set to 1, 2, ...: load the newest checkpoint
   --hosts LIST        a:4,b:4: four ranks on each of two hosts. The first is this host, at an
                       address that the others reach; the others are started by --rsh
   --rsh COMMAND       started as COMMAND HOST sh -s; default: ssh
