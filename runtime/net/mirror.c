@@ -221,10 +221,36 @@ static msi_hello hello_to(const msi_mirror *m, int32_t rank)
                        .to = rank};
 }
 
+static int introduce(const msi_mirror *m, outlet *o, int64_t deadline)
+{
+    const msi_hello hello = hello_to(m, o->rank);
+    int error = msi_net_connect_once(&o->entry.fd, address_of(m, o->rank), deadline);
+
+    if (error == 0 && (error = msi_net_send(o->entry.fd, &hello, sizeof(hello), deadline)) != 0) {
+        close(o->entry.fd);
+        o->entry.fd = -1;
+    }
+    return error;
+}
+
+/* A listener exists before its rank starts. It refuses when the rank has ended, which its launcher
+ * is about to report with the cause. */
+static int connect_outlet(const msi_mirror *m, outlet *o, int64_t deadline)
+{
+    const struct timespec moment = {.tv_nsec = 1000000};
+    int error;
+
+    while ((error = introduce(m, o, deadline)) != 0 && msi_now_ns() < deadline &&
+           (error == ECONNREFUSED || error == ECONNRESET || error == EPIPE) &&
+           !m->setup.is_gone(m->setup.user, o->rank)) {
+        nanosleep(&moment, NULL);
+    }
+    return error;
+}
+
 /* Connect at the first put. */
 static bool open_outlet(msi_mirror *m, outlet *o)
 {
-    const msi_hello hello = hello_to(m, o->rank);
     const int64_t deadline = msi_now_ns() + CONNECT_NS;
     char text[MSI_ADDRESS_TEXT], why[MSI_ADDRESS_TEXT + 128];
 
@@ -232,9 +258,8 @@ static bool open_outlet(msi_mirror *m, outlet *o)
         return o->opened && !o->broken && !m->forked;
     }
     o->opened = true;
-    int error = msi_net_connect(&o->entry.fd, address_of(m, o->rank), deadline);
+    int error = connect_outlet(m, o, deadline);
 
-    error = error == 0 ? msi_net_send(o->entry.fd, &hello, sizeof(hello), deadline) : error;
     if (error != 0) {
         o->broken = true;
         snprintf(why, sizeof(why), "%s: %s",

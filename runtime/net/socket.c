@@ -143,7 +143,7 @@ static int wait_for(int32_t fd, short events, int64_t deadline_ns)
     }
 }
 
-static int connect_once(int32_t *fd, const msi_address *to, int64_t deadline_ns)
+int msi_net_connect_once(int32_t *fd, const msi_address *to, int64_t deadline_ns)
 {
     int error = 0;
     socklen_t n = sizeof(error);
@@ -172,7 +172,7 @@ int msi_net_connect(int32_t *fd, const msi_address *to, int64_t deadline_ns)
     const struct timespec moment = {.tv_nsec = AGAIN_NS};
     int error;
 
-    while ((error = connect_once(fd, to, deadline_ns)) != 0 && error != ETIMEDOUT &&
+    while ((error = msi_net_connect_once(fd, to, deadline_ns)) != 0 && error != ETIMEDOUT &&
            msi_now_ns() < deadline_ns) {
         if (error != ECONNREFUSED && error != EHOSTUNREACH && error != ENETUNREACH) {
             return error;

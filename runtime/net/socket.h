@@ -42,6 +42,8 @@ ms_status msi_address_find(msi_address *out, const char *host, int32_t port);
 ms_status msi_net_listen(int32_t *fd, msi_address *a);
 /* A port of `host` that nobody uses now. */
 ms_status msi_net_free_port(const char *host, int32_t *port);
+/* One attempt, with the deadline for its answer. */
+int msi_net_connect_once(int32_t *fd, const msi_address *to, int64_t deadline_ns);
 /* Connect; while nobody listens, or the host is unreachable, try again until the deadline. */
 int msi_net_connect(int32_t *fd, const msi_address *to, int64_t deadline_ns);
 /* All of it. */
