@@ -423,7 +423,7 @@ static ms_status start_programs(ms_launch *launch, const char *const *argv, bool
     if (launch->program == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to start %s", argv[0]);
     }
-    MS_TRY(prefix ? msi_output_new(&launch->output, launch->first, launch->n) : MS_OK);
+    MS_TRY(prefix ? msi_output_new(&launch->output, launch->job->block) : MS_OK);
     MS_TRY(recipe_new(&x, launch, argv[0]));
     ms_status status = msi_reaper_start(launch, &child);
 

@@ -65,8 +65,8 @@ ms_status msi_launch_block_signals(ms_launch *launch);
 void msi_launch_catch_signals(const ms_launch *launch);
 
 /* -- output.c: lines of ranks, with "[rank N] " in front --------------------------------------- */
-/* Pipes for the output of ranks first .. first + n - 1. */
-ms_status msi_output_new(msi_output **out, int32_t first, int32_t n);
+/* Pipes for the output of this host's ranks. */
+ms_status msi_output_new(msi_output **out, const msi_block *b);
 void msi_output_free(msi_output *o);
 /* In a rank: redirect output to its pipes. Async-signal-safe. False: see errno. */
 bool msi_output_enter(const msi_output *o, int32_t rank);

@@ -17,7 +17,7 @@
 
 enum {
     LINE = 1024 * 1024, /* longer lines are printed in pieces */
-    AROUND = 32,        /* prefix and end of a line */
+    AROUND = 48,        /* prefix and end of a line */
     QUEUE = 64 * 1024,  /* plus one longer line */
     PIECE = 8192,       /* read per pipe and round, for fairness */
     PIPE = 64 * 1024    /* capacity of a pipe */
@@ -223,14 +223,18 @@ static bool move_sources(msi_output *o, sink *to)
 
 /* -- for the launcher -------------------------------------------------------------------------- */
 
-static ms_status open_source(source *s, int32_t rank)
+static ms_status open_source(source *s, const msi_block *b, int32_t rank)
 {
+    char host[16] = "";
     int fds[2];
 
     if (pipe2(fds, O_CLOEXEC) != 0) {
         return msi_fail_call("pipe", errno, "cannot take what rank %d prints", (int)rank);
     }
-    snprintf(s->prefix, sizeof(s->prefix), "[rank %d] ", (int)rank);
+    if (b->n_hosts > 1) {
+        snprintf(host, sizeof(host), ", host %d", (int)b->host);
+    }
+    snprintf(s->prefix, sizeof(s->prefix), "[rank %d%s] ", (int)rank, host);
     s->fd = fds[0];
     s->end = fds[1];
     s->left = INT64_MAX;
@@ -239,8 +243,9 @@ static ms_status open_source(source *s, int32_t rank)
                : msi_fail_call("fcntl", errno, "cannot take what rank %d prints", (int)rank);
 }
 
-ms_status msi_output_new(msi_output **out, int32_t first, int32_t n)
+ms_status msi_output_new(msi_output **out, const msi_block *b)
 {
+    const int32_t n = b->n_local;
     msi_output *o = calloc(1, sizeof(*o) + 2 * (size_t)n * sizeof(o->source[0]));
     ms_status status = MS_OK;
     struct stat st[2];
@@ -260,7 +265,7 @@ ms_status msi_output_new(msi_output **out, int32_t first, int32_t n)
         o->sink[i].moved_at = msi_now_ns();
     }
     for (int32_t i = 0; i < 2 * n && status == MS_OK; i++) {
-        status = open_source(&o->source[i], first + i / 2);
+        status = open_source(&o->source[i], b, b->first + i / 2);
     }
     if (status != MS_OK) {
         msi_output_free(o);

@@ -35,10 +35,10 @@ usage: moonshard run [-n RANKS] [--no-prefix] SCRIPT [ARGUMENT...]
        moonshard run --hosts=HOST:RANKS,HOST:RANKS... [--rsh=COMMAND] SCRIPT [ARGUMENT...]
 
 Start SCRIPT on RANKS ranks of this host and supervise them. A .lua file is run by luajit, anything
-else by itself. Each line that a rank prints gets a "[rank N]" in front and is printed when it is
-whole; "\r" ends a line, too. A line of more than 1 MiB is printed in pieces that end in " ...". The
-first failure ends all ranks and is printed, with the traceback of an error in Lua. The exit code is
-that of the rank that failed first, or 128 + signal.
+else by itself. Each line that a rank prints gets a "[rank N]" ("[rank N, host H]" on several hosts)
+in front and is printed when it is whole; "\r" ends a line, too. A line of more than 1 MiB is
+printed in pieces that end in " ...". The first failure ends all ranks and is printed, with the
+traceback of an error in Lua. The exit code is that of the rank that failed first, or 128 + signal.
 
   -n, --ranks RANKS   1 to 128; default: one per core, at most 8
   --no-prefix         leave the lines of the ranks as they are
