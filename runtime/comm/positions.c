@@ -21,6 +21,22 @@ static bool process_text(const msi_job *job, int32_t rank, char *buffer, size_t 
     return stopped;
 }
 
+/* The call of this rank; in the launcher, which is none: the latest call. */
+static uint64_t current_call(const ms_comm *c)
+{
+    uint64_t latest = 0;
+
+    if (c->own >= 0) {
+        return atomic_load(&c->members[c->own].published);
+    }
+    for (int32_t q = 0; q < c->n_members; q++) {
+        const uint64_t published = atomic_load(&c->members[q].published);
+
+        latest = published > latest ? published : latest;
+    }
+    return latest;
+}
+
 /* True if others wait for member q: it does not wait for them, or is stopped. */
 static bool is_waited_for(const ms_comm *c, int32_t q)
 {
@@ -30,7 +46,7 @@ static bool is_waited_for(const ms_comm *c, int32_t q)
 
     if (!msi_job_is_local(c->job, c->in_job[q])) {
         return state != MSI_RANK_LEFT && state != MSI_RANK_DEAD &&
-               atomic_load(&c->members[q].published) < atomic_load(&c->members[c->own].published);
+               atomic_load(&c->members[q].published) < current_call(c);
     }
     return q != c->own && state != MSI_RANK_LEFT && state != MSI_RANK_DEAD &&
            (atomic_load(&its->waiting) != msi_wait_word(c) ||

@@ -10,6 +10,7 @@
 enum {
     AGENT_MAGIC = 0x6d736132, /* "msa2" */
     BEAT_MS = 100,
+    WAVE_MS = 250,   /* a rank that sleeps checks twice in it */
     HELLO_MS = 5000, /* for a connection to introduce itself */
     WHY = 512,
     INBOX = 2 * MSI_TEXT
@@ -19,7 +20,20 @@ enum {
 
 enum { SAY_BEAT, SAY_STATE, SAY_ABORT, SAY_END };
 
-/* Followed by `nbytes` of text. */
+/* [Note: calm] Deadlock of a job on several hosts. Host 0 starts a wave with a number; each
+ * launcher then reads its ranks, and answers with what it found. Ranks are calm if since the wave
+ * before they are in the same sleeping waits, have checked twice, and their hosts have sent and
+ * stored no words. If all are, and as many words were stored as sent, then none is on its way, and
+ * no rank can store another: every check came after the last word. (Mattern, Algorithms for
+ * distributed termination detection, 1987: two counts of all messages that agree.) */
+typedef struct calm {
+    int32_t wave;
+    int32_t n_waiting;
+    bool is_calm;
+    uint64_t sent, stored; /* words, by the host's ranks since the start */
+} calm;
+
+/* Followed by `nbytes` of text; a beat by a `calm`. */
 typedef struct saying {
     int32_t kind;
     int32_t host;   /* where it was first said */
@@ -33,18 +47,29 @@ typedef struct saying {
 typedef struct peer {
     int32_t fd, host; /* fd -1: closed */
     int64_t heard_at;
+    calm calm; /* as it last answered */
     size_t have;
     char inbox[INBOX];
 } peer;
+
+/* Of the job; cause MSI_CAUSE_NONE: none. */
+typedef struct failure {
+    int32_t subject, cause;
+    char text[MSI_TEXT];
+} failure;
 
 struct msi_agent {
     msi_job *job;
     int64_t limit_ns; /* MS_HOST_TIMEOUT */
     int64_t beat_at;
-    bool aborted;   /* the failure is known to all */
-    bool *ended;    /* (n_hosts) */
-    int32_t *code;  /* (n_hosts) exit code of its ranks, once it has ended */
-    int32_t *state; /* (world) as last said or heard */
+    int64_t wave_at; /* host 0: start of the wave */
+    calm calm;       /* of this host at the last wave */
+    msi_watch seen;  /* (n_local) its ranks then */
+    bool aborted;    /* the failure is known to all */
+    failure agreed;  /* as host 0 reported it, if it did */
+    bool *ended;     /* (n_hosts) */
+    int32_t *code;   /* (n_hosts) exit code of its ranks, once it has ended */
+    int32_t *state;  /* (world) as last said or heard */
     int32_t n_peers;
     peer peers[]; /* host 0: (n_hosts - 1); others: host 0 */
 };
@@ -159,6 +184,93 @@ static void say_news(msi_agent *a)
     }
 }
 
+/* -- deadlock ---------------------------------------------------------------------------------- */
+
+static void read_calm(msi_agent *a, int32_t wave)
+{
+    const msi_block *b = a->job->block;
+    calm now = {.wave = wave, .is_calm = true};
+
+    for (int32_t i = 0; i < b->n_local; i++) {
+        msi_job_rank *r = &a->job->block->rank[b->first + i];
+        const uint64_t waits = atomic_load(&r->waits), checks = atomic_load(&r->checks);
+        const int32_t state = atomic_load(&r->state);
+
+        now.sent += atomic_load(&r->sent);
+        now.stored += atomic_load(&r->stored);
+        if (state != MSI_RANK_LEFT && state != MSI_RANK_DEAD) {
+            now.n_waiting++;
+            now.is_calm = now.is_calm && atomic_load(&r->waiting) != 0 &&
+                          waits == a->seen.waits[i] && checks >= a->seen.checks[i] + 2;
+        }
+        a->seen.waits[i] = waits;
+        a->seen.checks[i] = checks;
+    }
+    now.is_calm = now.is_calm && now.sent == a->calm.sent && now.stored == a->calm.stored;
+    a->calm = now;
+}
+
+/* Host 0: if all have answered the wave, decide, and start the next. */
+static void look_for_deadlock(msi_agent *a, int64_t now)
+{
+    calm all = a->calm;
+    char positions[1024];
+
+    if (a->aborted || now - a->wave_at < WAVE_MS * 1000000LL) {
+        return;
+    }
+    for (int32_t i = 0; i < a->n_peers; i++) {
+        const calm *its = &a->peers[i].calm;
+
+        if (its->wave != a->calm.wave) {
+            return;
+        }
+        all.is_calm = all.is_calm && its->is_calm;
+        all.n_waiting += its->n_waiting;
+        all.sent += its->sent;
+        all.stored += its->stored;
+    }
+    if (all.is_calm && all.n_waiting > 0 && all.sent == all.stored) {
+        a->job->guest->positions(a->job, positions, sizeof(positions));
+        msi_job_abort(a->job, a->job->world, -1, MSI_CAUSE_STUCK, MS_COMM_ERROR,
+                      "every rank waits for another; last calls: %s", positions);
+    }
+    a->wave_at = now;
+    read_calm(a, a->calm.wave + 1);
+}
+
+/* -- hearing ----------------------------------------------------------------------------------- */
+
+static void hear_beat(msi_agent *a, peer *p, const saying *s, const char *text)
+{
+    if (s->nbytes == sizeof(p->calm)) {
+        memcpy(&p->calm, text, sizeof(p->calm));
+        if (a->job->block->host != 0 && p->calm.wave != a->calm.wave) {
+            read_calm(a, p->calm.wave);
+        }
+    }
+}
+
+/* Two hosts may fail at once: the failure that host 0 learns of first is the job's. */
+static bool hear_abort(msi_agent *a, const saying *s, const char *text)
+{
+    char copy[MSI_TEXT];
+
+    if (s->rank < -1 || s->rank >= a->job->world) {
+        return false;
+    }
+    snprintf(copy, sizeof(copy), "%.*s", (int)s->nbytes, text);
+    const bool is_first =
+        msi_job_abort_text(a->job, a->job->world, s->rank, s->value, (ms_status)s->status, copy);
+
+    if (a->job->block->host != 0) {
+        a->agreed = (failure){.subject = s->rank, .cause = s->value};
+        memcpy(a->agreed.text, copy, sizeof(copy));
+    }
+    a->aborted = a->aborted || is_first || a->job->block->host != 0;
+    return is_first;
+}
+
 static void hear(msi_agent *a, peer *p, const saying *s, const char *text)
 {
     const msi_block *b = a->job->block;
@@ -172,13 +284,8 @@ static void hear(msi_agent *a, peer *p, const saying *s, const char *text)
         }
         break;
     case SAY_ABORT:
-        if (s->rank >= -1 && s->rank < a->job->world) {
-            char copy[MSI_TEXT];
-
-            snprintf(copy, sizeof(copy), "%.*s", (int)s->nbytes, text);
-            msi_job_abort_text(a->job, a->job->world, s->rank, s->value, (ms_status)s->status,
-                               copy);
-            a->aborted = true;
+        if (!hear_abort(a, s, text)) {
+            return;
         }
         break;
     case SAY_END:
@@ -188,6 +295,7 @@ static void hear(msi_agent *a, peer *p, const saying *s, const char *text)
         }
         break;
     default:
+        hear_beat(a, p, s, text);
         break;
     }
     if (s->kind != SAY_BEAT) {
@@ -240,7 +348,7 @@ nfds_t msi_agent_poll(const msi_agent *a, struct pollfd *fds)
 
 void msi_agent_move(msi_agent *a)
 {
-    const saying beat = {.kind = SAY_BEAT, .host = a->job->block->host};
+    const saying beat = {.kind = SAY_BEAT, .host = a->job->block->host, .nbytes = sizeof(a->calm)};
     const int64_t now = msi_now_ns();
     const bool slept = now - a->beat_at > a->limit_ns / 2; /* this process did not run */
 
@@ -256,8 +364,25 @@ void msi_agent_move(msi_agent *a)
     say_news(a);
     if (now - a->beat_at >= BEAT_MS * 1000000LL) {
         a->beat_at = now;
-        say(a, NULL, &beat, NULL);
+        if (a->job->block->host == 0) {
+            look_for_deadlock(a, now);
+        }
+        say(a, NULL, &beat, (const char *)&a->calm);
     }
+}
+
+bool msi_agent_failure(const msi_agent *a, const msi_job *job, int32_t *subject, int32_t *cause,
+                       const char **text)
+{
+    ms_status kind;
+
+    if (a == NULL || a->agreed.cause == MSI_CAUSE_NONE) {
+        return msi_job_aborted(job, subject, cause, &kind, text);
+    }
+    *subject = a->agreed.subject;
+    *cause = a->agreed.cause;
+    *text = a->agreed.text;
+    return true;
 }
 
 int32_t msi_agent_code(const msi_agent *a, int32_t host)
@@ -297,6 +422,8 @@ void msi_agent_free(msi_agent *a)
     free(a->ended);
     free(a->code);
     free(a->state);
+    free(a->seen.waits);
+    free(a->seen.checks);
     free(a);
 }
 
@@ -323,12 +450,15 @@ static ms_status agent_new(msi_agent **out, msi_job *job)
     a->ended = calloc((size_t)b->n_hosts, sizeof(*a->ended));
     a->code = calloc((size_t)b->n_hosts, sizeof(*a->code));
     a->state = calloc((size_t)job->world, sizeof(*a->state));
+    a->seen.waits = calloc((size_t)b->n_local, sizeof(*a->seen.waits));
+    a->seen.checks = calloc((size_t)b->n_local, sizeof(*a->seen.checks));
     a->n_peers = n;
     for (int32_t i = 0; i < n; i++) {
         a->peers[i].fd = -1;
         a->peers[i].host = b->host == 0 ? i + 1 : 0;
     }
-    return a->ended != NULL && a->code != NULL && a->state != NULL
+    return a->ended != NULL && a->code != NULL && a->state != NULL && a->seen.waits != NULL &&
+                   a->seen.checks != NULL
                ? MS_OK
                : MS_FAIL(MS_OUT_OF_MEMORY, "no memory to meet %d hosts", (int)b->n_hosts);
 }

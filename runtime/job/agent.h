@@ -20,6 +20,10 @@ nfds_t msi_agent_poll(const msi_agent *a, struct pollfd *fds);
 void msi_agent_move(msi_agent *a);
 /* All ranks of this host have ended, with this exit code. */
 void msi_agent_end(msi_agent *a, int32_t code);
+/* The job's failure as all launchers report it: host 0's first. `text` is borrowed. False: none.
+ * @param a  NULL: one host */
+bool msi_agent_failure(const msi_agent *a, const msi_job *job, int32_t *subject, int32_t *cause,
+                       const char **text);
 /* Exit code of another host's ranks; 0: not known. */
 int32_t msi_agent_code(const msi_agent *a, int32_t host);
 /* All ranks of all hosts have ended, or their hosts are lost. */

@@ -110,13 +110,12 @@ static void watch(watcher *w)
 }
 
 /* The first failure, once for the job: by the host that it is about, or the first one. */
-static void print_failure(const msi_job *job)
+static void print_failure(const msi_job *job, const msi_agent *agent)
 {
     int32_t subject, cause;
-    ms_status kind;
     const char *text;
 
-    if (msi_job_aborted(job, &subject, &cause, &kind, &text) &&
+    if (msi_agent_failure(agent, job, &subject, &cause, &text) &&
         (subject >= 0 ? msi_job_is_local(job, subject) : job->block->host == 0)) {
         fprintf(stderr, "moonshard: %.*s\n", (int)strcspn(text, "\n"), text);
     }
@@ -144,7 +143,7 @@ static _Noreturn void watch_ranks(msi_job *job, msi_agent *agent, const int32_t 
     }
     watch(&w);
     job->guest->compare_left(job);
-    print_failure(job);
+    print_failure(job, agent);
     _exit(0);
 }
 

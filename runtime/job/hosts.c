@@ -49,6 +49,8 @@ ms_status msi_job_mirror(msi_job *job, int32_t rank, int32_t listener)
                                     .secret = b->secret,
                                     .base = job->block,
                                     .nbytes = b->nbytes,
+                                    .sent = &job->block->rank[rank].sent,
+                                    .stored = &job->block->rank[rank].stored,
                                     .wake = wake,
                                     .failed = failed,
                                     .is_gone = is_gone,

@@ -51,7 +51,10 @@ typedef struct msi_job_rank {
     _Atomic int32_t looks;      /* number of checks for a stop */
     _Atomic int32_t exec_error; /* errno of executing its program */
     int32_t kind;               /* ms_status of `text` */
-    char text[MSI_TEXT];        /* why this rank set `abort` */
+    /* Number of puts of words for other hosts, and of those stored for this one: [Note: calm]. */
+    _Alignas(64) _Atomic uint64_t sent;
+    _Atomic uint64_t stored;
+    char text[MSI_TEXT]; /* why this rank set `abort` */
     msi_address address;        /* where it receives from other hosts */
 } msi_job_rank;
 

@@ -402,7 +402,6 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
         .launch = launch, .job = launch->job, .alive = launch->n, .looked_at = msi_now_ns()};
     struct sigaction pipe_before;
     int32_t subject, why;
-    ms_status kind;
     const char *text;
 
     if (getpid() != launch->host) { /* only the launching process can read the reaper's reports */
@@ -424,7 +423,7 @@ ms_status ms_launch_wait(ms_launch *launch, int32_t *exit_code, const char **cau
     if (ignores) {
         sigaction(SIGPIPE, &pipe_before, NULL);
     }
-    if (msi_job_aborted(s.job, &subject, &why, &kind, &text)) {
+    if (msi_agent_failure(launch->agent, s.job, &subject, &why, &text)) {
         snprintf(line, sizeof(line), "%s%s", text,
                  why == MSI_CAUSE_LEFT ? " while others needed it" : "");
         *exit_code = job_code(&s, subject, why);

@@ -35,7 +35,7 @@ void msi_sleep_unless_woken(msi_job_rank *rank, uint32_t seen, int64_t most_ns)
  * entered the waits they are still in. */
 bool msi_job_is_deadlocked(const msi_job *job, int32_t rank, msi_watch *w)
 {
-    if (job->block->n_hosts > 1) { /* a word may be on its way: MS_COMM_TIMEOUT is the limit */
+    if (job->block->n_hosts > 1) { /* a word may be on its way: the launchers decide */
         return false;
     }
     bool same = w->set, looked = w->set;

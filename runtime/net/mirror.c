@@ -344,6 +344,7 @@ void msi_mirror_put_from(msi_mirror *m, int32_t target, msi_mirror_kind kind, co
     head.offset = (const char *)at - r->base;
     while (nbytes > 0) {
         head.nbytes = (uint32_t)(nbytes < MOST_DATA ? nbytes : MOST_DATA);
+        atomic_fetch_add(m->setup.sent, kind != MSI_MIRROR_DATA);
         put(m, target, &head, data, kind != MSI_MIRROR_DATA);
         head.offset += head.nbytes;
         data += head.nbytes;
@@ -466,6 +467,7 @@ static bool take_words(msi_mirror *m, inbox *in, const frame *head, const char *
         store_words(to, data, head->nbytes, head->kind == MSI_MIRROR_RECORD);
     }
     pthread_mutex_unlock(&m->lock);
+    atomic_fetch_add(m->setup.stored, 1);
     return true;
 }
 

@@ -33,6 +33,8 @@ typedef struct msi_mirror_setup {
     msi_secret secret;
     void *base; /* of the memory with number 0 */
     int64_t nbytes;
+    /* Counters of this rank's puts of words, and of the puts of others that are stored. */
+    _Atomic uint64_t *sent, *stored;
     void (*wake)(void *user); /* words have arrived; called by the thread */
     /* This rank cannot send to `rank`. */
     void (*failed)(void *user, int32_t rank, const char *why);

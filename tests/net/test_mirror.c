@@ -19,6 +19,7 @@ typedef struct host {
     msi_mirror *mirror;
     shared *memory;
     _Atomic int32_t wakes, failures;
+    _Atomic uint64_t sent, stored; /* words */
 } host;
 
 static msi_address addresses[RANKS];
@@ -58,6 +59,8 @@ static void open_hosts(void)
                                         .secret = msi_secret_of("secret"),
                                         .base = hosts[r].memory,
                                         .nbytes = sizeof(shared),
+                                        .sent = &hosts[r].sent,
+                                        .stored = &hosts[r].stored,
                                         .wake = wake,
                                         .failed = failed,
                                         .is_gone = is_gone,
@@ -108,6 +111,9 @@ static void test_net_mirror__stores_data_before_a_later_word(void **state)
     }
     assert_memory_equal(from->data, to->data, NBYTES);
     assert_true(atomic_load(&hosts[1].wakes) > 0);
+    msi_mirror_flush(hosts[0].mirror);
+    assert_int_equal(atomic_load(&hosts[0].sent), ROUNDS);
+    assert_int_equal(atomic_load(&hosts[1].stored), ROUNDS);
     close_hosts();
 }
 
