@@ -55,7 +55,7 @@ typedef struct msi_job_rank {
     _Alignas(64) _Atomic uint64_t sent;
     _Atomic uint64_t stored;
     char text[MSI_TEXT]; /* why this rank set `abort` */
-    msi_address address;        /* where it receives from other hosts */
+    msi_address address; /* where it receives from other hosts */
 } msi_job_rank;
 
 typedef struct msi_block {

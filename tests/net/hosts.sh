@@ -142,6 +142,9 @@ breaks() { # breaks NAME PATTERN COMMAND...: the job ends within 1.5 s with this
 }
 recover() { :; }
 
+breaks 'ranks of two hosts killed at once' 'rank (0|2) died' eval 'kill -9 $(cat $work/rank0) $(cat $work/rank2)'
+check "ranks of two hosts killed at once, one cause: $(grep '^moonshard: rank . died' "$work/log")" \
+  [ "$(grep -oE '^moonshard: rank . died' "$work/log" | sort -u | wc -l)" -eq 1 ]
 launcher_of_2() { parent "$(parent "$(cat "$work/rank2")")"; }
 breaks 'a killed rank' 'rank 2 died \(signal 9, Killed\) \(pid [0-9]+\) while this rank waited in .* of unit' \
   eval 'kill -9 $(cat $work/rank2)'
