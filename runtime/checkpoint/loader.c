@@ -4,6 +4,7 @@
  * into staging memory. Only when all ranks have done so are tensors written, by copies that need no
  * memory. So this rank's part exists twice for a moment; staging memory is freed tensor by tensor.
  */
+#include "gather.h"
 #include "op.h"
 #include "outcome.h"
 #include "reader.h"
@@ -18,12 +19,16 @@ typedef struct staged {
     ms_tensor *local; /* retained */
     int64_t nbytes;
     void *bytes;
+    bool late; /* read at commit: from a file of another host */
+    char *key;
+    ms_param_extent extent;
 } staged;
 
 struct ms_checkpoint_loader {
     ms_comm *comm;
     ms_checkpoint *c;
     staged *list;
+    bool *lacks;     /* (n_files) needed, and not on this host */
     msi_outcome own; /* the caller's failure, for all ranks at commit */
 };
 
@@ -38,8 +43,10 @@ static void loader_free(ms_checkpoint_loader *l)
         l->list = s->next;
         ms_tensor_free(s->local);
         free(s->bytes);
+        free(s->key);
         free(s);
     }
+    free(l->lacks);
     ms_checkpoint_close(l->c);
     free(l);
 }
@@ -234,16 +241,22 @@ static ms_status stage(ms_checkpoint_loader *l, const char *key, const ms_param_
     staged *s = calloc(1, sizeof(*s));
 
     if (s != NULL) {
+        s->extent = *extent;
+        s->key = strdup(key);
         s->nbytes = extent->numel * ms_dtype_size(extent->dtype);
         s->bytes = malloc((size_t)s->nbytes);
         s->local = ms_tensor_retain(local);
         s->next = l->list;
         l->list = s;
     }
-    if (s == NULL || s->bytes == NULL) {
+    if (l->lacks == NULL) {
+        l->lacks = calloc((size_t)msi_checkpoint_manifest(l->c)->n_files + 1, sizeof(*l->lacks));
+    }
+    if (s == NULL || s->bytes == NULL || s->key == NULL || l->lacks == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory for '%s'", key);
     }
-    return msi_checkpoint_fetch(l->c, key, extent, s->bytes);
+    s->late = msi_checkpoint_lacks(l->c, key, extent, l->lacks);
+    return s->late ? MS_OK : msi_checkpoint_fetch(l->c, key, extent, s->bytes);
 }
 
 ms_status ms_checkpoint_load_add(ms_checkpoint_loader *l, const char *key,
@@ -262,6 +275,23 @@ void ms_checkpoint_load_fail(ms_checkpoint_loader *l, ms_status kind, const char
     msi_outcome_keep(&l->own, ms_error_set(kind, message));
 }
 
+/* Read what is in files of other hosts, if the checkpoint has such. */
+static ms_status read_late(ms_checkpoint_loader *l)
+{
+    const msi_manifest *m = msi_checkpoint_manifest(l->c);
+
+    if (m->n_folders == 1) {
+        return MS_OK;
+    }
+    MS_TRY(msi_checkpoint_gather_files(l->c, l->comm, l->lacks, &l->own));
+    for (staged *s = l->list; s != NULL && l->own.status == MS_OK; s = s->next) {
+        if (s->late) {
+            msi_outcome_keep(&l->own, msi_checkpoint_fetch(l->c, s->key, &s->extent, s->bytes));
+        }
+    }
+    return MS_OK;
+}
+
 ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)
 {
     msi_outcome all[ms_comm_size(l->comm)];
@@ -270,7 +300,11 @@ ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)
     for (staged *s = l->list; s != NULL && l->own.status == MS_OK; s = s->next) {
         msi_outcome_keep(&l->own, msi_tensor_check_write(s->local, "checkpoint"));
     }
-    ms_status status = msi_outcome_agree(l->comm, "checkpoint.load (contents)", &l->own, all);
+    ms_status status = read_late(l);
+
+    if (status == MS_OK) {
+        status = msi_outcome_agree(l->comm, "checkpoint.load (contents)", &l->own, all);
+    }
 
     for (staged *s = l->list; s != NULL && status == MS_OK; s = s->next) {
         status = msi_mem_copy(s->local->ctx, msi_view_address(&s->local->v), s->bytes, s->nbytes);

@@ -29,9 +29,10 @@ typedef struct msi_manifest_tensor {
 } msi_manifest_tensor;
 
 typedef struct msi_manifest {
-    uint64_t hash; /* its own, unique */
-    char *meta;    /* the JSON object given to commit */
-    int64_t step;  /* meta's "step", or -1 */
+    uint64_t hash;     /* its own, unique */
+    char *meta;        /* the JSON object given to commit */
+    int64_t step;      /* meta's "step", or -1 */
+    int64_t n_folders; /* of as many hosts, each with its own ranks' files; 1: all are here */
     int32_t n_files, n_tensors;
     msi_manifest_file *files;
     msi_manifest_tensor *tensors;
@@ -68,7 +69,7 @@ typedef struct msi_manifest_draft {
  * must be equal or in tensors, or an element is missing or repeated. The caller owns the struct,
  * the runtime its contents. */
 ms_status msi_manifest_build(msi_manifest_draft *draft, json_t *const *reports, const ms_comm *comm,
-                             const char *nonce, json_t *meta);
+                             const char *nonce, int32_t n_folders, json_t *meta);
 void msi_manifest_draft_dispose(msi_manifest_draft *draft);
 /* MS_FORMAT_ERROR if the manifest read at `path` differs from the draft. */
 ms_status msi_manifest_compare(const msi_manifest *m, const char *path,

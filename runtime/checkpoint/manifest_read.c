@@ -316,6 +316,10 @@ static ms_status parse_root(msi_manifest *m, const char *path, json_t *root)
     MS_TRY(check_version(path, root));
     MS_TRY(check_own_hash(m, path, root));
     MS_TRY(get_count(path, "the manifest", root, "world", &world));
+    m->n_folders = 1;
+    if (json_object_get(root, "folders") != NULL) {
+        MS_TRY(get_count(path, "the manifest", root, "folders", &m->n_folders));
+    }
     MS_TRY(parse_meta(m, path, root));
     MS_TRY(parse_files(m, path, root, world));
     return parse_tensors(m, path, root);

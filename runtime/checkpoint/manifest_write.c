@@ -317,7 +317,7 @@ static ms_status seal(msi_manifest_draft *draft, json_t *root)
 }
 
 ms_status msi_manifest_build(msi_manifest_draft *draft, json_t *const *reports, const ms_comm *comm,
-                             const char *nonce, json_t *meta)
+                             const char *nonce, int32_t n_folders, json_t *meta)
 {
     json_t *step = json_object_get(meta, "step");
     json_t *root =
@@ -328,6 +328,10 @@ ms_status msi_manifest_build(msi_manifest_draft *draft, json_t *const *reports, 
 
     *draft = (msi_manifest_draft){0};
     if (root == NULL || (json_is_integer(step) && json_object_set(root, "step", step) != 0)) {
+        status = no_memory();
+    }
+    if (status == MS_OK && n_folders > 1 &&
+        json_object_set_new(root, "folders", json_integer(n_folders)) != 0) {
         status = no_memory();
     }
     if (status == MS_OK) {

@@ -233,6 +233,13 @@ ms_status msi_temporary_new(int *fd, msi_path path, char *nonce, const char *tar
     return MS_FAIL(MS_IO_ERROR, "%s: another process takes each such name", path);
 }
 
+ms_status msi_temporary_folder(int *fd, const char *path)
+{
+    *fd = -1;
+    MS_TRY(create_and_lock(fd, path, true));
+    return *fd >= 0 ? MS_OK : msi_io_fail("mkdir", path);
+}
+
 /* -- removing ---------------------------------------------------------------------------------- */
 
 static ms_status remove_file(void *user, const char *folder, const char *name)

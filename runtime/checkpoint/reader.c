@@ -90,7 +90,12 @@ static ms_status open_file(ms_checkpoint *c, int dir, int32_t i)
     msi_path path;
 
     MS_TRY(msi_path_set(path, "%s/%s", c->path, file->name));
-    MS_TRY(msi_io_open(&c->shards[i].fd, &nbytes, dir, file->name, path));
+    const ms_status status = msi_io_open(&c->shards[i].fd, &nbytes, dir, file->name, path);
+
+    if (status == MS_IO_ERROR && errno == ENOENT && c->manifest.n_folders > 1) {
+        return MS_OK; /* [Note: files of other hosts] */
+    }
+    MS_TRY(status);
     return nbytes == file->nbytes ? MS_OK
                                   : MS_FAIL(MS_FORMAT_ERROR, "%s: has %lld bytes, expected %lld",
                                             path, (long long)nbytes, (long long)file->nbytes);
@@ -266,6 +271,11 @@ static ms_status verify_file(ms_checkpoint *c, int32_t i, msi_path path)
     if (s->verified) {
         return MS_OK;
     }
+    if (s->fd < 0) {
+        return MS_FAIL(MS_FORMAT_ERROR,
+                       "%s: is not here; the checkpoint was saved in folders of %lld hosts", path,
+                       (long long)c->manifest.n_folders);
+    }
     MS_TRY(msi_io_hash(s->fd, path, file->nbytes, &hash));
     s->verified = hash == file->hash;
     return s->verified
@@ -279,7 +289,7 @@ ms_status msi_checkpoint_verify(ms_checkpoint *c, int32_t first, int32_t stride)
     msi_path path;
 
     for (int32_t i = first; i < c->manifest.n_files; i += stride) {
-        MS_TRY(verify_file(c, i, path));
+        MS_TRY(msi_checkpoint_has_file(c, i) ? verify_file(c, i, path) : MS_OK);
     }
     return MS_OK;
 }
@@ -314,22 +324,37 @@ ms_status msi_checkpoint_check(const ms_checkpoint *c, const char *key,
     return MS_OK;
 }
 
+/* The next piece with elements of `extent` from `*p` on, and the number of these; `next` is the
+ * first that is not read yet. NULL: no more. */
+static const msi_manifest_piece *next_piece(const msi_manifest_tensor *t,
+                                            const ms_param_extent *extent, int32_t *p, int64_t next,
+                                            int64_t *n)
+{
+    const int64_t end = extent->start + extent->numel;
+
+    while (*p < t->n_pieces && next < end) {
+        const msi_manifest_piece *piece = &t->pieces[(*p)++];
+        const int64_t piece_end = piece->start + piece->numel;
+
+        *n = (piece_end < end ? piece_end : end) - next;
+        if (*n > 0) { /* else it ends before the extent */
+            return piece;
+        }
+    }
+    return NULL;
+}
+
 /* For all pieces with elements of `extent`: verify their files, or read them if `to` is given. */
 static ms_status for_pieces(ms_checkpoint *c, const msi_manifest_tensor *t,
                             const ms_param_extent *extent, char *to)
 {
-    const int64_t width = ms_dtype_size(extent->dtype), end = extent->start + extent->numel;
-    int64_t next = extent->start;
+    const int64_t width = ms_dtype_size(extent->dtype);
+    const msi_manifest_piece *piece;
+    int64_t next = extent->start, n;
+    int32_t p = 0;
     msi_path path;
 
-    for (int32_t p = 0; p < t->n_pieces && next < end; p++) {
-        const msi_manifest_piece *piece = &t->pieces[p];
-        const int64_t piece_end = piece->start + piece->numel;
-        const int64_t n = (piece_end < end ? piece_end : end) - next;
-
-        if (n <= 0) { /* ends before the extent */
-            continue;
-        }
+    while ((piece = next_piece(t, extent, &p, next, &n)) != NULL) {
         MS_TRY(verify_file(c, piece->file, path));
         if (to != NULL) {
             MS_TRY(msi_st_read(c->shards[piece->file].fd, path, extent->dtype, to, n * width,
@@ -339,6 +364,40 @@ static ms_status for_pieces(ms_checkpoint *c, const msi_manifest_tensor *t,
         next += n;
     }
     return MS_OK;
+}
+
+bool msi_checkpoint_has_file(const ms_checkpoint *c, int32_t file)
+{
+    return c->shards[file].fd >= 0;
+}
+
+bool msi_checkpoint_lacks(const ms_checkpoint *c, const char *key, const ms_param_extent *extent,
+                          bool *files)
+{
+    const msi_manifest_tensor *t = msi_manifest_find(&c->manifest, key);
+    const msi_manifest_piece *piece;
+    int64_t next = extent->start, n;
+    int32_t p = 0;
+    bool any = false;
+
+    while (t != NULL && (piece = next_piece(t, extent, &p, next, &n)) != NULL) {
+        if (!msi_checkpoint_has_file(c, piece->file)) {
+            files[piece->file] = any = true;
+        }
+        next += n;
+    }
+    return any;
+}
+
+void msi_checkpoint_take_file(ms_checkpoint *c, int32_t file, int fd)
+{
+    c->shards[file].fd = fd;
+}
+
+ms_status msi_checkpoint_file_bytes(const ms_checkpoint *c, int32_t file, void *to, int64_t nbytes,
+                                    int64_t offset)
+{
+    return msi_io_read(c->shards[file].fd, c->manifest.files[file].name, to, nbytes, offset);
 }
 
 ms_status msi_checkpoint_fetch(ms_checkpoint *c, const char *key, const ms_param_extent *extent,

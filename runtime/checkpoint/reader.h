@@ -5,6 +5,8 @@
 #include "manifest.h"
 #include "moonshard/checkpoint.h"
 
+#include <stdbool.h>
+
 /* Borrowed from `c`. */
 const msi_manifest *msi_checkpoint_manifest(const ms_checkpoint *c);
 /* After a listed checkpoint failed to open or verify with `status`: a missing file is damage,
@@ -21,5 +23,17 @@ ms_status msi_checkpoint_check(const ms_checkpoint *c, const char *key,
  * has checked the extent. */
 ms_status msi_checkpoint_fetch(ms_checkpoint *c, const char *key, const ms_param_extent *extent,
                                void *to);
+
+/* [Note: files of other hosts] A checkpoint that was saved in folders of several hosts has files
+ * that are not in this one. */
+bool msi_checkpoint_has_file(const ms_checkpoint *c, int32_t file);
+/* Mark the files with elements of `extent` that are not here. False: none. */
+bool msi_checkpoint_lacks(const ms_checkpoint *c, const char *key, const ms_param_extent *extent,
+                          bool *files);
+/* Use a copy of a file that is not here: takes over `fd`. */
+void msi_checkpoint_take_file(ms_checkpoint *c, int32_t file, int fd);
+/* Bytes of a file that is here. */
+ms_status msi_checkpoint_file_bytes(const ms_checkpoint *c, int32_t file, void *to, int64_t nbytes,
+                                    int64_t offset);
 
 #endif

@@ -6,9 +6,14 @@
  * everything in the manifest is on disk. An older checkpoint of the name is exchanged with the new
  * one and removed last.
  *
- * Rank 0 locks the temporary folder ([Note: locks] in paths.h), so that pruning processes do not
- * take it for a dead writer's. Only rank 0 makes and removes it: another rank that fails cannot
- * know whether its files are being published. */
+ * [Note: folders] If hosts share the root, rank 0 makes and publishes the folder. A host that does
+ * not see rank 0's folder has one of its own, for its ranks' files and the same manifest: its first
+ * rank makes and publishes that. If a job ends between two publications, resume passes the step
+ * over, since a host has no manifest of it.
+ *
+ * The rank that makes a folder locks it ([Note: locks] in paths.h), so that pruning processes do
+ * not take it for a dead writer's. It alone removes it: another rank that fails cannot know whether
+ * its files are being published. */
 #include "op.h"
 #include "outcome.h"
 #include "publish.h"
@@ -32,7 +37,8 @@ struct ms_checkpoint_writer {
     msi_path path;   /* final path: `<root>/<name>` */
     msi_path folder; /* temporary folder */
     char nonce[MSI_NONCE_ROOM];
-    int lock; /* rank 0: lock of the folder; else -1 */
+    int lock; /* of the folder, in the rank that made it; else -1 */
+    int32_t n_folders;
     json_t *report;
     json_t *keys; /* those added so far */
     int32_t n_files;
@@ -75,12 +81,12 @@ static void writer_free(ms_checkpoint_writer *w)
     free(w);
 }
 
-/* Nothing will be published: rank 0 removes all files. The next writer sweeps the rest. */
+/* Nothing will be published: who made a folder removes it. The next writer sweeps the rest. */
 static void remove_written(const ms_checkpoint_writer *w)
 {
     bool others;
 
-    if (w->rank == 0 && w->lock >= 0) {
+    if (w->lock >= 0) {
         msi_folder_retire(w->folder, w->path, &others);
     }
 }
@@ -98,13 +104,15 @@ static ms_status give_up(ms_checkpoint_writer *w, ms_status status)
     return MS_FAIL(status, "%s", failure.message);
 }
 
-/* Rank 0: make root and temporary folder; remove what dead writers of this name left. */
+/* Make root and temporary folder, on another host than rank 0's with its name; remove what dead
+ * writers of this name left. */
 static ms_status make_folder(ms_checkpoint_writer *w)
 {
     MS_TRY(msi_checkpoint_check_target(w->root, w->name));
     MS_TRY(msi_io_mkdir_all(w->root));
     MS_TRY(msi_folder_sweep(w->root, w->name));
-    return msi_temporary_new(&w->lock, w->folder, w->nonce, w->path, true);
+    return w->rank == 0 ? msi_temporary_new(&w->lock, w->folder, w->nonce, w->path, true)
+                        : msi_temporary_folder(&w->lock, w->folder);
 }
 
 static ms_status writer_new(ms_checkpoint_writer **out, ms_comm *comm, const char *root,
@@ -120,6 +128,7 @@ static ms_status writer_new(ms_checkpoint_writer **out, ms_comm *comm, const cha
     w->rank = ms_comm_rank(comm);
     w->world = ms_comm_size(comm);
     w->fd = w->lock = -1;
+    w->n_folders = 1;
     MS_TRY(check_name(name));
     snprintf(w->name, sizeof(w->name), "%s", name);
     MS_TRY(msi_path_set(w->root, "%s", root));
@@ -132,6 +141,24 @@ static ms_status writer_new(ms_checkpoint_writer **out, ms_comm *comm, const cha
     return w->rank == 0 ? make_folder(w) : MS_OK;
 }
 
+/* On several hosts: see [Note: folders]. */
+static ms_status make_local_folders(ms_checkpoint_writer *w)
+{
+    msi_outcome all[w->world];
+
+    if (ms_comm_leads_host(w->comm) && w->rank != 0 && w->own.status == MS_OK &&
+        access(w->folder, F_OK) != 0 && errno == ENOENT) {
+        msi_outcome_keep(&w->own, make_folder(w));
+    }
+    w->own.n_bytes = w->lock >= 0;
+    MS_TRY(msi_outcome_agree(w->comm, "checkpoint.save (folders)", &w->own, all));
+    w->n_folders = 0;
+    for (int32_t r = 0; r < w->world; r++) {
+        w->n_folders += all[r].n_bytes != 0;
+    }
+    return MS_OK;
+}
+
 /* All ranks are ready: use rank 0's name. */
 static ms_status begin_together(ms_checkpoint_writer *w, const msi_outcome *all)
 {
@@ -140,7 +167,7 @@ static ms_status begin_together(ms_checkpoint_writer *w, const msi_outcome *all)
         memcpy(w->nonce, all[0].nonce, sizeof(w->nonce));
         msi_outcome_keep(&w->own, msi_temporary_path(w->folder, w->path, w->nonce));
     }
-    return MS_OK;
+    return msi_comm_hosts(w->comm)->n > 1 ? make_local_folders(w) : MS_OK;
 }
 
 ms_status ms_checkpoint_begin(ms_checkpoint_writer **out, ms_comm *comm, const char *root,
@@ -338,14 +365,63 @@ static ms_status gather_reports(ms_checkpoint_writer *w, const char *text, const
     return status;
 }
 
-/* Rank 0: join the reports and publish. */
+/* Every rank gets rank 0's manifest, for the folders of other hosts. */
+static ms_status share_manifest(ms_checkpoint_writer *w, msi_manifest_draft *draft)
+{
+    char own[REPORT_CHUNK], every[(size_t)w->world * REPORT_CHUNK];
+    msi_outcome all[w->world];
+
+    w->own.n_bytes = draft->text != NULL ? (int64_t)strlen(draft->text) : 0;
+    w->own.hash = draft->hash;
+    MS_TRY(msi_outcome_agree(w->comm, "checkpoint.save (manifest)", &w->own, all));
+    const int64_t nbytes = all[0].n_bytes;
+    char *text = w->rank == 0 ? draft->text : malloc((size_t)nbytes + REPORT_CHUNK);
+
+    if (text == NULL) {
+        msi_outcome_keep(&w->own, MS_FAIL(MS_OUT_OF_MEMORY, "no memory for a manifest"));
+    }
+    for (int64_t at = 0; at < nbytes; at += REPORT_CHUNK) {
+        const int64_t n = nbytes - at < REPORT_CHUNK ? nbytes - at : REPORT_CHUNK;
+
+        memset(own, 0, sizeof(own));
+        if (w->rank == 0) {
+            memcpy(own, text + at, (size_t)n);
+        }
+        const ms_status status =
+            msi_comm_gather_bytes(w->comm, "checkpoint.save (manifest)", own, REPORT_CHUNK, every);
+
+        if (status != MS_OK) {
+            draft->text = text;
+            return status;
+        }
+        if (w->rank != 0 && text != NULL) {
+            memcpy(text + at, every, (size_t)n);
+        }
+    }
+    if (w->rank != 0 && text != NULL) {
+        text[nbytes] = '\0';
+    }
+    *draft = (msi_manifest_draft){.hash = all[0].hash, .text = text};
+    return MS_OK;
+}
+
+/* Join the reports on rank 0, and publish the folders. */
 static ms_status build_and_publish(ms_checkpoint_writer *w, json_t *const *reports, json_t *meta)
 {
-    msi_manifest_draft draft;
+    msi_manifest_draft draft = {0};
+    ms_status status = MS_OK;
 
-    MS_TRY(msi_manifest_build(&draft, reports, w->comm, w->nonce, meta));
-    ms_status status = msi_checkpoint_publish(w->folder, w->root, w->name, w->nonce, &draft);
-
+    if (w->rank == 0 && w->own.status == MS_OK) {
+        msi_outcome_keep(
+            &w->own, msi_manifest_build(&draft, reports, w->comm, w->nonce, w->n_folders, meta));
+    }
+    if (w->n_folders > 1) {
+        status = share_manifest(w, &draft);
+    }
+    if (status == MS_OK && w->lock >= 0 && w->own.status == MS_OK) {
+        msi_outcome_keep(&w->own,
+                         msi_checkpoint_publish(w->folder, w->root, w->name, w->nonce, &draft));
+    }
     msi_manifest_draft_dispose(&draft);
     return status;
 }
@@ -390,9 +466,9 @@ static ms_status commit(ms_checkpoint_writer *w, json_t *meta)
         status = gather_reports(w, text, all, reports);
     }
     if (status == MS_OK) {
-        if (w->rank == 0 && w->own.status == MS_OK) {
-            msi_outcome_keep(&w->own, build_and_publish(w, reports, meta));
-        }
+        status = build_and_publish(w, reports, meta);
+    }
+    if (status == MS_OK) {
         status = msi_outcome_agree(w->comm, "checkpoint.save (publication)", &w->own, all);
     }
     for (int32_t r = 0; r < w->world; r++) {

@@ -20,6 +20,11 @@ int32_t msi_comm_rank_in_job(const ms_comm *comm, int32_t q)
     return ms_comm_is_fake(comm) ? q : comm->in_job[q];
 }
 
+bool ms_comm_leads_host(const ms_comm *comm)
+{
+    return comm->rank == (comm->hosts.n > 1 ? comm->hosts.leader : 0);
+}
+
 void ms_comm_ranks(const ms_comm *comm, int32_t *ranks)
 {
     for (int32_t q = 0; q < comm->size; q++) {

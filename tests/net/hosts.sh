@@ -42,12 +42,14 @@ if ! make_hosts 2>"$work/why"; then
   exit 0
 fi
 
-# What --rsh starts: HOST sh -s in the host's namespace.
+# What --rsh starts: HOST sh -s in the host's namespace, where $work/local is another folder.
 cat >"$work/rsh" <<END
 #!/bin/sh
-host=\$1; shift
-exec ip netns exec $net-\$((\${host##*.} - 1)) "\$@"
+host=\$((\${1##*.} - 1)); shift
+mkdir -p $work/disk\$host
+exec ip netns exec $net-\$host sh -c 'mount --bind "\$0" $work/local; exec "\$@"' $work/disk\$host "\$@"
 END
+mkdir "$work/local"
 chmod +x "$work/rsh"
 
 hosts() { # hosts HOSTS RANKS: the list for --hosts
@@ -194,7 +196,7 @@ ms.dist.init()
 ms.manual_seed(1)
 local model = ms.fsdp.FSDP(ms.nn.Linear(64, 64))
 local opt = ms.optim.SGD(model:parameters(), { lr = 0.1, momentum = 0.9 })
-local manager = ms.checkpoint.Manager { root = arg[1] }
+local manager = ms.checkpoint.Manager { root = arg[1], keep = 2 }
 local meta = manager:resume { model = model, optimizer = opt }
 for step = (meta and meta.step or 0) + 1, 6 do
   if step == 4 and arg[2] == 'dies' and not os.getenv 'MS_RESTART' and ms.dist.rank() == 3 then
@@ -212,6 +214,16 @@ whole=$(run 2 2 "$work/once.lua" "$work/whole" | hash_of)
 run 2 2 --restarts=1 "$work/once.lua" "$work/broken" dies >"$work/log"
 check "restarted: $(cat "$work/log"), whole: $whole" [ "$(hash_of <"$work/log")" = "${whole:-none}" ]
 check 'restarted, and said' grep -q 'the job failed with code 137: restart 1 of 1' "$work/log"
+run 2 2 --restarts=1 "$work/once.lua" "$work/local" dies >"$work/log"
+check "a folder on each host: $(cat "$work/log"), whole: $whole" [ "$(hash_of <"$work/log")" = "${whole:-none}" ]
+files="$(cd "$work" && echo {local,disk1}/step-00000006/*)"
+check "files of each host: $files" grep -qE '^local.*manifest.json [^ ]*-00000-of-[^ ]* [^ ]*-00001-of-[^ ]* disk1.*manifest.json [^ ]*-00002-of-[^ ]* [^ ]*-00003-of-[^ ]*$' <<<"$files"
+check "old ones are removed on each host" [ "$(cd "$work" && echo {local,disk1}/step-*)" = \
+  "$(echo {local,disk1}/step-0000000{4,6})" ]
+run 2 1 "$work/once.lua" "$work/local" >"$work/log"
+check "two ranks get the files of four: $(cat "$work/log")" [ "$(hash_of <"$work/log")" = "${whole:-none}" ]
+check "one host has half of the files" grep -q 'is not here; the checkpoint was saved in folders of 2 hosts' \
+  <(luajit "$work/once.lua" "$work/local" 2>&1)
 
 # -- hosts that do not fit -------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ function Manager:save(opts)
   local path = save(self.root, runtime.step_name(opts.step), opts)
   local comm = validate.group('checkpoint.save', parts.of('checkpoint.save', opts),
     opts.process_group)
-  if B.C.ms_comm_rank(comm) == 0 then
+  if B.C.ms_comm_leads_host(comm) then -- hosts may have folders of their own
     local ok, err = pcall(runtime.rotate, self.root, opts.step, self.keep or 0)
     if not ok then -- only warn: the new checkpoint is complete, and training can continue
       errors.warn('UserWarning', 'old checkpoints are not removed: ' .. tostring(err), comm)

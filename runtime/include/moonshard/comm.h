@@ -90,6 +90,9 @@ MS_API double ms_comm_serial(const ms_comm *comm);
 MS_API ms_status ms_comm_stop_agreed(ms_comm *comm, int32_t *signal);
 MS_API int32_t ms_comm_rank(const ms_comm *comm);
 MS_API int32_t ms_comm_size(const ms_comm *comm);
+/** True for the first member of each host: where each host has a folder of its own, it writes what
+ * the folder has once. */
+MS_API bool ms_comm_leads_host(const ms_comm *comm);
 /** The members' ranks in the job, in the group's order; fake: 0, 1, ...
  * @param ranks  room for ms_comm_size() */
 MS_API void ms_comm_ranks(const ms_comm *comm, int32_t *ranks);
