@@ -34,6 +34,12 @@ local function training(shape, more)
   return { args = with(with(shapes[shape], { ranks = RANKS, dtype = DTYPE }), more) }
 end
 
+-- Hosts are parts of this machine, connected over the loopback, as gloo always is.
+local function on_two_hosts(variant)
+  variant.environment = 'MS_TEST_HOSTS=2 '
+  return variant
+end
+
 local function generation(rows)
   return { args = with(shapes.llama, { ranks = 1, dtype = DTYPE, context = 64, rows = rows,
     new = 64 }) }
@@ -191,6 +197,20 @@ return {
       row('speed', 'GPT-2 124M, FULL_SHARD', 1),
       row('resident', '  resident peak a rank', 1),
       row('counted', '  of it tensors, exactly', 1),
+    } },
+  { name = 'hosts', about = 'GPT 10.8M and GPT-2 124M with a rank on each of two hosts, against '
+    .. 'one host', row = 'train',
+    variants = {
+      training('small', { warmup = 2, steps = 4 }),
+      on_two_hosts(training('small', { warmup = 2, steps = 4 })),
+      training('gpt2', { warmup = 2, steps = 2 }),
+      on_two_hosts(training('gpt2', { warmup = 2, steps = 2 })),
+    },
+    rows = {
+      row('speed', 'GPT 10.8M, two hosts', 2),
+      relative('  two hosts / one', 2, 1),
+      row('speed', 'GPT-2 124M, two hosts', 4),
+      relative('  two hosts / one', 4, 3),
     } },
   { name = 'llama_training', about = 'Llama 110M, T=512, B=2 a rank, fully_shard; PyTorch: '
     .. 'transformers', row = 'train', runs = 3,

@@ -85,7 +85,7 @@ local function measure(probe)
   local runs, torch_runs = o.quick and 1 or probe.runs or 3, o.quick and 1 or 3
   for i = 1, runs do -- interleaved, so that a slow minute of the machine hits all alike
     for v, variant in ipairs(probe.variants) do
-      run_side(ours, probe, variant.args, mine[v])
+      run_side((variant.environment or '') .. ours, probe, variant.args, mine[v])
       if torch and i <= torch_runs and not variant.ours_only then
         run_side(theirs, probe, rival_args(variant.args), other[v])
       end
