@@ -103,6 +103,7 @@ describe('dist.destroy_process_group', function()
 
   it('ends a group and gives its memory back', function()
     local _, cause = runs.reports(2, function()
+      dist.barrier() -- connects hosts
       local before = shared()
       for _ = 1, 50 do
         local group = dist.new_group()
@@ -144,6 +145,7 @@ describe('dist.destroy_process_group', function()
   for name, holder in pairs(HOLDERS) do -- order does not matter
     it(('lets a %s go on that holds the group'):format(name), function()
       local _, cause = runs.reports(2, function()
+        dist.barrier() -- connects hosts
         local before, group = shared(), dist.new_group()
         local go_on = holder(group)
         dist.destroy_process_group(group)
