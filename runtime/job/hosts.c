@@ -1,7 +1,9 @@
 /* A rank of a job on several hosts: what it writes to shared memory is sent to the other hosts.
  * Launchers exchange the ranks' states and the job's failure (agent.c). */
 #include "job.h"
+#include "library.h"
 
+#include <string.h>
 #include <time.h>
 
 /* Words have arrived: see [Note: wake-ups]. */
@@ -37,9 +39,42 @@ static void failed(void *user, int32_t rank, const char *why)
     }
 }
 
+ms_status msi_job_engine(ms_context *ctx, const msi_engine_ops **out)
+{
+    static const char *const choices[] = {"tcp", "ucx"};
+    static const msi_library library = {.file = "libmoonshard_ucx.so",
+                                        .symbol = "msi_engine_plugin",
+                                        .what = "UCX for data between hosts (or unset MS_NET)",
+                                        .nbytes = 1 << 20};
+    const msi_engine_ops *(*plugin)(void);
+    const char *why;
+    void *symbol;
+
+    *out = NULL;
+    if (msi_switch_choice("MS_NET", choices, MSI_COUNT(choices), 0) == 0) {
+        return MS_OK;
+    }
+    MS_TRY(msi_library_open(ctx, &library, &symbol, &why));
+    if (symbol == NULL) {
+        return MS_FAIL(MS_COMM_ERROR,
+                       "MS_NET is 'ucx', which needs %s, built with libucx-dev, and libucx0: %s; "
+                       "unset MS_NET to use TCP",
+                       library.file, why);
+    }
+    memcpy(&plugin, &symbol, sizeof(plugin));
+    *out = plugin();
+    return (*out)->version == MSI_ENGINE_VERSION
+               ? MS_OK
+               : MS_FAIL(MS_COMM_ERROR, "%s has interface version %d, expected %d", library.file,
+                         (int)(*out)->version, MSI_ENGINE_VERSION);
+}
+
 ms_status msi_job_mirror(msi_job *job, int32_t rank, int32_t listener)
 {
     const msi_block *b = job->block;
+    const msi_engine_ops *engine;
+
+    MS_TRY(msi_job_engine(msi_context(), &engine));
     const msi_mirror_setup setup = {.rank = rank,
                                     .world = job->world,
                                     .addresses = &b->rank[0].address,
@@ -51,6 +86,7 @@ ms_status msi_job_mirror(msi_job *job, int32_t rank, int32_t listener)
                                     .nbytes = b->nbytes,
                                     .sent = &job->block->rank[rank].sent,
                                     .stored = &job->block->rank[rank].stored,
+                                    .engine = engine,
                                     .wake = wake,
                                     .failed = failed,
                                     .is_gone = is_gone,
@@ -58,6 +94,12 @@ ms_status msi_job_mirror(msi_job *job, int32_t rank, int32_t listener)
 
     job->own = rank;
     return msi_mirror_new(&job->mirror, &setup);
+}
+
+const char *msi_job_between_hosts(const msi_job *job)
+{
+    return job->mirror != NULL && strcmp(msi_mirror_engine(job->mirror), "ucx") == 0 ? "shm+ucx"
+                                                                                     : "shm+tcp";
 }
 
 /* Ranks of other hosts that may still send, while the job has not failed. */

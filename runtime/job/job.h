@@ -175,6 +175,10 @@ static inline int32_t msi_job_host_of(const msi_job *job, int32_t rank)
 /* -- hosts.c: the ranks of other hosts --------------------------------------------------------- */
 /* Rank `rank` receives from other hosts at its listener, which is taken over. */
 ms_status msi_job_mirror(msi_job *job, int32_t rank, int32_t listener);
+/* What carries data between hosts, by MS_NET: NULL: TCP alone. MS_COMM_ERROR: it is missing. */
+ms_status msi_job_engine(ms_context *ctx, const msi_engine_ops **out);
+/* "shm+tcp" or "shm+ucx" */
+const char *msi_job_between_hosts(const msi_job *job);
 /* Wait until what this rank has sent to other hosts is stored there. */
 void msi_job_flush(const msi_job *job);
 /* This rank leaves. On several hosts: receive until the ranks of other hosts have, since its

@@ -230,7 +230,9 @@ void ms_dist_info_get(ms_dist_info *info)
         info->local_world_size = d->job->block->n_local;
         info->host = d->job->block->host;
         info->n_hosts = d->job->block->n_hosts;
-        info->transport = info->n_hosts > 1 ? "shm+tcp" : d->job->world > 1 ? "shm" : "self";
+        info->transport = info->n_hosts > 1   ? msi_job_between_hosts(d->job)
+                          : d->job->world > 1 ? "shm"
+                                              : "self";
     }
     const msi_closed_rank closed = msi_dist_closed();
 

@@ -14,13 +14,17 @@
 #include <unistd.h>
 
 enum {
-    HELLO_MAGIC = 0x6d736e31, /* "msn1" */
+    HELLO_MAGIC = 0x6d736e31,  /* "msn1" */
+    ENGINE_MAGIC = 0x6d736e65, /* "msne": data of ENGINE_LEAST bytes or more goes by the engine */
+    ENGINE_LEAST = 8192,
+    ENGINE_ADDRESS_MOST = 1 << 20,
     ROOM = 4 * MSI_MIRROR_WORDS_MOST,
     STRANGERS = 64,
     PIECES = 64,             /* in one system call */
     MOST_DATA = 1 << 30,     /* bytes of a frame */
     CONNECT_NS = 1000000000, /* limit of a connection, when its listener exists */
-    KIND_FLUSH = 100         /* no data: the receiver answers with one byte */
+    KIND_FLUSH = 100,        /* no data: the receiver answers with one byte */
+    KIND_ENGINE = 101        /* data whose bytes the engine carries */
 };
 
 /* Before the bytes of a put. */
@@ -34,6 +38,7 @@ typedef struct region {
     uint64_t id;
     char *base;
     int64_t nbytes;
+    int32_t receiving; /* payloads */
 } region;
 
 /* Bytes to send: in `bytes` of the outlet, or in the rank's memory. */
@@ -42,7 +47,16 @@ typedef struct piece {
     size_t nbytes;
 } piece;
 
-enum { ENTRY_LISTENER, ENTRY_EVENT, ENTRY_OUTLET, ENTRY_INBOX };
+/* [Note: payloads] With an engine, the frame of large data is a head alone. Its bytes are the next
+ * message of this connection's sender: tags count them. The receiver stops reading the connection
+ * until the engine has stored them, so the order of a stream is that of one without an engine. The
+ * receiver sends the engine's address over the connection before all answers.
+ *
+ * The thread alone calls the engine, with the lock of regions, so that none is unmapped during a
+ * transfer. When the job has failed it calls it no more: memory may be freed that peers did not
+ * read yet. */
+
+enum { ENTRY_LISTENER, ENTRY_EVENT, ENTRY_OUTLET, ENTRY_INBOX, ENTRY_ENGINE };
 
 /* What a descriptor of the thread is. */
 typedef struct entry {
@@ -62,6 +76,17 @@ typedef struct outlet {
     piece *pieces;
     size_t n_pieces, pieces_room, pieces_at;
     uint64_t asked, answered; /* flushes */
+    /* The engine's. */
+    void *peer; /* NULL: its address has not come */
+    char *address;
+    uint32_t address_nbytes;
+    size_t address_have; /* with its length */
+    piece *payloads;     /* to send */
+    size_t n_payloads, payloads_room;
+    uint64_t n_sent;
+    atomic_int sending; /* payloads that were put and are not sent */
+    msi_engine_call sent;
+    const char *why; /* a transfer failed */
 } outlet;
 
 /* From one rank. */
@@ -71,6 +96,13 @@ typedef struct inbox {
     size_t have;
     int64_t data_left, data_at; /* of the frame of data that is arriving */
     uint64_t data_region;
+    bool by_engine; /* it is a payload, and the connection is not watched */
+    bool arrived;   /* since the engine's last turn */
+    uint64_t n_received;
+    char *dropped; /* memory for a payload without a place */
+    msi_engine_call received;
+    struct msi_mirror *mirror;
+    const char *why; /* a transfer failed */
     struct inbox *next;
     char buffer[ROOM];
 } inbox;
@@ -80,6 +112,10 @@ struct msi_mirror {
     pthread_t thread;
     int32_t epoll;
     entry listener, event;
+    msi_engine engine;
+    entry engine_entry;
+    atomic_bool posted; /* outlets have payloads to send */
+    bool engine_ended;
     atomic_bool stops;
     bool forked; /* this process is a copy of the rank's, without its thread and connections */
     pthread_mutex_t lock; /* of regions, while bytes are stored */
@@ -88,6 +124,16 @@ struct msi_mirror {
     inbox *inboxes;
     outlet outlets[]; /* (world) */
 };
+
+static bool has_engine(const msi_mirror *m)
+{
+    return m->setup.engine != NULL;
+}
+
+static bool has_failed(const msi_mirror *m)
+{
+    return m->setup.is_gone(m->setup.user, m->setup.rank);
+}
 
 /* -- regions ----------------------------------------------------------------------------------- */
 
@@ -120,27 +166,55 @@ ms_status msi_mirror_add(msi_mirror *m, uint64_t id, void *base, int64_t nbytes)
 
     if (list != NULL) {
         m->regions = list;
-        list[m->n_regions++] = (region){id, base, nbytes};
+        list[m->n_regions++] = (region){.id = id, .base = base, .nbytes = nbytes};
     }
     pthread_mutex_unlock(&m->lock);
     return list != NULL ? MS_OK : MS_FAIL(MS_OUT_OF_MEMORY, "no memory to share a segment");
 }
 
+/* False: a payload is arriving in it. */
+static bool remove_idle(msi_mirror *m, region *r)
+{
+    pthread_mutex_lock(&m->lock);
+    const bool idle = r->receiving == 0 || has_failed(m);
+
+    if (idle) {
+        m->n_regions--;
+        *r = m->regions[m->n_regions];
+    }
+    pthread_mutex_unlock(&m->lock);
+    return idle;
+}
+
 void msi_mirror_remove(msi_mirror *m, uint64_t id)
 {
+    const struct timespec moment = {.tv_nsec = 100000};
     region *r = region_by_id(m, id);
 
     if (r == NULL || m->forked) {
         return;
     }
     msi_mirror_flush(m);
-    pthread_mutex_lock(&m->lock);
-    m->n_regions--;
-    *r = m->regions[m->n_regions];
-    pthread_mutex_unlock(&m->lock);
+    while (!remove_idle(m, r)) {
+        nanosleep(&moment, NULL);
+    }
 }
 
 /* -- sending ----------------------------------------------------------------------------------- */
+
+static void wake_thread(const msi_mirror *m)
+{
+    const uint64_t one = 1;
+    const ssize_t n = write(m->event.fd, &one, sizeof(one));
+
+    (void)n; /* full: it is awake */
+}
+
+/* Of payload n from a rank. */
+static uint64_t tag_of(int32_t from, uint64_t n)
+{
+    return (uint64_t)from << 40 | n;
+}
 
 /* Needs the outlet's lock. */
 static void break_outlet(outlet *o)
@@ -148,6 +222,8 @@ static void break_outlet(outlet *o)
     o->broken = true;
     o->n_pieces = o->pieces_at = 0;
     o->n_bytes = o->bytes_at = 0;
+    o->sending -= (int)o->n_payloads;
+    o->n_payloads = 0;
 }
 
 static void watch(const msi_mirror *m, entry *e, uint32_t events, int how)
@@ -214,7 +290,7 @@ static const msi_address *address_of(const msi_mirror *m, int32_t rank)
 
 static msi_hello hello_to(const msi_mirror *m, int32_t rank)
 {
-    return (msi_hello){.magic = HELLO_MAGIC,
+    return (msi_hello){.magic = has_engine(m) ? ENGINE_MAGIC : HELLO_MAGIC,
                        .layout = m->setup.layout,
                        .secret = m->setup.secret,
                        .from = m->setup.rank,
@@ -286,15 +362,20 @@ static void *reserve(void *list, size_t *room, size_t n, size_t element)
 }
 
 /* Append to the outlet's pieces. Needs the lock. */
-static bool append(outlet *o, const frame *head, const void *data, bool copies)
+static bool append(outlet *o, const frame *head, const void *data)
 {
+    const bool by_engine = head->kind == KIND_ENGINE;
+    const bool copies = head->kind != MSI_MIRROR_DATA && !by_engine;
     const size_t small = sizeof(*head) + (copies ? head->nbytes : 0);
     char *bytes = reserve(o->bytes, &o->room, o->n_bytes + small, 1);
     piece *pieces = reserve(o->pieces, &o->pieces_room, o->n_pieces + 2, sizeof(*pieces));
+    piece *payloads =
+        reserve(o->payloads, &o->payloads_room, o->n_payloads + by_engine, sizeof(*payloads));
 
     o->bytes = bytes != NULL ? bytes : o->bytes;
     o->pieces = pieces != NULL ? pieces : o->pieces;
-    if (bytes == NULL || pieces == NULL) {
+    o->payloads = payloads != NULL ? payloads : o->payloads;
+    if (bytes == NULL || pieces == NULL || (by_engine && payloads == NULL)) {
         return false;
     }
     memcpy(o->bytes + o->n_bytes, head, sizeof(*head));
@@ -307,13 +388,16 @@ static bool append(outlet *o, const frame *head, const void *data, bool copies)
     } else {
         o->pieces[o->n_pieces++] = (piece){NULL, small};
     }
-    if (!copies && head->nbytes > 0) {
+    if (by_engine) {
+        o->payloads[o->n_payloads++] = (piece){data, head->nbytes};
+        o->sending++;
+    } else if (!copies && head->nbytes > 0) {
         o->pieces[o->n_pieces++] = (piece){data, head->nbytes};
     }
     return true;
 }
 
-static void put(msi_mirror *m, int32_t target, const frame *head, const void *data, bool copies)
+static void put(msi_mirror *m, int32_t target, const frame *head, const void *data)
 {
     outlet *o = &m->outlets[target];
 
@@ -321,7 +405,7 @@ static void put(msi_mirror *m, int32_t target, const frame *head, const void *da
         return;
     }
     pthread_mutex_lock(&o->lock);
-    if (!o->broken && !append(o, head, data, copies)) {
+    if (!o->broken && !append(o, head, data)) {
         break_outlet(o);
         m->setup.failed(m->setup.user, target, "no memory for what is to be sent");
     }
@@ -334,7 +418,7 @@ void msi_mirror_put_from(msi_mirror *m, int32_t target, msi_mirror_kind kind, co
 {
     const region *r = region_around(m, at, nbytes);
     const char *data = from;
-    frame head = {.kind = kind};
+    frame head;
 
     if (r == NULL) {
         m->setup.failed(m->setup.user, target, "its bytes are in no shared segment");
@@ -345,7 +429,10 @@ void msi_mirror_put_from(msi_mirror *m, int32_t target, msi_mirror_kind kind, co
     while (nbytes > 0) {
         head.nbytes = (uint32_t)(nbytes < MOST_DATA ? nbytes : MOST_DATA);
         atomic_fetch_add(m->setup.sent, kind != MSI_MIRROR_DATA);
-        put(m, target, &head, data, kind != MSI_MIRROR_DATA);
+        head.kind = kind == MSI_MIRROR_DATA && has_engine(m) && head.nbytes >= ENGINE_LEAST
+                        ? KIND_ENGINE
+                        : (uint32_t)kind;
+        put(m, target, &head, data);
         head.offset += head.nbytes;
         data += head.nbytes;
         nbytes -= head.nbytes;
@@ -369,14 +456,20 @@ void msi_mirror_push(msi_mirror *m, int32_t target)
     if (!o->waits && !o->broken) {
         send_pieces(m, o);
     }
+    const bool posts = o->n_payloads > 0;
+
     pthread_mutex_unlock(&o->lock);
+    if (posts) {
+        atomic_store(&m->posted, true);
+        wake_thread(m);
+    }
 }
 
 /* True: all that was asked is answered, or never will be. */
 static bool is_flushed(const msi_mirror *m, outlet *o)
 {
     pthread_mutex_lock(&o->lock);
-    const bool done = o->broken || o->answered >= o->asked;
+    const bool done = o->broken || (o->answered >= o->asked && o->sending == 0);
 
     pthread_mutex_unlock(&o->lock);
     return done || m->setup.is_gone(m->setup.user, o->rank);
@@ -395,7 +488,7 @@ void msi_mirror_flush(msi_mirror *m)
 
         if (o->used && !o->broken) {
             o->asked++;
-            put(m, q, &head, NULL, true);
+            put(m, q, &head, NULL);
             msi_mirror_push(m, q);
             o->used = false;
         }
@@ -429,6 +522,65 @@ static char *place_of(msi_mirror *m, uint64_t id, int64_t offset, int64_t nbytes
     return r != NULL && offset >= 0 && nbytes <= r->nbytes && offset <= r->nbytes - nbytes
                ? r->base + offset
                : NULL;
+}
+
+static void payload_sent(msi_engine_call *call, const char *error)
+{
+    outlet *o = (void *)((char *)call - offsetof(outlet, sent));
+
+    o->why = error != NULL ? error : o->why;
+    o->sending--;
+}
+
+/* Send the outlet's payloads when its peer is connected. */
+static void send_payloads(msi_mirror *m, outlet *o)
+{
+    pthread_mutex_lock(&o->lock);
+    pthread_mutex_lock(&m->lock);
+    for (size_t i = 0; i < o->n_payloads && o->peer != NULL && !m->engine_ended; i++) {
+        m->setup.engine->send(m->engine.state, o->peer, tag_of(m->setup.rank, o->n_sent++),
+                              o->payloads[i].data, (int64_t)o->payloads[i].nbytes, &o->sent);
+    }
+    pthread_mutex_unlock(&m->lock);
+    o->n_payloads = o->peer != NULL ? 0 : o->n_payloads;
+    pthread_mutex_unlock(&o->lock);
+}
+
+static void payload_received(msi_engine_call *call, const char *error)
+{
+    inbox *in = (void *)((char *)call - offsetof(inbox, received));
+    region *r = region_by_id(in->mirror, in->data_region);
+
+    if (in->dropped == NULL && r != NULL) {
+        r->receiving--;
+    }
+    free(in->dropped);
+    in->dropped = NULL;
+    in->why = error;
+    in->by_engine = false;
+    in->arrived = true;
+    in->data_left = 0;
+}
+
+/* The frame whose head was taken. False: no memory. */
+static bool receive_payload(msi_mirror *m, inbox *in)
+{
+    pthread_mutex_lock(&m->lock);
+    char *to = place_of(m, in->data_region, in->data_at, in->data_left);
+
+    if (to != NULL) {
+        region_by_id(m, in->data_region)->receiving++;
+    } else {
+        to = in->dropped = malloc((size_t)in->data_left);
+    }
+    in->by_engine = true;
+    if (to != NULL && !m->engine_ended) {
+        m->setup.engine->receive(m->engine.state, tag_of(in->from, in->n_received++), to,
+                                 in->data_left, &in->received);
+        in->arrived = false; /* if it is complete, the caller continues */
+    }
+    pthread_mutex_unlock(&m->lock);
+    return to != NULL;
 }
 
 static void store_word(char *to, const char *from)
@@ -496,8 +648,29 @@ static bool is_welcome(const msi_mirror *m, inbox *in, const char *data)
     expected = hello_to(m, theirs.to);
     expected.from = theirs.from;
     in->from = theirs.from;
-    return memcmp(&theirs, &expected, sizeof(theirs)) == 0 && theirs.to == m->setup.rank &&
-           theirs.from >= 0 && theirs.from < m->setup.world;
+    const bool other = theirs.magic == (has_engine(m) ? HELLO_MAGIC : ENGINE_MAGIC);
+
+    expected.magic = other ? theirs.magic : expected.magic;
+    if (memcmp(&theirs, &expected, sizeof(theirs)) != 0 || theirs.to != m->setup.rank ||
+        theirs.from < 0 || theirs.from >= m->setup.world) {
+        return false;
+    }
+    if (other) {
+        m->setup.failed(m->setup.user, in->from, "MS_NET differs between these ranks");
+    }
+    return !other;
+}
+
+/* [Note: payloads] */
+static bool send_address(const msi_mirror *m, const inbox *in)
+{
+    const int64_t deadline = msi_now_ns() + CONNECT_NS;
+    const msi_engine *e = &m->engine;
+
+    return !has_engine(m) ||
+           (msi_net_send(in->entry.fd, &e->address_nbytes, sizeof(e->address_nbytes), deadline) ==
+                0 &&
+            msi_net_send(in->entry.fd, e->address, e->address_nbytes, deadline) == 0);
 }
 
 enum { TAKE_MORE = 0, TAKE_NEVER = -1 };
@@ -512,10 +685,13 @@ static int64_t take_frame(msi_mirror *m, inbox *in, const char *data, size_t lef
         return TAKE_MORE;
     }
     memcpy(&head, data, sizeof(head));
-    if (head.kind == MSI_MIRROR_DATA) {
+    if (head.kind == MSI_MIRROR_DATA || head.kind == KIND_ENGINE) {
         in->data_left = head.nbytes;
         in->data_at = head.offset;
         in->data_region = head.region;
+        if (head.kind == KIND_ENGINE && (!has_engine(m) || !receive_payload(m, in))) {
+            return TAKE_NEVER;
+        }
         return sizeof(head);
     }
     const size_t nbytes = sizeof(head) + head.nbytes;
@@ -532,6 +708,9 @@ static int64_t take_frame(msi_mirror *m, inbox *in, const char *data, size_t lef
 /* The next piece of the buffer. */
 static int64_t take_piece(msi_mirror *m, inbox *in, const char *data, size_t left)
 {
+    if (in->by_engine) {
+        return TAKE_MORE;
+    }
     if (in->data_left > 0) {
         return (int64_t)take_data(m, in, data, left);
     }
@@ -541,7 +720,7 @@ static int64_t take_piece(msi_mirror *m, inbox *in, const char *data, size_t lef
     if (left < sizeof(msi_hello)) {
         return TAKE_MORE;
     }
-    return is_welcome(m, in, data) ? (int64_t)sizeof(msi_hello) : TAKE_NEVER;
+    return is_welcome(m, in, data) && send_address(m, in) ? (int64_t)sizeof(msi_hello) : TAKE_NEVER;
 }
 
 /* What the buffer has. False: close the connection. */
@@ -583,16 +762,23 @@ static ssize_t receive(msi_mirror *m, inbox *in)
 
 static void on_inbox(msi_mirror *m, inbox *in)
 {
-    ssize_t n;
+    ssize_t n = 1;
+    bool open = take(m, in); /* what a payload held back */
 
-    do {
+    m->setup.wake(m->setup.user);
+    while (open && n > 0 && !in->by_engine) {
         n = receive(m, in);
-        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR) || !take(m, in)) {
-            drop_inbox(m, in);
-            return;
-        }
+        open = (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) && take(m, in);
         m->setup.wake(m->setup.user); /* the stream may never pause */
-    } while (n > 0);
+    }
+    if (in->why != NULL) {
+        m->setup.failed(m->setup.user, in->from, in->why);
+    }
+    if (!open || in->why != NULL) {
+        drop_inbox(m, in);
+    } else if (in->by_engine) {
+        epoll_ctl(m->epoll, EPOLL_CTL_DEL, in->entry.fd, NULL);
+    }
 }
 
 /* Connections that never introduce themselves take little memory: the oldest ones are ended. */
@@ -625,19 +811,70 @@ static void on_listener(msi_mirror *m)
     end_strangers(m);
     in->entry = (entry){ENTRY_INBOX, fd};
     in->from = -1;
+    in->mirror = m;
+    in->received.done = payload_received;
     in->next = m->inboxes;
     m->inboxes = in;
     watch(m, &in->entry, EPOLLIN, EPOLL_CTL_ADD);
 }
 
-static void on_outlet(const msi_mirror *m, outlet *o, uint32_t events)
+/* Connect to the peer whose address has come. False: errno. */
+static bool connect_peer(msi_mirror *m, outlet *o)
 {
-    char answers[64]; /* a byte for each flush */
+    char why[MSI_ENGINE_ERROR];
+
+    pthread_mutex_lock(&m->lock);
+    const bool ok = m->setup.engine->connect(m->engine.state, &o->peer, o->address, why);
+
+    pthread_mutex_unlock(&m->lock);
+    if (!ok) {
+        m->setup.failed(m->setup.user, o->rank, why);
+    }
+    errno = ok ? 0 : ENOTCONN;
+    atomic_store(&m->posted, true);
+    return ok;
+}
+
+/* Part of the peer's address in the engine. Returns recv()'s result. */
+static ssize_t receive_address(msi_mirror *m, outlet *o)
+{
+    const size_t head = sizeof(o->address_nbytes), have = o->address_have;
+    char *to = have < head ? (char *)&o->address_nbytes + have : o->address + (have - head);
+    const size_t left = (have < head ? head : head + o->address_nbytes) - have;
+    const ssize_t n = recv(o->entry.fd, to, left, MSG_DONTWAIT);
+
+    o->address_have += n > 0 ? (size_t)n : 0;
+    if (n != (ssize_t)left) {
+        return n;
+    }
+    if (have >= head) {
+        return connect_peer(m, o) ? n : -1;
+    }
+    o->address = o->address_nbytes <= ENGINE_ADDRESS_MOST ? calloc(1, o->address_nbytes + 1) : NULL;
+    errno = o->address == NULL ? ENOMEM : 0;
+    return o->address == NULL ? -1 : n;
+}
+
+/* What the peer sends: its address in the engine, then a byte for each flush. */
+static ssize_t receive_answers(msi_mirror *m, outlet *o)
+{
+    char answers[64];
+
+    if (has_engine(m) && o->peer == NULL) {
+        return receive_address(m, o);
+    }
+    const ssize_t n = recv(o->entry.fd, answers, sizeof(answers), MSG_DONTWAIT);
+
+    o->answered += n > 0 ? (uint64_t)n : 0;
+    return n;
+}
+
+static void on_outlet(msi_mirror *m, outlet *o, uint32_t events)
+{
     ssize_t n = 0;
 
     pthread_mutex_lock(&o->lock);
-    while (!o->broken && (n = recv(o->entry.fd, answers, sizeof(answers), MSG_DONTWAIT)) > 0) {
-        o->answered += (uint64_t)n;
+    while (!o->broken && (n = receive_answers(m, o)) > 0) {
     }
     if (!o->broken && (n == 0 || (errno != EAGAIN && errno != EINTR))) {
         break_outlet(o);
@@ -651,13 +888,76 @@ static void on_outlet(const msi_mirror *m, outlet *o, uint32_t events)
     pthread_mutex_unlock(&o->lock);
 }
 
+/* Continue the streams whose payloads have arrived. Returns their number. */
+static int32_t resume_inboxes(msi_mirror *m)
+{
+    int32_t n = 0;
+
+    for (inbox *in = m->inboxes, *next; in != NULL; in = next) {
+        next = in->next;
+        if (in->arrived) {
+            in->arrived = false;
+            n++;
+            watch(m, &in->entry, EPOLLIN, EPOLL_CTL_ADD);
+            on_inbox(m, in);
+        }
+    }
+    return n;
+}
+
+static void report_outlets(msi_mirror *m)
+{
+    for (int32_t q = 0; q < m->setup.world; q++) {
+        outlet *o = &m->outlets[q];
+
+        if (o->why != NULL) {
+            m->setup.failed(m->setup.user, q, o->why);
+            o->why = NULL;
+        }
+    }
+}
+
+/* The engine's turn. True: nothing is due until its descriptor is readable. */
+static bool run_engine(msi_mirror *m)
+{
+    bool idle = true;
+
+    if (!has_engine(m) || m->engine_ended) {
+        return true;
+    }
+    if (atomic_exchange(&m->posted, false)) {
+        for (int32_t q = 0; q < m->setup.world; q++) {
+            send_payloads(m, &m->outlets[q]);
+        }
+    }
+    pthread_mutex_lock(&m->lock);
+    m->engine_ended = has_failed(m);
+    if (!m->engine_ended) {
+        idle = m->setup.engine->progress(m->engine.state);
+    } else {
+        epoll_ctl(m->epoll, EPOLL_CTL_DEL, m->engine.fd, NULL);
+    }
+    pthread_mutex_unlock(&m->lock);
+    report_outlets(m);
+    return resume_inboxes(m) == 0 && idle;
+}
+
+static void on_event(const msi_mirror *m)
+{
+    uint64_t times;
+    const ssize_t n = read(m->event.fd, &times, sizeof(times));
+
+    (void)n;
+}
+
 static void *receive_all(void *user)
 {
     msi_mirror *m = user;
     struct epoll_event events[16];
 
     while (!atomic_load(&m->stops)) {
-        const int n = epoll_wait(m->epoll, events, MSI_COUNT(events), -1);
+        const int timeout = run_engine(m) ? -1 : 0;
+        const int n = epoll_wait(m->epoll, events, MSI_COUNT(events), timeout);
 
         for (int32_t i = 0; i < n; i++) {
             entry *e = events[i].data.ptr;
@@ -672,6 +972,9 @@ static void *receive_all(void *user)
             case ENTRY_INBOX:
                 on_inbox(m, (inbox *)(void *)e);
                 break;
+            case ENTRY_EVENT:
+                on_event(m);
+                break;
             default:
                 break;
             }
@@ -682,17 +985,40 @@ static void *receive_all(void *user)
 
 /* -- life -------------------------------------------------------------------------------------- */
 
-/* The rank's signals are for its own thread. */
-static int start_thread(msi_mirror *m)
+static ms_status not_started(int error)
+{
+    return MS_FAIL(MS_RUNTIME_ERROR, "cannot start the thread that receives from other hosts: %s",
+                   strerrordesc_np(error));
+}
+
+static ms_status open_engine(msi_mirror *m)
+{
+    char why[MSI_ENGINE_ERROR];
+
+    if (!has_engine(m)) {
+        return MS_OK;
+    }
+    if (!m->setup.engine->open(&m->engine, why)) {
+        return MS_FAIL(MS_COMM_ERROR, "cannot send data to other hosts by %s: %s",
+                       m->setup.engine->kind, why);
+    }
+    m->engine_entry = (entry){ENTRY_ENGINE, m->engine.fd};
+    watch(m, &m->engine_entry, EPOLLIN, EPOLL_CTL_ADD);
+    return MS_OK;
+}
+
+/* The rank's signals are for its own thread, not for this one and those of the engine. */
+static ms_status start_thread(msi_mirror *m)
 {
     sigset_t all, before;
 
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int error = pthread_create(&m->thread, NULL, receive_all, m);
+    const ms_status status = open_engine(m);
+    const int error = status == MS_OK ? pthread_create(&m->thread, NULL, receive_all, m) : 0;
 
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error;
+    return error == 0 ? status : not_started(error);
 }
 
 ms_status msi_mirror_new(msi_mirror **out, const msi_mirror_setup *setup)
@@ -708,30 +1034,32 @@ ms_status msi_mirror_new(msi_mirror **out, const msi_mirror_setup *setup)
     for (int32_t q = 0; q < setup->world; q++) {
         m->outlets[q].entry = (entry){ENTRY_OUTLET, -1};
         m->outlets[q].rank = q;
+        m->outlets[q].sent.done = payload_sent;
         pthread_mutex_init(&m->outlets[q].lock, NULL);
     }
     m->listener = (entry){ENTRY_LISTENER, setup->listener};
-    m->event = (entry){ENTRY_EVENT, eventfd(0, EFD_CLOEXEC)};
+    m->event = (entry){ENTRY_EVENT, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
     m->epoll = epoll_create1(EPOLL_CLOEXEC);
-    int error = m->epoll < 0 || m->event.fd < 0 ? errno : 0;
+    ms_status status = m->epoll < 0 || m->event.fd < 0
+                           ? not_started(errno)
+                           : msi_mirror_add(m, 0, setup->base, setup->nbytes);
 
-    if (error == 0 && msi_mirror_add(m, 0, setup->base, setup->nbytes) != MS_OK) {
-        error = ENOMEM;
-    }
-    if (error == 0) { /* bytes may have arrived already */
+    if (status == MS_OK) { /* bytes may have arrived already */
         watch(m, &m->listener, EPOLLIN, EPOLL_CTL_ADD);
         watch(m, &m->event, EPOLLIN, EPOLL_CTL_ADD);
-        error = start_thread(m);
+        status = start_thread(m);
     }
-    if (error != 0) {
+    if (status != MS_OK) {
         free(m);
-        return MS_FAIL(MS_RUNTIME_ERROR,
-                       "cannot start the thread that receives from other hosts: "
-                       "%s",
-                       strerrordesc_np(error));
+        return status;
     }
     *out = m;
     return MS_OK;
+}
+
+const char *msi_mirror_engine(const msi_mirror *m)
+{
+    return has_engine(m) ? m->setup.engine->kind : "tcp";
 }
 
 static void close_all(msi_mirror *m)
@@ -757,15 +1085,15 @@ void msi_mirror_forked(msi_mirror *m)
 
 void msi_mirror_free(msi_mirror *m)
 {
-    const uint64_t one = 1;
-
     if (m == NULL) {
         return;
     }
     if (!m->forked) {
         atomic_store(&m->stops, true);
-        if (write(m->event.fd, &one, sizeof(one)) == sizeof(one)) {
-            pthread_join(m->thread, NULL);
+        wake_thread(m);
+        pthread_join(m->thread, NULL);
+        if (has_engine(m)) {
+            m->setup.engine->close(m->engine.state);
         }
         close_all(m);
     }
@@ -773,11 +1101,14 @@ void msi_mirror_free(msi_mirror *m)
         inbox *first = m->inboxes;
 
         m->inboxes = first->next;
+        free(first->dropped);
         free(first);
     }
     for (int32_t q = 0; q < m->setup.world; q++) {
         free(m->outlets[q].bytes);
         free(m->outlets[q].pieces);
+        free(m->outlets[q].payloads);
+        free(m->outlets[q].address);
         pthread_mutex_destroy(&m->outlets[q].lock);
     }
     pthread_mutex_destroy(&m->lock);

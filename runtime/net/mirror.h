@@ -6,11 +6,15 @@
  * them: all that a rank puts for one target goes over one connection. On each host one rank is the
  * target, and a thread of it stores what arrives.
  *
+ * With an engine (engine.h) the bytes of large data go another way, and the order is the same:
+ * [Note: payloads].
+ *
  * Puts are sent by push(). Words are copied. Data stays where it is until it was sent, so it may
  * change only after peers have reacted to a later word. Functions are for the rank's own thread. */
 #ifndef MSI_NET_MIRROR_H
 #define MSI_NET_MIRROR_H
 
+#include "engine.h"
 #include "socket.h"
 
 typedef struct msi_mirror msi_mirror;
@@ -35,8 +39,9 @@ typedef struct msi_mirror_setup {
     int64_t nbytes;
     /* Counters of this rank's puts of words, and of the puts of others that are stored. */
     _Atomic uint64_t *sent, *stored;
-    void (*wake)(void *user); /* words have arrived; called by the thread */
-    /* This rank cannot send to `rank`. */
+    const msi_engine_ops *engine; /* which carries large data; NULL: TCP carries all */
+    void (*wake)(void *user);     /* words have arrived; called by the thread */
+    /* This rank cannot send to `rank`, or cannot receive from it. */
     void (*failed)(void *user, int32_t rank, const char *why);
     /* `rank` will never receive again, or it does not matter. */
     bool (*is_gone)(void *user, int32_t rank);
@@ -58,6 +63,8 @@ void msi_mirror_put_from(msi_mirror *m, int32_t target, msi_mirror_kind kind, co
 void msi_mirror_push(msi_mirror *m, int32_t target);
 /* Wait until all that was put has been stored. */
 void msi_mirror_flush(msi_mirror *m);
+/* What carries large data: "tcp", or the engine's kind. */
+const char *msi_mirror_engine(const msi_mirror *m);
 /* In a process that this rank forked: it sends and receives nothing. */
 void msi_mirror_forked(msi_mirror *m);
 void msi_mirror_free(msi_mirror *m);

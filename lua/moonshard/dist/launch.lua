@@ -28,7 +28,7 @@ local launch_out = B.new('ms_launch *[1]')
 ---@field cores integer  number of cores this rank may run on
 ---@field initialized boolean
 ---@field launcher string  'none', 'fork', 'run', 'thread' or 'plan'
----@field transport string  'self', 'shm', or on several hosts 'shm+tcp'
+---@field transport string  'self', 'shm'; on several hosts 'shm+tcp' or 'shm+ucx'
 
 -- While a script is planned: this rank, the number of ranks, and of those on each host.
 local planned = nil

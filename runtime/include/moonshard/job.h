@@ -24,7 +24,7 @@ typedef struct ms_dist_info {
     int32_t cores; /**< cores this rank may run on */
     bool initialized;
     const char *launcher;  /**< "none", "fork", "run", "thread" */
-    const char *transport; /**< "self", "shm", or "shm+tcp" on several hosts */
+    const char *transport; /**< "self", "shm"; on several hosts "shm+tcp" or "shm+ucx" */
 } ms_dist_info;
 
 /** Where the launchers of a job on several hosts meet. */
