@@ -379,7 +379,7 @@ static bool append(outlet *o, const frame *head, const void *data)
         return false;
     }
     memcpy(o->bytes + o->n_bytes, head, sizeof(*head));
-    if (copies) {
+    if (copies && head->nbytes > 0) {
         memcpy(o->bytes + o->n_bytes + sizeof(*head), data, head->nbytes);
     }
     o->n_bytes += small;
