@@ -157,6 +157,22 @@ describe('dist.init', function()
     end)
   end)
 
+  it('sends large data to other hosts by UCX with MS_NET=ucx', function()
+    with_script([[
+      local world = ms.dist.init()
+      local t = ms.dist.all_reduce(ms.full({ 100000 }, world.rank + 1))
+      print(world.transport, t:sum():item())
+    ]], function(path)
+      local command = 'env MS_TEST_HOSTS=2 MS_NET=ucx bindings/moonshard run -n 2 ' .. path
+      local output, code = shell(command)
+      if output:find('needs libmoonshard_ucx.so', 1, true) then
+        return pending('libmoonshard_ucx.so is missing')
+      end
+      assert.equal(0, code, output)
+      assert.truthy(output:find('shm+ucx\t300000\n', 1, true), output)
+    end)
+  end)
+
   it('is not needed for rank() and world_size() under a launcher', function()
     with_script('print(ms.dist.rank(), ms.dist.world_size())', function(path)
       local output = shell('bindings/moonshard run -n 2 ' .. path)

@@ -98,14 +98,14 @@ check "doctor: $(cat "$work/log")" grep -qE 'hosts 1 and 2  latency [0-9]+ us, [
 cat >"$work/endless.lua" <<'END'
 local ms = require 'moonshard'
 ms.dist.init()
-local model = ms.fsdp.FSDP(ms.nn.Sequential { ms.nn.Linear(64, 64), ms.nn.Linear(64, 64) })
+local model = ms.fsdp.FSDP(ms.nn.Sequential { ms.nn.Linear(256, 256), ms.nn.Linear(256, 256) })
 local opt = ms.optim.SGD(model:parameters(), { lr = 0.1 })
 local file = assert(io.open(arg[1] .. '/rank' .. ms.dist.rank(), 'w'))
 file:write(io.open('/proc/self/stat'):read('*n'))
 file:close()
 local began = os.time()
 while os.time() - began < 30 do
-  model(ms.ones(4, 64)):sum():backward()
+  model(ms.ones(4, 256)):sum():backward()
   opt:step()
 end
 END
@@ -147,6 +147,9 @@ recover() { :; }
 breaks 'ranks of two hosts killed at once' 'rank (0|2) died' eval 'kill -9 $(cat $work/rank0) $(cat $work/rank2)'
 check "ranks of two hosts killed at once, one cause: $(grep '^moonshard: rank . died' "$work/log")" \
   [ "$(grep -oE '^moonshard: rank . died' "$work/log" | sort -u | wc -l)" -eq 1 ]
+MS_NET=ucx breaks 'a killed rank, by UCX' 'rank 2 died \(signal 9, Killed\) .* while this rank waited in .* of unit' \
+  eval 'kill -9 $(cat $work/rank2)'
+
 launcher_of_2() { parent "$(parent "$(cat "$work/rank2")")"; }
 breaks 'a killed rank' 'rank 2 died \(signal 9, Killed\) \(pid [0-9]+\) while this rank waited in .* of unit' \
   eval 'kill -9 $(cat $work/rank2)'

@@ -169,6 +169,18 @@ static void test_net_mirror__flushes_until_all_is_stored(void **state)
     close_hosts();
 }
 
+static void test_net_mirror__ends_after_its_peer(void **state)
+{
+    open_hosts();
+    msi_mirror_put(hosts[0].mirror, 1, MSI_MIRROR_DATA, hosts[0].memory->data, NBYTES);
+    msi_mirror_flush(hosts[0].mirror);
+    msi_mirror_free(hosts[1].mirror);
+    hosts[1].mirror = NULL;
+    msi_mirror_put(hosts[0].mirror, 1, MSI_MIRROR_DATA, hosts[0].memory->data, NBYTES);
+    msi_mirror_push(hosts[0].mirror, 1);
+    close_hosts();
+}
+
 /* A frame as mirror.c has it. */
 typedef struct forged {
     msi_hello hello;
@@ -244,6 +256,7 @@ int main(void)
         cmocka_unit_test(test_net_mirror__stores_data_before_a_later_word),
         cmocka_unit_test(test_net_mirror__never_shows_a_record_half_old),
         cmocka_unit_test(test_net_mirror__flushes_until_all_is_stored),
+        cmocka_unit_test(test_net_mirror__ends_after_its_peer),
         cmocka_unit_test(test_net_mirror__does_not_store_what_does_not_fit),
     };
     const int failed = cmocka_run_group_tests_name("net/mirror", tests, NULL, NULL);
