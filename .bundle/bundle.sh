@@ -12,7 +12,7 @@ name=moonshard-$version-linux-x86_64
 newest_glibc=2.36 # Debian 12
 
 glibc='^(linux-vdso|ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|nsl|anl|mvec|thread_db))\.so'
-driver='^lib(cuda|nvidia-.*)\.so'
+driver='^lib(cuda|nvidia-.*|uc[mpst])\.so' # and UCX, which opens the transports of its own package
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -43,7 +43,7 @@ local function random_secret()
   return (bytes:gsub('.', function(c) return ('%02x'):format(c:byte()) end))
 end
 
--- Variables that ranks on other hosts need, besides MS_*.
+-- Variables that ranks on other hosts need, besides MS_* and UCX_*.
 local PASSED = { MOONSHARD_LIB = true, LUA_PATH = true, LUA_CPATH = true }
 
 local function exports(secret)
@@ -54,7 +54,7 @@ local function exports(secret)
     file:close()
   end
   for name, value in all:gmatch('([%w_]+)=([^%z]*)') do
-    if name:find('^MS_') or PASSED[name] then
+    if name:find('^MS_') or name:find('^UCX_') or PASSED[name] then
       lines[#lines + 1] = ('export %s=%s'):format(name, quoted(value))
     end
   end
