@@ -220,6 +220,12 @@ local runs = {
   ['moonshard run --hosts=10.77.0.1:4,10.77.0.2:4 train.lua'] = function(command)
     finds('1\t2\n', succeeds(here(command)))
   end,
+  ['MS_NET=ucx moonshard run --hosts=10.77.0.1:4,10.77.0.2:4 train.lua'] = function(command)
+    if not lfs.attributes(TREE .. '/build/release/libmoonshard_ucx.so') then
+      return pending('libmoonshard_ucx.so is missing')
+    end
+    finds('1\t2\n', succeeds(here(command)))
+  end,
   ['MOONSHARD_SECRET=... moonshard run --hosts=10.77.0.1:4,10.77.0.2:4 --host=0 train.lua']
     = function(command)
       together(here(command), here(command:gsub('host=0', 'host=1')), 2)
