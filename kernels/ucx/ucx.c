@@ -207,16 +207,15 @@ static void receive_data(void *state, uint64_t tag, void *data, int64_t nbytes,
 static bool progress(void *state)
 {
     const ucx *u = state;
-    bool idle = true;
-    int32_t step = 0;
+    bool idle = false;
 
-    if (enter()) {
-        while (step < STEPS && ucp_worker_progress(u->worker) != 0) {
-            step++;
-        }
-        idle = step < STEPS && ucp_worker_arm(u->worker) == UCS_OK;
-        leave();
+    if (!enter()) {
+        return true;
     }
+    for (int32_t step = 0; step < STEPS && !idle; step++) { /* arming fails while events wait */
+        idle = ucp_worker_progress(u->worker) == 0 && ucp_worker_arm(u->worker) == UCS_OK;
+    }
+    leave();
     return idle;
 }
 
