@@ -85,6 +85,24 @@ static void be_quiet(void)
     }
 }
 
+/* Without shared memory, unless UCX_TLS asks for it: ranks of one host do not use an engine, and a
+ * rank that reads the memory of one that has ended is aborted by UCX. */
+static ucs_status_t open_context(ucp_context_h *out, const ucp_params_t *params)
+{
+    ucp_config_t *config;
+    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
+
+    if (status != UCS_OK) {
+        return status;
+    }
+    if (getenv("UCX_TLS") == NULL) {
+        status = ucp_config_modify(config, "TLS", "^sm");
+    }
+    status = status == UCS_OK ? ucp_init(params, config, out) : status;
+    ucp_config_release(config);
+    return status;
+}
+
 static bool open_worker(ucx *u, char *error)
 {
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES,
@@ -94,7 +112,7 @@ static bool open_worker(ucx *u, char *error)
                                         .thread_mode = UCS_THREAD_MODE_SERIALIZED,
                                         .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK};
 
-    return is_ok(ucp_init(&params, NULL, &u->context), "ucp_init", error) &&
+    return is_ok(open_context(&u->context, &params), "ucp_init", error) &&
            is_ok(ucp_worker_create(u->context, &worker, &u->worker), "ucp_worker_create", error);
 }
 
