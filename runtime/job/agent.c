@@ -593,14 +593,20 @@ static ms_status host_others(msi_agent *a, msi_address at, const ms_hosts *hosts
                              int32_t *listeners, int64_t deadline)
 {
     msi_address ranks = at;
-    int32_t listener;
+    int32_t listener = hosts->listener;
 
     msi_address_any_port(&ranks);
-    MS_TRY(listen_for_ranks(a->job, ranks, listeners));
-    MS_TRY(msi_net_listen(&listener, &at));
-    const ms_status status = receive_hosts(a, listener, hosts, deadline);
+    ms_status status = listen_for_ranks(a->job, ranks, listeners);
 
-    close(listener);
+    if (status == MS_OK && listener == 0) {
+        status = msi_net_listen(&listener, &at);
+    }
+    if (status == MS_OK) {
+        status = receive_hosts(a, listener, hosts, deadline);
+    }
+    if (listener > 0) {
+        close(listener);
+    }
     return status;
 }
 

@@ -11,6 +11,7 @@
 typedef struct msi_agent msi_agent;
 
 /* Meet the launchers of all hosts, and fill the addresses of all ranks into the block.
+ * @param hosts  its listener is closed when all have come
  * @param listeners  (n_local) of this host's ranks: made here
  * @return MS_COMM_ERROR  a host is missing after the time limit, or differs */
 ms_status msi_agent_meet(msi_agent **out, msi_job *job, const ms_hosts *hosts, int32_t *listeners);

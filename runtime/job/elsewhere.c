@@ -163,24 +163,25 @@ static void address_of_host_0(const msi_place *p, char *buffer, size_t nbytes)
 typedef struct meeting {
     char address[256];
     int32_t port;
+    int32_t listener; /* in rank 0; 0: elsewhere */
 } meeting;
 
-/* Host 0 chooses a port; another process could take it before it listens there. */
 static ms_status agree_on_meeting(msi_rendezvous *r, const msi_place *p, meeting *out)
 {
-    meeting own = {.port = 0}, *all = calloc((size_t)p->world, sizeof(*all));
+    meeting own = {.port = 0, .listener = 0}, *all = calloc((size_t)p->world, sizeof(*all));
     ms_status status = MS_OK;
 
     if (all == NULL) {
         return MS_FAIL(MS_OUT_OF_MEMORY, "no memory to meet %d ranks", (int)p->world);
     }
-    if (p->rank == 0) {
+    if (p->rank == 0 && p->n_hosts > 1) {
         address_of_host_0(p, own.address, sizeof(own.address));
-        status = msi_net_free_port(own.address, &own.port);
+        status = msi_net_listen_anywhere(&own.listener, own.address, &own.port);
     }
     status =
         status == MS_OK ? msi_rendezvous_exchange(r, "launchers", &own, sizeof(own), all) : status;
     *out = all[0];
+    out->listener = own.listener;
     free(all);
     return status;
 }
@@ -216,7 +217,8 @@ static ms_status make_job(msi_job **out, msi_agent **agent, const msi_job_guest 
                             .address = m->address,
                             .port = m->port,
                             .secret = msi_switch_text("MOONSHARD_SECRET", p->run),
-                            .timeout_s = WAIT_S};
+                            .timeout_s = WAIT_S,
+                            .listener = m->listener};
 
     *agent = NULL;
     MS_TRY(msi_job_new(out, guest, size, false));

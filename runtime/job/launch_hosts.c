@@ -42,11 +42,13 @@ static ms_status start_hosts(ms_launch **out, msi_dist *d, const msi_start *all,
         return msi_launch_start(out, d, all, NULL, rank);
     }
     here.n = all->n / n_hosts;
-    MS_TRY(msi_net_free_port(hosts.address, &hosts.port));
+    MS_TRY(msi_net_listen_anywhere(&hosts.listener, hosts.address, &hosts.port));
     for (int32_t h = 1; h < n_hosts; h++) {
         const pid_t pid = fork();
 
         if (pid == 0) {
+            close(hosts.listener);
+            hosts.listener = 0;
             hosts.host = h;
             return launch_beside(d, &here, &hosts, rank);
         }

@@ -110,14 +110,12 @@ ms_status msi_net_listen(int32_t *fd, msi_address *a)
     return MS_OK;
 }
 
-ms_status msi_net_free_port(const char *host, int32_t *port)
+ms_status msi_net_listen_anywhere(int32_t *fd, const char *host, int32_t *port)
 {
     msi_address a;
-    int32_t fd;
 
     MS_TRY(msi_address_find(&a, host, 0));
-    MS_TRY(msi_net_listen(&fd, &a));
-    close(fd);
+    MS_TRY(msi_net_listen(fd, &a));
     *port = msi_address_port(&a);
     return MS_OK;
 }

@@ -40,8 +40,8 @@ void msi_address_any_port(msi_address *a);
 ms_status msi_address_find(msi_address *out, const char *host, int32_t port);
 /* Listen on exactly `*a`; port 0 becomes the one that the system chose. */
 ms_status msi_net_listen(int32_t *fd, msi_address *a);
-/* A port of `host` that nobody uses now. */
-ms_status msi_net_free_port(const char *host, int32_t *port);
+/* Listen on `host`, at a port that the system chooses. */
+ms_status msi_net_listen_anywhere(int32_t *fd, const char *host, int32_t *port);
 /* One attempt, with the deadline for its answer. */
 int msi_net_connect_once(int32_t *fd, const msi_address *to, int64_t deadline_ns);
 /* Connect; while nobody listens, or the host is unreachable, try again until the deadline. */

@@ -35,6 +35,7 @@ typedef struct ms_hosts {
     int32_t port;
     const char *secret; /**< equal on all hosts; a launcher without it is not let in */
     double timeout_s;   /**< how long to wait for the others */
+    int32_t listener;   /**< host 0: a socket that listens there, taken over; 0: not made yet */
 } ms_hosts;
 
 /** Fork `n` ranks. Child: `*rank` is its rank, `*out` NULL, the world group exists. Caller: `*rank`
