@@ -22,6 +22,7 @@ enum {
     STRANGERS = 64,
     PIECES = 64,             /* in one system call */
     MOST_DATA = 1 << 30,     /* bytes of a frame */
+    REPORT_NS = 1000000000,  /* from a failed transfer to its report */
     CONNECT_NS = 1000000000, /* limit of a connection, when its listener exists */
     KIND_FLUSH = 100,        /* no data: the receiver answers with one byte */
     KIND_ENGINE = 101        /* data whose bytes the engine carries */
@@ -86,7 +87,7 @@ typedef struct outlet {
     uint64_t n_sent;
     atomic_int sending; /* payloads that were put and are not sent */
     msi_engine_call sent;
-    const char *why; /* a transfer failed */
+    struct msi_mirror *mirror;
 } outlet;
 
 /* From one rank. */
@@ -102,7 +103,6 @@ typedef struct inbox {
     char *dropped; /* memory for a payload without a place */
     msi_engine_call received;
     struct msi_mirror *mirror;
-    const char *why; /* a transfer failed */
     struct inbox *next;
     char buffer[ROOM];
 } inbox;
@@ -116,6 +116,9 @@ struct msi_mirror {
     entry engine_entry;
     atomic_bool posted; /* outlets have payloads to send */
     bool engine_ended;
+    const char *why; /* NULL, or why a transfer with `why_rank` failed; due for a report later */
+    int32_t why_rank;
+    int64_t why_due;
     atomic_bool stops;
     bool forked; /* this process is a copy of the rank's, without its thread and connections */
     pthread_mutex_t lock; /* of regions, while bytes are stored */
@@ -524,11 +527,23 @@ static char *place_of(msi_mirror *m, uint64_t id, int64_t offset, int64_t nbytes
                : NULL;
 }
 
+/* Transfers also fail when the rank has ended, which its launcher is about to report. */
+static void transfer_failed(msi_mirror *m, int32_t rank, const char *why)
+{
+    if (m->why == NULL) {
+        m->why = why;
+        m->why_rank = rank;
+        m->why_due = msi_now_ns() + REPORT_NS;
+    }
+}
+
 static void payload_sent(msi_engine_call *call, const char *error)
 {
     outlet *o = (void *)((char *)call - offsetof(outlet, sent));
 
-    o->why = error != NULL ? error : o->why;
+    if (error != NULL) {
+        transfer_failed(o->mirror, o->rank, error);
+    }
     o->sending--;
 }
 
@@ -556,7 +571,10 @@ static void payload_received(msi_engine_call *call, const char *error)
     }
     free(in->dropped);
     in->dropped = NULL;
-    in->why = error;
+    if (error != NULL) { /* the stream ends here */
+        transfer_failed(in->mirror, in->from, error);
+        return;
+    }
     in->by_engine = false;
     in->arrived = true;
     in->data_left = 0;
@@ -771,10 +789,7 @@ static void on_inbox(msi_mirror *m, inbox *in)
         open = (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) && take(m, in);
         m->setup.wake(m->setup.user); /* the stream may never pause */
     }
-    if (in->why != NULL) {
-        m->setup.failed(m->setup.user, in->from, in->why);
-    }
-    if (!open || in->why != NULL) {
+    if (!open) {
         drop_inbox(m, in);
     } else if (in->by_engine) {
         epoll_ctl(m->epoll, EPOLL_CTL_DEL, in->entry.fd, NULL);
@@ -905,15 +920,11 @@ static int32_t resume_inboxes(msi_mirror *m)
     return n;
 }
 
-static void report_outlets(msi_mirror *m)
+static void report_transfer(msi_mirror *m)
 {
-    for (int32_t q = 0; q < m->setup.world; q++) {
-        outlet *o = &m->outlets[q];
-
-        if (o->why != NULL) {
-            m->setup.failed(m->setup.user, q, o->why);
-            o->why = NULL;
-        }
+    if (m->why != NULL && msi_now_ns() >= m->why_due) {
+        m->setup.failed(m->setup.user, m->why_rank, m->why);
+        m->why = NULL;
     }
 }
 
@@ -938,7 +949,7 @@ static bool run_engine(msi_mirror *m)
         epoll_ctl(m->epoll, EPOLL_CTL_DEL, m->engine.fd, NULL);
     }
     pthread_mutex_unlock(&m->lock);
-    report_outlets(m);
+    report_transfer(m);
     return resume_inboxes(m) == 0 && idle;
 }
 
@@ -956,7 +967,7 @@ static void *receive_all(void *user)
     struct epoll_event events[16];
 
     while (!atomic_load(&m->stops)) {
-        const int timeout = run_engine(m) ? -1 : 0;
+        const int timeout = !run_engine(m) ? 0 : m->why != NULL ? REPORT_NS / 1000000 : -1;
         const int n = epoll_wait(m->epoll, events, MSI_COUNT(events), timeout);
 
         for (int32_t i = 0; i < n; i++) {
@@ -1034,6 +1045,7 @@ ms_status msi_mirror_new(msi_mirror **out, const msi_mirror_setup *setup)
     for (int32_t q = 0; q < setup->world; q++) {
         m->outlets[q].entry = (entry){ENTRY_OUTLET, -1};
         m->outlets[q].rank = q;
+        m->outlets[q].mirror = m;
         m->outlets[q].sent.done = payload_sent;
         pthread_mutex_init(&m->outlets[q].lock, NULL);
     }
