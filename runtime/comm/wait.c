@@ -5,8 +5,9 @@
 #include "device_comm.h"
 
 #include <stdio.h>
+#include <time.h>
 
-enum { PAUSES_PER_CLOCK = 16, POLL_NS = 50000 };
+enum { PAUSES_PER_CLOCK = 16, POLL_NS = 50000, CAUSE_NS = 300000000 };
 
 static void cpu_pause(void)
 {
@@ -84,6 +85,19 @@ static peer_status look_at_peers(ms_comm *c, uint64_t seq, watch *w)
     return gone >= 0 ? (peer_status){PEERS_LEFT, gone} : (peer_status){PEERS_STUCK, -1};
 }
 
+/* Member q of another host may react to a failure before the launchers have sent it to this one:
+ * wait for that, since it is the cause. */
+static void await_cause(ms_comm *c, int32_t q)
+{
+    const struct timespec moment = {.tv_nsec = 1000000};
+    const int64_t deadline = msi_now_ns() + CAUSE_NS;
+
+    while (!msi_job_is_local(c->job, c->in_job[q]) && !msi_comm_broken(c) &&
+           msi_now_ns() < deadline) {
+        nanosleep(&moment, NULL);
+    }
+}
+
 static const char *how_left(const ms_comm *c, int32_t q)
 {
     return atomic_load(&c->members[q].left) == MSI_MEMBER_FREED ? "freed the group"
@@ -96,6 +110,7 @@ static void report_peers(ms_comm *c, peer_status f)
 
     switch (f.state) {
     case PEERS_LEFT:
+        await_cause(c, f.member);
         msi_failure_text(c, f.member, c->own, failure, sizeof(failure));
         msi_job_abort(c->job, c->in_job[c->own], c->in_job[f.member],
                       failure[0] != '\0' ? MSI_CAUSE_FAILED : MSI_CAUSE_LEFT, MS_COMM_ERROR,
@@ -275,6 +290,7 @@ ms_status msi_comm_dropped(ms_comm *c, uint64_t seq, int32_t q)
 
     msi_operation_text(c, seq, operation, sizeof(operation));
     if (msi_members_agree(c)) {
+        await_cause(c, q);
         msi_failure_text(c, c->own, q, failure, sizeof(failure));
         msi_job_abort(c->job, c->in_job[c->own], c->in_job[q],
                       failure[0] != '\0' ? MSI_CAUSE_FAILED : MSI_CAUSE_MISMATCH, MS_COMM_ERROR,
