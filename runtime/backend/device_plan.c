@@ -2,6 +2,7 @@
 #include "device_plan.h"
 
 #include "heap.h"
+#include "plan_work.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -89,20 +90,24 @@ void msi_plan_event(const ms_context *ctx, const ms_plan_event *event)
     }
 }
 
-static void add_work(plan_device *p, double flops, double targets)
+static void add_work(plan_device *p, msi_work work)
 {
     ms_plan_event *last = p->n > 0 ? &p->events[p->n - 1] : NULL;
 
     if (last == NULL || last->kind != MS_PLAN_COMPUTE) {
-        if (flops + targets <= 0) {
+        if (work.flops + work.targets + work.nbytes <= 0) {
             return;
         }
-        add_event(p, &(ms_plan_event){.kind = MS_PLAN_COMPUTE, .flops = flops, .targets = targets});
+        add_event(p, &(ms_plan_event){.kind = MS_PLAN_COMPUTE,
+                                      .flops = work.flops,
+                                      .targets = work.targets,
+                                      .nbytes = work.nbytes});
     } else if (p->traces) {
         const double live = live_bytes(p);
 
-        last->flops += flops;
-        last->targets += targets;
+        last->flops += work.flops;
+        last->targets += work.targets;
+        last->nbytes += work.nbytes;
         last->live = live > last->live ? live : last->live;
     }
 }
@@ -140,59 +145,6 @@ ms_status ms_plan_events(const ms_plan_event **out, int64_t *n)
     *out = p->events;
     *n = p->n;
     return MS_OK;
-}
-
-/* -- what kernels compute ---------------------------------------------------------------------- */
-
-/* Pairs of a query and a key that it sees. */
-static double attention_pairs(const msi_attention_args *a)
-{
-    const double q = (double)a->q_len, kv = (double)a->kv_len;
-
-    if (!a->causal) {
-        return q * kv;
-    }
-    const double rows = q < kv ? q : kv; /* query i sees kv - q + i + 1 keys, if that is positive */
-
-    return rows * (kv - rows) + rows * (rows + 1) / 2;
-}
-
-/* Two products in the forward, five in the gradient. */
-static double attention_flops(const msi_attention_args *a, bool gradient)
-{
-    return (gradient ? 10.0 : 4.0) * (double)(a->batch * a->heads * a->head_dim) *
-           attention_pairs(a);
-}
-
-/* One product in the forward, one for each gradient. */
-static double conv_flops(const msi_conv_args *a, bool gradient)
-{
-    const int64_t *out = a->out, *kernel = a->kernel;
-    const int32_t products = gradient ? (a->dx != NULL) + (a->dw != NULL) : 1;
-
-    return 2.0 * products * (double)(a->batch * a->groups * a->out_channels * a->in_channels) *
-           (double)(out[0] * out[1] * out[2]) * (double)(kernel[0] * kernel[1] * kernel[2]);
-}
-
-static double flops_of(int32_t kernel, const void *args)
-{
-    switch (kernel) {
-    case MSI_K_attention:
-    case MSI_K_attention_grad:
-        return attention_flops(args, kernel == MSI_K_attention_grad);
-    case MSI_K_conv:
-    case MSI_K_conv_grad:
-        return conv_flops(args, kernel == MSI_K_conv_grad);
-    default:
-        return 0;
-    }
-}
-
-static double targets_of(int32_t kernel, const void *args)
-{
-    return kernel == MSI_K_cross_entropy_grad ? (double)((const msi_cross_entropy_args *)args)->rows
-           : kernel == MSI_K_nll_loss_grad    ? (double)((const msi_nll_args *)args)->rows
-                                              : 0;
 }
 
 /* -- the device -------------------------------------------------------------------------------- */
@@ -242,7 +194,7 @@ static int32_t plan_run(msi_device *d, int32_t stream, int32_t kernel, int32_t d
 
     (void)stream;
     if (p->traces) {
-        add_work(p, flops_of(kernel, args), targets_of(kernel, args));
+        add_work(p, msi_work_of(kernel, dtype, args));
     }
     return p->host.kernel(kernel, dtype) != NULL ? MSI_DEV_OK : MSI_DEV_UNSUPPORTED;
 }
@@ -255,7 +207,7 @@ static int32_t plan_gemm(msi_device *d, int32_t stream, const msi_gemm_args *arg
 
     (void)stream;
     if (p->traces) {
-        add_work(p, 2.0 * (double)(args->batch * args->m * args->n) * (double)args->k, 0);
+        add_work(p, msi_work_of(MSI_K_gemm, args->dtype, args));
     }
     return host->gemm(host->user, args) == MS_OK ? MSI_DEV_OK : MSI_DEV_FAILED;
 }

@@ -27,6 +27,8 @@ local FLAGS = {
     .. 'are estimated' },
   { 'link', '', 'bytes a second that each rank can send to other hosts, as 50GB/s' },
   { 'host-link', '', 'bytes a second that each rank can send to ranks of its host' },
+  { 'memory', '', 'bytes a second that a rank reads and writes in other kernels and in the '
+    .. 'optimizer, as 2TB/s (default: they take no time)' },
   { 'svg', '', 'file for a timeline of the step' },
   { 'json', '', 'file for the numbers of the report' },
   { 'fit', '', 'bytes that a rank may hold, as 80GiB: plan all combinations of --try, and list '
@@ -84,10 +86,10 @@ end
 local function rates_of(o)
   local rates = {
     flops = rate(o, 'flops', 'flop'), link = rate(o, 'link', 'b'),
-    host_link = rate(o, 'host-link', 'b'),
+    host_link = rate(o, 'host-link', 'b'), memory = rate(o, 'memory', 'b'),
   }
   if not rates.flops then
-    if rates.link or rates.host_link or o.svg ~= '' then
+    if rates.link or rates.host_link or rates.memory or o.svg ~= '' then
       fail 'times need --flops, the operations a second of a rank'
     end
     return nil
@@ -96,7 +98,9 @@ local function rates_of(o)
   elseif o['ranks-per-host'] > 1 and not rates.host_link then
     fail 'times of several ranks on a host need --host-link, the bytes a second within it'
   end
-  rates.link, rates.host_link = rates.link or math.huge, rates.host_link or math.huge
+  for _, name in ipairs { 'link', 'host_link', 'memory' } do
+    rates[name] = rates[name] or math.huge
+  end
   return rates
 end
 

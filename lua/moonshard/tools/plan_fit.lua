@@ -81,7 +81,12 @@ local function sorted(results, budget)
     local list = result.plan and result.plan.peak_total <= budget and fits or others
     list[#list + 1] = result
   end
-  table.sort(fits, function(a, b) return cost(a.plan) < cost(b.plan) end)
+  table.sort(fits, function(a, b)
+    if cost(a.plan) ~= cost(b.plan) then
+      return cost(a.plan) < cost(b.plan)
+    end
+    return a.plan.peak_total < b.plan.peak_total
+  end)
   return fits, others
 end
 

@@ -4,7 +4,8 @@
 --- Compute is one queue. All communication of a rank is another one: transfers run one at a time,
 --- in the order in which the program enqueues them. A gather waits until its slot was released, a
 --- unit until it is gathered, a reduction until the backward of its unit has run, and the step ends
---- when both queues are empty. Only products, convolutions and attention take time.
+--- when both queues are empty. Products, convolutions and attention take time by their operations,
+--- and at a rate of memory other kernels and the optimizer by the bytes that they read and write.
 ---
 --- Collectives are rings over consecutive ranks: of n ranks each sends (n - 1) / n of the bytes of
 --- a gather or reduce-scatter, and twice that for an all-reduce. Where a ring passes several hosts,
@@ -20,6 +21,7 @@ local plan_model = {}
 ---@field flops number  floating-point operations a second of a rank, as products reach them
 ---@field link number  bytes a second that each rank sends to another host
 ---@field host_link number  bytes a second that each rank sends to others of its host
+---@field memory number  bytes a second that other kernels read and write
 
 ---@class ms.tools.PlanTraffic  bytes that a rank sends
 ---@field within number  to ranks of its host
@@ -45,6 +47,7 @@ local plan_model = {}
 ---@field units ms.tools.PlanUnit[]  in the order of their first event
 ---@field traffic table<string, ms.tools.PlanTraffic>  'parameters', 'gradients', 'other'
 ---@field flops number
+---@field moved number  bytes that kernels other than products, convolutions and attention move
 ---@field targets number  of losses that are differentiated
 ---@field memory { [1]: number, [2]: number }[]  seconds, and bytes held then
 ---@field seconds number  of the step; 0 without rates
@@ -181,15 +184,18 @@ end
 local on = {}
 
 on[C.MS_PLAN_COMPUTE] = function(self, e)
-  local name = self:current()
-  local unit, seconds = self:unit(name), self.rates and e.flops / self.rates.flops or 0
+  local rates = self.rates
+  local seconds = rates and e.flops / rates.flops + e.nbytes / rates.memory or 0
   local phase = self.backwards and 'backward' or 'forward'
-  unit[phase] = unit[phase] + e.flops
-  unit.compute = unit.compute + seconds
-  self.flops, self.compute = self.flops + e.flops, self.compute + seconds
-  self.targets = self.targets + e.targets
-  self:span('compute', phase, name, self.at, self.at + seconds)
-  self.at = self.at + seconds
+  self.flops, self.moved = self.flops + e.flops, self.moved + e.nbytes
+  self.compute, self.targets = self.compute + seconds, self.targets + e.targets
+  if e.flops + seconds > 0 then
+    local name = self:current()
+    local unit = self:unit(name)
+    unit[phase], unit.compute = unit[phase] + e.flops, unit.compute + seconds
+    self:span('compute', phase, name, self.at, self.at + seconds)
+    self.at = self.at + seconds
+  end
 end
 
 on[C.MS_PLAN_FORWARD] = function(self, e)
@@ -250,7 +256,7 @@ function plan_model.step(events, on_host, rates)
   local self = setmetatable({
     on_host = on_host, rates = rates, units = {}, by_name = {}, spans = {},
     traffic = { parameters = none(), gradients = none(), other = none() },
-    flops = 0, targets = 0, memory = {}, compute = 0, exposed = 0, communication = 0,
+    flops = 0, moved = 0, targets = 0, memory = {}, compute = 0, exposed = 0, communication = 0,
     at = 0, link_at = 0, forwards = {}, gathered = {}, released = {}, slots = {},
   }, Step)
   for _, e in ipairs(events) do

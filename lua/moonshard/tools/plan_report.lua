@@ -29,6 +29,10 @@ local function bytes(n)
   return n == 0 and '0' or report.bytes(n)
 end
 
+local function rate(n)
+  return n < math.huge and scaled(n, 'B') .. '/s' or 'any rate'
+end
+
 local function milliseconds(s)
   return ('%.2f ms'):format(s * 1000)
 end
@@ -113,9 +117,9 @@ local function time_lines(plan)
     lines[2] = ('%s targets a second, of all ranks'):format(
       report.count(step.targets * ranks / step.seconds))
   end
-  lines[#lines + 1] = ('an estimate: products, convolutions and attention at %s/s, rings at %s/s '
-    .. 'within a host and %s/s between hosts, a link for each rank'):format(
-    scaled(rates.flops, 'FLOP'), scaled(rates.host_link, 'B'), scaled(rates.link, 'B'))
+  lines[#lines + 1] = ('an estimate: products, convolutions and attention at %s/s, other kernels '
+    .. 'at %s, rings at %s within a host and %s between hosts, a link for each rank'):format(
+    scaled(rates.flops, 'FLOP'), rate(rates.memory), rate(rates.host_link), rate(rates.link))
   return table.concat(lines, '\n')
 end
 
@@ -146,8 +150,9 @@ function plan_report.numbers(plan)
   return {
     rank = plan.rank, hosts = plan.hosts, ranks_per_host = plan.ranks_per_host,
     peak_total = plan.memory.peak_total, peak = plan.memory.peak, traffic = step.traffic,
-    flops = step.flops, targets = step.targets, seconds = step.seconds, compute = step.compute,
-    exposed = step.exposed, communication = step.communication, units = units,
+    flops = step.flops, moved = step.moved, targets = step.targets, seconds = step.seconds,
+    compute = step.compute, exposed = step.exposed, communication = step.communication,
+    units = units,
   }
 end
 

@@ -11,8 +11,8 @@ extern "C" {
 
 /** Kinds of events. */
 enum {
-    MS_PLAN_COMPUTE = 0, /**< products, convolutions, attention, losses; neighbours are added up */
-    MS_PLAN_FORWARD = 1, /**< the forward of a unit begins */
+    MS_PLAN_COMPUTE = 0,     /**< kernels and products; neighbours are added up */
+    MS_PLAN_FORWARD = 1,     /**< the forward of a unit begins */
     MS_PLAN_FORWARD_END = 2, /**< and ends */
     MS_PLAN_BACKWARD = 3,    /**< backward reaches a unit */
     MS_PLAN_GATHER = 4,      /**< the gather of a unit's parameters is enqueued */
@@ -28,10 +28,11 @@ typedef struct ms_plan_event {
     int32_t slot;     /**< gather: the slot's number; -1: none */
     int32_t ranks;    /**< that take part: of a gather the unit's shards, else the group */
     int32_t shards;   /**< reduce: ranks among which the unit is sharded; 1: replicas */
-    double flops;     /**< compute: floating-point operations */
+    double flops;     /**< compute: operations of products, convolutions and attention */
     double targets;   /**< compute: rows of cross-entropy losses that are differentiated */
     double nbytes;    /**< gather, reduce: of all of the unit, with padding; collective: of the
-                           tensor that this rank passes (all_gather) or receives (reduce_scatter) */
+                           tensor that this rank passes (all_gather) or receives (reduce_scatter);
+                           compute: read and written by kernels other than those of `flops` */
     double live;      /**< bytes that the rank holds, at most during the event */
     const char *name; /**< of the unit or the collective; NULL: compute */
 } ms_plan_event;
