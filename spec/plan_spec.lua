@@ -139,6 +139,37 @@ describe('moonshard plan', function()
     end)
   end)
 
+  -- bench/fit.lua compares such searches with runs.
+  it('finds the same by fewer plans where memory rises', function()
+    local rates = '--ranks-per-host=2 --flops=1G --memory=100MB/s --host-link=1MB/s'
+    local function fit(mebibytes, flag, micro)
+      local output = scripts.shell(('bindings/moonshard plan %s --fit=%d '
+        .. '--%s=recompute=blocks,none --%s=strategy=FULL_SHARD,SHARD_GRAD_OP,NO_SHARD --%s=micro=%s bench/fit_script.lua '
+        .. '--width=128 --layers=2 --context=32'):format(rates, mebibytes * 2 ^ 20, flag, flag,
+        flag, micro))
+      return output:match 'fastest that fits: ([^\n]*)',
+        tonumber(output:match 'planned (%d+) of'), output
+    end
+    local _, _, all = fit(1000, 'try', '4')
+    local sizes = {} -- two and two are equal
+    for size in all:gmatch '([%d.]+) MiB' do
+      sizes[#sizes + 1] = tonumber(size)
+    end
+    table.sort(sizes)
+    for _, i in ipairs { 2, 4 } do
+      local budget = (sizes[i] + sizes[i + 1]) / 2
+      local expected, n_all = fit(budget, 'try', '4')
+      local found, n = fit(budget, 'raise', '4')
+      assert.equal(expected, found)
+      assert.is_true(found ~= nil and n < n_all, ('%d of %d'):format(n, n_all))
+    end
+    -- More micro-batches hold more gradients, so the order is wrong here.
+    local budget = sizes[#sizes] * 1.05
+    local found, _, output = fit(budget, 'raise', '1,4')
+    assert.equal((fit(budget, 'try', '1,4')), found)
+    assert.truthy(output:find('since memory does not rise', 1, true), output)
+  end)
+
   it('refuses what it cannot plan', function()
     for words, message in pairs {
       ['--host=2 x.lua'] = "unknown flag '--host'",
@@ -146,7 +177,7 @@ describe('moonshard plan', function()
       ['--flops=1T x.lua'] = 'times of several ranks on a host need --host-link',
       ['--link=fast x.lua'] = "--link is 'fast', expected a rate such as 50GB/s",
       ['--steps=2'] = 'no script given',
-      ['--fit=1GiB --flops=1T --host-link=1G x.lua'] = '--fit needs --flops, and --try',
+      ['--fit=1GiB --flops=1T --host-link=1G x.lua'] = '--fit needs --flops, and --try or --raise',
     } do
       local output, code = scripts.shell('bindings/moonshard plan ' .. words)
       assert.equal(2, code, output)

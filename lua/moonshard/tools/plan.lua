@@ -31,9 +31,11 @@ local FLAGS = {
     .. 'optimizer, as 2TB/s (default: they take no time)' },
   { 'svg', '', 'file for a timeline of the step' },
   { 'json', '', 'file for the numbers of the report' },
-  { 'fit', '', 'bytes that a rank may hold, as 80GiB: plan all combinations of --try, and list '
-    .. 'those that fit, the fastest first (with --flops)' },
+  { 'fit', '', 'bytes that a rank may hold, as 80GiB: plan the combinations of --try and --raise, '
+    .. 'and list those that fit, the fastest first (with --flops)' },
   { 'try', '', 'NAME=VALUE,VALUE: values of the flag --NAME of the script; may be repeated' },
+  { 'raise', '', 'as --try, with values in the order of the memory that they need: combinations '
+    .. 'above one that does not fit are not planned' },
   { 'help', false, 'this text' },
 }
 
@@ -181,17 +183,18 @@ local function run(o, command, interpreter)
   return 1
 end
 
--- The values of --try, and the other words.
+-- The values of --try and --raise, and the other words.
 local function tries_of(words)
   local tries, others, i = {}, {}, 1
   while words[i] do
-    local value = words[i]:match '^%-%-try=(.*)$'
-    if words[i] == '--try' then
-      i = i + 1
-      value = words[i] or ''
+    local name, value = words[i]:match '^%-%-(%l+)=(.*)$'
+    name = name or words[i]:match '^%-%-(%l+)$'
+    if name == 'try' or name == 'raise' then
+      i = value and i or i + 1
+      tries[#tries + 1] = plan_fit.parsed(value or words[i] or '', name == 'raise')
+    else
+      others[#others + 1] = words[i]
     end
-    local list = value and tries or others
-    list[#list + 1] = value or words[i]
     i = i + 1
   end
   return tries, others
@@ -199,7 +202,7 @@ end
 
 local function fit(o, tries, others, command, all)
   if not o.rates or not tries[1] then
-    fail '--fit needs --flops, and --try for what may vary'
+    fail '--fit needs --flops, and --try or --raise for what may vary'
   end
   local kept = {}
   for i, word in ipairs(others) do
