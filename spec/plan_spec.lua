@@ -54,6 +54,9 @@ describe('moonshard plan', function()
     ['SHARD_GRAD_OP with checkpoints'] = WRAPPED:format "sharding_strategy = 'SHARD_GRAD_OP'"
       .. CHECKPOINTS,
     ['fully_shard'] = IN_PLACE,
+    ['HYBRID_SHARD'] = WRAPPED:format [[sharding_strategy = 'HYBRID_SHARD',
+      device_mesh = ms.dist.init_device_mesh('cpu', { math.ceil(ms.dist.world_size() / 2),
+        math.min(ms.dist.world_size(), 2) })]],
     ['offload'] = WRAPPED:format 'cpu_offload = { offload_params = true }',
   } do
     it('counts the bytes that real ranks hold: ' .. name, function()
@@ -108,6 +111,40 @@ describe('moonshard plan', function()
     end)
   end)
 
+  -- As above, with parameters divided inside each host. A rank sends half of a unit to the other
+  -- rank of its host, and sums its half of the gradients with the other host's.
+  it('plans hybrid sharding and groups of ranks', function()
+    scripts.with_script([[
+      local a, b = ms.nn.Linear(64, 64, { bias = false }), ms.nn.Linear(64, 64, { bias = false })
+      ms.dist.init()
+      local odd = ms.dist.init_device_mesh('cpu', { 2, 2 }):get_group(1)
+      assert(table.concat(ms.dist.get_process_group_ranks(odd), ' ') == '1 3')
+      assert(ms.dist.new_group { 0, 2 } == false)
+      assert(ms.dist.new_group { 1, 2, 3 }:rank() == 2)
+      local ok, err = pcall(ms.dist.new_group, { 0, 1, 3 })
+      assert(not ok and tostring(err):find 'equally spaced')
+      local model = ms.fsdp.FSDP(ms.nn.Sequential(a, b), { sharding_strategy = 'HYBRID_SHARD',
+        auto_wrap_policy = ms.fsdp.ModuleWrapPolicy { ms.nn.Linear } })
+      assert(model.world_size == 2 and model.rank == 1)
+      local opt = ms.optim.SGD(model:parameters(), { lr = 1 })
+      while true do
+        model(ms.zeros(8, 64)):sum():backward()
+        ms.dist.all_reduce(ms.ones(512), 'sum', odd)
+        opt:step()
+        opt:zero_grad()
+      end]], function(path)
+      local plan, text = planned(path, '--hosts=2 --ranks-per-host=2 --rank=3 --flops=1MFLOP/s '
+        .. '--link=1MB/s --host-link=1GB/s')
+      local size = 2 * 64 * 64 * 4
+      assert.same({ within = size, between = 0 }, plan.traffic.parameters)
+      assert.same({ within = size / 2, between = size / 2 }, plan.traffic.gradients)
+      assert.same({ within = 0, between = 2048 }, plan.traffic.other)
+      assert.near(size * 1.5 / 1e9, plan.within, 1e-12)
+      assert.near((size / 2 + 2048) / 1e6, plan.between, 1e-12)
+      assert.truthy(text:find('those to other hosts for 18.43 ms', 1, true), text)
+    end)
+  end)
+
   -- Peaks of the combinations come from plans of each alone.
   it('finds the fastest options that fit', function()
     scripts.with_script([[
@@ -144,7 +181,8 @@ describe('moonshard plan', function()
     local rates = '--ranks-per-host=2 --flops=1G --memory=100MB/s --host-link=1MB/s'
     local function fit(mebibytes, flag, micro)
       local output = scripts.shell(('bindings/moonshard plan %s --fit=%d '
-        .. '--%s=recompute=blocks,none --%s=strategy=FULL_SHARD,SHARD_GRAD_OP,NO_SHARD --%s=micro=%s bench/fit_script.lua '
+        .. '--%s=recompute=blocks,none --%s=strategy=FULL_SHARD,SHARD_GRAD_OP,NO_SHARD '
+        .. '--%s=micro=%s bench/fit_script.lua '
         .. '--width=128 --layers=2 --context=32'):format(rates, mebibytes * 2 ^ 20, flag, flag,
         flag, micro))
       return output:match 'fastest that fits: ([^\n]*)',

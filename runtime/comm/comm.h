@@ -88,7 +88,7 @@ typedef struct msi_segment {
     bool unshared;                 /* device memory of a group without peers */
 } msi_segment;
 
-/* Rank in the job of member q, for messages. In a fake group q. */
+/* Rank in the job of member q, for messages. In a fake group of the job that is planned. */
 int32_t msi_comm_rank_in_job(const ms_comm *comm, int32_t q);
 /* Publish the next operation of the schedule; returns its sequence number. Never waits. */
 ms_status msi_comm_publish(ms_comm *comm, const msi_fingerprint *fp, uint64_t *seq);

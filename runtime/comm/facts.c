@@ -17,7 +17,7 @@ int32_t ms_comm_size(const ms_comm *comm)
 
 int32_t msi_comm_rank_in_job(const ms_comm *comm, int32_t q)
 {
-    return ms_comm_is_fake(comm) ? q : comm->in_job[q];
+    return ms_comm_is_fake(comm) ? comm->fake_first + q * comm->fake_step : comm->in_job[q];
 }
 
 bool ms_comm_leads_host(const ms_comm *comm)
@@ -47,6 +47,8 @@ void msi_comm_plan(const ms_comm *comm, uint32_t kind, int64_t nbytes)
     const ms_plan_event event = {.kind = MS_PLAN_COLLECTIVE,
                                  .slot = -1,
                                  .ranks = comm->size,
+                                 .first = comm->fake_first,
+                                 .step = comm->fake_step,
                                  .nbytes = (double)nbytes,
                                  .name = msi_coll_name(kind)};
 

@@ -121,11 +121,26 @@ static void keep(msi_groups *g, ms_comm *c)
     g->others = c;
 }
 
-ms_status ms_comm_fake(ms_comm **out, int32_t rank, int32_t world)
+/* A fake group, whose member q is rank first + q step of a planned job. */
+static ms_status make_fake(ms_comm **out, int32_t rank, int32_t size, int32_t first, int32_t step)
 {
     const msi_dist *d;
     msi_groups *g;
 
+    MS_TRY(joined(&g, &d));
+    if (d->gone != MSI_GONE_NOT) {
+        return msi_gone_error(d);
+    }
+    MS_TRY(make_alone(out, d, rank, size));
+    (*out)->is_fake = true;
+    (*out)->fake_first = first;
+    (*out)->fake_step = step;
+    keep(g, *out);
+    return MS_OK;
+}
+
+ms_status ms_comm_fake(ms_comm **out, int32_t rank, int32_t world)
+{
     *out = NULL;
     if (world < 1) {
         return MS_FAIL(MS_VALUE_ERROR, "a fake group of %d ranks, expected at least 1", (int)world);
@@ -134,14 +149,7 @@ ms_status ms_comm_fake(ms_comm **out, int32_t rank, int32_t world)
         return MS_FAIL(MS_VALUE_ERROR, "rank %d of a fake group, expected 0 to %d", (int)rank,
                        (int)world - 1);
     }
-    MS_TRY(joined(&g, &d));
-    if (d->gone != MSI_GONE_NOT) {
-        return msi_gone_error(d);
-    }
-    MS_TRY(make_alone(out, d, rank, world));
-    (*out)->is_fake = true;
-    keep(g, *out);
-    return MS_OK;
+    return make_fake(out, rank, world, 0, 1);
 }
 
 ms_status ms_comm_fake_world(int32_t rank, int32_t world)
@@ -260,8 +268,9 @@ ms_status ms_comm_split(ms_comm **out, ms_comm *parent, int32_t color, int32_t k
     if (ms_comm_is_fake(parent)) {
         *out = NULL;
         return MS_FAIL(MS_RUNTIME_ERROR,
-                       "split: the other ranks of a fake group are not there to say their color; "
-                       "make the smaller group a fake one, too");
+                       "split: the colors of the other ranks of a fake group are not known; in a "
+                       "plan use init_device_mesh or new_group, otherwise make the smaller group a "
+                       "fake one, too");
     }
     wish all[parent->size];
     msi_segment memory = {.fd = -1};
@@ -287,6 +296,42 @@ ms_status ms_comm_split(ms_comm **out, ms_comm *parent, int32_t color, int32_t k
 failed:
     free(c);
     return status;
+}
+
+static ms_status fake_subgroup(ms_comm **out, const ms_comm *parent, const int32_t *ranks,
+                               int32_t n, int32_t place)
+{
+    const int32_t step = n > 1 ? ranks[1] - ranks[0] : 1;
+
+    for (int32_t q = 1; q < n; q++) {
+        if (step < 1 || ranks[q] - ranks[q - 1] != step) {
+            return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
+                           "a part of a fake group has equally spaced ranks in ascending order, "
+                           "but %d follows %d",
+                           (int)ranks[q], (int)ranks[q - 1]);
+        }
+    }
+    return make_fake(out, place, n, msi_comm_rank_in_job(parent, ranks[0]),
+                     step * parent->fake_step);
+}
+
+ms_status ms_comm_subgroup(ms_comm **out, ms_comm *parent, const int32_t *ranks, int32_t n)
+{
+    int32_t place = -1, least = -1;
+
+    *out = NULL;
+    for (int32_t q = 0; q < n; q++) {
+        place = ranks[q] == parent->rank ? q : place;
+        least = q == 0 || ranks[q] < least ? ranks[q] : least;
+    }
+    if (n > 0 && place < 0) {
+        return MS_FAIL(MS_VALUE_ERROR, "rank %d is not in the list of its group's ranks",
+                       (int)parent->rank);
+    }
+    if (!ms_comm_is_fake(parent)) {
+        return ms_comm_split(out, parent, least, place);
+    }
+    return n > 0 ? fake_subgroup(out, parent, ranks, n, place) : MS_OK;
 }
 
 /* Its link in the list of owned groups; NULL: none. */

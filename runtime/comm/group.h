@@ -73,14 +73,15 @@ struct ms_comm {
     int32_t own, n_members; /* members with a part: (rank, size); fake: (0, 1) */
     int32_t *in_job;        /* (n_members) ranks in the job */
     msi_hosts hosts;
-    int32_t *targets;    /* (hosts.n) rank in the job that receives for each host; -1: this one */
-    bool is_alone;       /* has no peers, so their failures do not affect it */
-    bool is_fake;        /* the same, with members that do not exist */
-    msi_member *members; /* (n_members) */
-    msi_note_record *notes; /* (n_members, MSI_NOTES); NULL without peers */
-    char *staging;          /* (n_members, 2, MSI_CHUNK); or NULL */
-    msi_channel *channel;   /* (n_members, n_members): from, to; or NULL */
-    char *channel_bytes;    /* (n_members, MSI_CHANNEL), shared by those to whom a member sends */
+    int32_t *targets; /* (hosts.n) rank in the job that receives for each host; -1: this one */
+    bool is_alone;    /* has no peers, so their failures do not affect it */
+    bool is_fake;     /* the same, with members that do not exist */
+    int32_t fake_first, fake_step; /* fake: member q is rank first + q step of a planned job */
+    msi_member *members;           /* (n_members) */
+    msi_note_record *notes;        /* (n_members, MSI_NOTES); NULL without peers */
+    char *staging;                 /* (n_members, 2, MSI_CHUNK); or NULL */
+    msi_channel *channel;          /* (n_members, n_members): from, to; or NULL */
+    char *channel_bytes; /* (n_members, MSI_CHANNEL), shared by those to whom a member sends */
     uint64_t seq, hash, step;
     uint64_t n_notes;  /* of this rank */
     uint64_t id;       /* in its job, equal on all members; 0: world */

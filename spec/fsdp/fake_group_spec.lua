@@ -156,7 +156,7 @@ describe('a fake group', function()
     refused('TypeError', "dist.fake: 'world' is nil, expected a whole number", {})
     checks.raises('TypeError', "barrier: 'group' is a number, expected a group of ranks",
       ms.dist.barrier, 3)
-    checks.raises('RuntimeError', 'split: the other ranks of a fake group are not there',
+    checks.raises('RuntimeError', 'split: the colors of the other ranks of a fake group',
       ms.dist.split, 0, 0, ms.dist.fake { world = 2 })
   end)
 

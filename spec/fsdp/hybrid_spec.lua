@@ -4,6 +4,7 @@ local nn, fsdp, optim, checkpoint = ms.nn, ms.fsdp, ms.optim, ms.checkpoint
 local checks = require 'support.checks'
 local wrap = require 'support.wrap'
 local runs = require 'support.runs'
+local scripts = require 'support.scripts'
 local shell = require 'support.shell'
 
 local function is_block(m) return ms.is(m, nn.TransformerBlock) end
@@ -114,6 +115,22 @@ describe('hybrid sharding', function()
       model:hash()
       assert.same(plan.masters, ms.memory().live.parameter)
       assert.equal(plan.arena, model:plan().arena)
+    end)
+  end)
+
+  it('divides parameters inside each host by default', function()
+    scripts.with_script([[
+      local world = ms.dist.init()
+      local model = ms.fsdp.FSDP(ms.nn.Sequential(ms.nn.Linear(4, 4)), {
+        sharding_strategy = 'HYBRID_SHARD',
+        auto_wrap_policy = ms.fsdp.ModuleWrapPolicy { ms.nn.Linear } })
+      assert(model.world_size == 2 and model.rank == world.local_rank)
+      model(ms.ones(1, 4) * (world.rank + 1)):sum():backward()
+      print(model:clip_grad_norm_(1e9):item())]], function(path)
+      local output, code = scripts.shell('env MS_TEST_HOSTS=2 bindings/moonshard run -n 4 ' .. path)
+      assert.equal(0, code, output)
+      -- weights: 16 times the mean of the ranks' inputs, 2.5; biases: 4 times 1
+      assert.near(math.sqrt(16 * 2.5 ^ 2 + 4), tonumber(output:match '([%d.]+)\n'), 1e-6)
     end)
   end)
 

@@ -7,7 +7,8 @@ local C = B.C
 
 local members = {}
 
---- The members' ranks in the job, ordered by rank in the group; for a fake group 0, 1, ...
+--- The members' ranks in the job, ordered by rank in the group; for a fake group those of the
+--- planned job.
 ---@param group ms.dist.Group
 ---@return integer[]
 function members.list(group)
@@ -18,6 +19,14 @@ function members.list(group)
     list[i] = out[i - 1]
   end
   return list
+end
+
+--- The group of some members. Collective over all members.
+---@param group ms.dist.Group
+---@param ranks integer[]  in `group`, of this rank's new group; empty: it joins none
+---@return ms.dist.Group|false
+function members.subgroup(group, ranks)
+  return B.make_group(C.ms_comm_subgroup, group, B.new('int32_t[?]', #ranks + 1, ranks), #ranks)
 end
 
 local SHOWN = 16 -- of more members only the first and the last are listed

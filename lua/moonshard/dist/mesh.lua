@@ -118,16 +118,17 @@ local function coordinate_of(rank, shape)
   return rank == 0 and coordinate or nil
 end
 
--- The group along dimension d. Ranks with equal coordinates in all other dimensions share a color.
+-- The group along dimension d.
 local function group_along(world, coordinate, shape, d)
-  local color = -1
-  if coordinate then
-    color = 0
-    for other, place in ipairs(coordinate) do
-      color = other == d and color or color * shape[other] + place
-    end
+  local ranks, step = {}, 1
+  for other = d + 1, #shape do
+    step = step * shape[other]
   end
-  return B.make_group(C.ms_comm_split, world, color, coordinate and coordinate[d] or 0)
+  local first = coordinate and C.ms_comm_rank(world) - coordinate[d] * step
+  for i = 1, coordinate and shape[d] or 0 do
+    ranks[i] = first + (i - 1) * step
+  end
+  return members.subgroup(world, ranks)
 end
 
 local function checked_shape(what, shape)

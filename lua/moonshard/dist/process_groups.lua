@@ -48,7 +48,7 @@ function process_groups.new_group(ranks)
   end
   local list, has = checked_ranks(ranks or members.list(world), C.ms_comm_size(world))
   notes.text(world, 'ranks of new_group', table.concat(list, ' '))
-  return B.make_group(C.ms_comm_split, world, has[rank] and 0 or -1, rank)
+  return members.subgroup(world, has[rank] and list or {})
 end
 
 --- Destroy a group. Models and loaders on this rank that use it may continue; its shared memory and
@@ -160,7 +160,7 @@ end
 --- and to have made the same calls. A model sharded over it (as `process_group`) has the plan, the
 --- steps and the memory of this rank in a job of that size; its numerical results are meaningless.
 --- Memory that ranks of a host share is reported in full although only a part is allocated. The
---- group cannot be split, and checkpoints need the other ranks. A process that is not a rank
+--- group has no dist.split, and checkpoints need the other ranks. A process that is not a rank
 --- becomes a world of its own: call dist.init before.
 ---
 ---   local model = fsdp.FSDP(m, { process_group = ms.dist.fake { rank = 3, world = 1024 } })

@@ -7,6 +7,7 @@ local check = require 'moonshard.fsdp.check'
 local declared = require 'moonshard.options'
 local device = require 'moonshard.base.device'
 local errors = require 'moonshard.base.errors'
+local launch = require 'moonshard.dist.launch'
 local members = require 'moonshard.dist.members'
 local mesh = require 'moonshard.dist.mesh'
 local parameter = require 'moonshard_ffi.parameter'
@@ -33,7 +34,7 @@ local options = {}
 ---@field process_group? ms.dist.Group|ms.dist.DeviceMesh|ms.dist.Group[]  default: all ranks; a
 --- mesh of one dimension is its group. Hybrid strategies take { shard group, replicate group }, or
 --- a mesh of two dimensions: the ranks along the second one divide parameters, those along the
---- first have equal parts
+--- first have equal parts. Default of hybrid strategies: a shard group for each host
 ---@field device_mesh? ms.dist.DeviceMesh  the same
 ---@field param_init_fn? fun(module: ms.nn.Module)  called, before units are made, with each module
 ---                        that has parameters without values. Parameters have their full shapes
@@ -173,6 +174,23 @@ local function check_across(shard, replicate)
   end
 end
 
+local of_hosts -- a mesh of all hosts, made once
+
+-- One host: all its ranks. Several: the ranks of each, and those of equal number on all.
+local function groups_of_hosts()
+  local world = launch.info()
+  if world.hosts == 1 then
+    return { B.world() }
+  elseif world.hosts * world.local_world_size ~= world.world_size then
+    errors.raise('ValueError', 'a hybrid strategy without groups needs as many ranks on each host, '
+      .. 'got %d ranks on %d hosts; pass process_group or device_mesh', world.world_size,
+      world.hosts)
+  end
+  of_hosts = of_hosts
+    or mesh.init_device_mesh('cpu', { world.hosts, world.local_world_size })
+  return { of_hosts:get_group(2), of_hosts:get_group(1) }
+end
+
 -- The groups of hybrid sharding: among whose ranks parameters are divided, and whose ranks have
 -- equal parts. Together they have all ranks of the job.
 local function hybrid_groups(name, given)
@@ -187,7 +205,7 @@ local function hybrid_groups(name, given)
     errors.raise('ValueError', 'Manual wrapping with %s requires explicit specification of process '
       .. 'group or device_mesh.', name)
   elseif over == nil then
-    return { B.world() } -- one host: all its ranks
+    return groups_of_hosts()
   elseif type(over) ~= 'table' or #over ~= 2 then
     errors.raise('ValueError', 'Expected process_group to be passed in as either None or '
       .. 'Tuple[dist.ProcessGroup, dist.ProcessGroup] but got %s', arguments.noun(over))

@@ -126,7 +126,8 @@ local function finish(o, steps, began)
     rank = o.rank, hosts = o.hosts, ranks_per_host = o['ranks-per-host'], steps = steps,
     slots = o.slots == 'auto' and 'shared' or o.slots, script_seconds = ms.time() - began,
     memory = ms.memory(), rates = o.rates,
-    step = plan_model.step(plan_model.events(), o['ranks-per-host'], o.rates),
+    step = plan_model.step(plan_model.events(),
+      { rank = o.rank, on_host = o['ranks-per-host'] }, o.rates),
   }
   io.stdout:write(plan_report.text(result))
   if o.json ~= '' then

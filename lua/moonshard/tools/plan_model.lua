@@ -7,9 +7,10 @@
 --- when both queues are empty. Products, convolutions and attention take time by their operations,
 --- and at a rate of memory other kernels and the optimizer by the bytes that they read and write.
 ---
---- Collectives are rings over consecutive ranks: of n ranks each sends (n - 1) / n of the bytes of
---- a gather or reduce-scatter, and twice that for an all-reduce. Where a ring passes several hosts,
---- one of the sends of each host goes to another host, and all links of the host carry a part.
+--- Collectives are rings in the order of the group: of n ranks each sends (n - 1) / n of the bytes
+--- of a gather or reduce-scatter, and twice that for an all-reduce. With hybrid sharding gradients
+--- are scattered in the shard group, then each shard is all-reduced over its replicas. Where a ring
+--- passes several hosts, all ranks of a host carry equal parts of what goes to other hosts.
 
 local B = require 'moonshard_ffi'
 
@@ -54,6 +55,8 @@ local plan_model = {}
 ---@field compute number  seconds
 ---@field exposed number
 ---@field communication number
+---@field within number  seconds in which links within the host are in use
+---@field between number  and links to other hosts
 ---@field spans ms.tools.PlanSpan[]
 
 ---@class ms.tools.PlanEvent
@@ -61,6 +64,9 @@ local plan_model = {}
 ---@field slot integer
 ---@field ranks integer
 ---@field shards integer
+---@field first integer
+---@field step integer
+---@field across integer
 ---@field flops number
 ---@field targets number
 ---@field nbytes number
@@ -76,7 +82,8 @@ function plan_model.events()
   for i = 1, tonumber(n[0]) do
     local e = out[0][i - 1]
     list[i] = {
-      kind = e.kind, slot = e.slot, ranks = e.ranks, shards = e.shards, flops = e.flops,
+      kind = e.kind, slot = e.slot, ranks = e.ranks, shards = e.shards,
+      first = e.first, step = e.step, across = e.across, flops = e.flops,
       targets = e.targets, nbytes = e.nbytes, live = e.live,
       name = e.name ~= nil and B.string(e.name) or nil,
     }
@@ -98,41 +105,60 @@ local function pipelined(n, ranks)
   return ranks > 1 and n or 0
 end
 
--- Rings of an event: { bytes that a rank sends, ranks, distance of neighbours }.
-local function rings(e)
+-- Rings of an event: { bytes that a rank sends, ranks, the first one, distance of neighbours }.
+local function rings(e, rank)
   local n, ranks, shards = e.nbytes, e.ranks, e.shards
   if e.kind == C.MS_PLAN_COLLECTIVE then
-    return { { (SENT[e.name] or pipelined)(n, ranks), ranks, 1 } }
+    return { { (SENT[e.name] or pipelined)(n, ranks), ranks, e.first, e.step } }
   elseif ranks < 2 then
     return {}
   elseif e.kind == C.MS_PLAN_GATHER then
-    return { { n * (ranks - 1) / ranks, ranks, 1 } }
+    return { { n * (ranks - 1) / ranks, ranks, e.first, e.step } }
   end
   local list, replicas = {}, ranks / shards
   if shards > 1 then
-    list[1] = { n * (shards - 1) / shards, shards, 1 }
+    list[1] = { n * (shards - 1) / shards, shards, e.first, e.step }
   end
-  if replicas > 1 then
-    list[#list + 1] = { 2 * n / shards * (replicas - 1) / replicas, replicas, shards }
+  if replicas > 1 then -- of this rank's shard
+    local first = math.floor(rank / (e.across * replicas)) * e.across * replicas + rank % e.across
+    list[#list + 1] = { 2 * n / shards * (replicas - 1) / replicas, replicas, first, e.across }
   end
   return list
 end
 
--- Traffic and seconds of an event.
-local function transfer(e, on_host, rates)
-  local traffic, seconds = { within = 0, between = 0 }, 0
-  for _, ring in ipairs(rings(e)) do
-    local sent, ranks, stride = unpack(ring)
-    local neighbours = math.max(1, math.floor(on_host / stride)) -- ranks of the ring on each host
-    local crossing = ranks <= neighbours and 0 or 1 / neighbours -- of each rank's sends
-    traffic.within = traffic.within + sent * (1 - crossing)
-    traffic.between = traffic.between + sent * crossing
+local function crossing_of(on_host, ranks, first, step)
+  local last, n = math.floor((first + (ranks - 1) * step) / on_host), 0
+  for q = 0, ranks - 1 do
+    local host = math.floor((first + q * step) / on_host)
+    n, last = n + (host ~= last and 1 or 0), host
+  end
+  return n / ranks
+end
+
+-- The part of a ring's sends that goes to another host.
+local function crossing(self, ranks, first, step)
+  local key = ('%d %d %d'):format(ranks, first, step)
+  local part = self.crossings[key] or crossing_of(self.job.on_host, ranks, first, step)
+  self.crossings[key] = part
+  return part
+end
+
+-- Traffic of an event, and seconds: of the slower link, within the host, and to other hosts.
+local function transfer(self, e)
+  local traffic, seconds, within, between = { within = 0, between = 0 }, 0, 0, 0
+  local rates = self.rates
+  for _, ring in ipairs(rings(e, self.job.rank)) do
+    local sent, ranks, first, step = unpack(ring)
+    local part = crossing(self, ranks, first, step)
+    traffic.within = traffic.within + sent * (1 - part)
+    traffic.between = traffic.between + sent * part
     if rates then
-      seconds = seconds + math.max(crossing < 1 and sent / rates.host_link or 0,
-        sent * crossing / rates.link)
+      local inside, outside = part < 1 and sent / rates.host_link or 0, sent * part / rates.link
+      within, between = within + inside, between + outside
+      seconds = seconds + math.max(inside, outside)
     end
   end
-  return traffic, seconds
+  return traffic, seconds, within, between
 end
 
 -- -- the step ------------------------------------------------------------------------------------
@@ -160,12 +186,13 @@ end
 
 -- The queue of communication runs an event that can start at `ready`. Returns its end.
 function Step:send(e, kind, what, ready)
-  local traffic, seconds = transfer(e, self.on_host, self.rates)
+  local traffic, seconds, within, between = transfer(self, e)
   local total = self.traffic[what]
   total.within, total.between = total.within + traffic.within, total.between + traffic.between
   local from = math.max(self.link_at, ready)
   self.link_at = from + seconds
   self.communication = self.communication + seconds
+  self.within, self.between = self.within + within, self.between + between
   self:span('link', kind, e.name, from, self.link_at)
   return self.link_at, traffic.within + traffic.between
 end
@@ -246,18 +273,19 @@ end
 
 --- What a step computes, sends and takes.
 ---@param events ms.tools.PlanEvent[]
----@param on_host integer  ranks of a host
+---@param job { rank: integer, on_host: integer }  the planned rank, and the ranks of a host
 ---@param rates? ms.tools.PlanRates  nil: no times
 ---@return ms.tools.PlanStep
-function plan_model.step(events, on_host, rates)
+function plan_model.step(events, job, rates)
   local function none()
     return { within = 0, between = 0 }
   end
   local self = setmetatable({
-    on_host = on_host, rates = rates, units = {}, by_name = {}, spans = {},
+    job = job, rates = rates, crossings = {}, units = {}, by_name = {}, spans = {},
     traffic = { parameters = none(), gradients = none(), other = none() },
-    flops = 0, moved = 0, targets = 0, memory = {}, compute = 0, exposed = 0, communication = 0,
-    at = 0, link_at = 0, forwards = {}, gathered = {}, released = {}, slots = {},
+    flops = 0, moved = 0, targets = 0, memory = {}, compute = 0, exposed = 0,
+    communication = 0, within = 0, between = 0, at = 0, link_at = 0,
+    forwards = {}, gathered = {}, released = {}, slots = {},
   }, Step)
   for _, e in ipairs(events) do
     on[e.kind](self, e)

@@ -113,8 +113,12 @@ local function time_lines(plan)
       milliseconds(step.communication), step.communication == 0 and 100
         or 100 * (1 - step.exposed / step.communication)),
   }
+  if plan.hosts > 1 then
+    lines[2] = ('links within the host are in use for %s, those to other hosts for %s'):format(
+      milliseconds(step.within), milliseconds(step.between))
+  end
   if step.targets > 0 then
-    lines[2] = ('%s targets a second, of all ranks'):format(
+    lines[#lines + 1] = ('%s targets a second, of all ranks'):format(
       report.count(step.targets * ranks / step.seconds))
   end
   lines[#lines + 1] = ('an estimate: products, convolutions and attention at %s/s, other kernels '
@@ -152,7 +156,7 @@ function plan_report.numbers(plan)
     peak_total = plan.memory.peak_total, peak = plan.memory.peak, traffic = step.traffic,
     flops = step.flops, moved = step.moved, targets = step.targets, seconds = step.seconds,
     compute = step.compute, exposed = step.exposed, communication = step.communication,
-    units = units,
+    within = step.within, between = step.between, units = units,
   }
 end
 

@@ -94,6 +94,19 @@ void msi_unit_trace(const ms_fsdp_unit *u, const char *event, uint64_t seq)
             msi_unit_model(u), (unsigned long long)seq);
 }
 
+/* The members of a group of planned ranks, and with hybrid sharding where replicas lie. */
+static void plan_places(ms_plan_event *event, const ms_fsdp_unit *u)
+{
+    const ms_comm *shards = u->is_sharded ? u->shards : u->comm;
+    const int32_t n = ms_comm_size(shards);
+    const int32_t all =
+        u->world > 1 ? msi_comm_rank_in_job(u->comm, 1) - msi_comm_rank_in_job(u->comm, 0) : 1;
+
+    event->first = msi_comm_rank_in_job(shards, 0);
+    event->step = n > 1 ? msi_comm_rank_in_job(shards, 1) - event->first : all;
+    event->across = u->is_sharded && event->step == all ? event->step * n : all;
+}
+
 void msi_unit_plan(const ms_fsdp_unit *u, int32_t kind)
 {
     const bool reduces = kind == MS_PLAN_REDUCE;
@@ -112,6 +125,7 @@ void msi_unit_plan(const ms_fsdp_unit *u, int32_t kind)
         event.slot = u->gather.slot != NULL ? u->gather.slot->number : -1;
     }
     if (event.ranks > 0) {
+        plan_places(&event, u);
         event.nbytes = (double)(msi_unit_full_numel(u) * ms_dtype_size(dtype));
     }
     msi_plan_event(u->ctx, &event);

@@ -45,6 +45,16 @@ MS_API ms_status ms_comm_self(ms_comm **out);
  */
 MS_API ms_status ms_comm_split(ms_comm **out, ms_comm *parent, int32_t color, int32_t key);
 /**
+ * The same by lists of members: a rank passes those of its group, equal on all of them, in the
+ * order of the group. Of two lists that are not equal no rank may be in both.
+ *
+ * @param ranks  (n) members' ranks in `parent`, distinct, this rank among them
+ * @param n      0: this rank joins no group, `*out` is NULL
+ * @return as ms_comm_split(); MS_NOT_IMPLEMENTED_ERROR in a fake group for ranks that are not
+ *         equally spaced, which is a fake group, too
+ */
+MS_API ms_status ms_comm_subgroup(ms_comm **out, ms_comm *parent, const int32_t *ranks, int32_t n);
+/**
  * A group of `world` ranks in which this process plays rank `rank` and no other exists, to plan and
  * step a model as that rank would. Every member is assumed to have this rank's data; nothing waits
  * or is sent. A gather repeats this rank's part `world` times, a sum is `world` times its value,
@@ -93,7 +103,8 @@ MS_API int32_t ms_comm_size(const ms_comm *comm);
 /** True for the first member of each host: where each host has a folder of its own, it writes what
  * the folder has once. */
 MS_API bool ms_comm_leads_host(const ms_comm *comm);
-/** The members' ranks in the job, in the group's order; fake: 0, 1, ...
+/** The members' ranks in the job, in the group's order; fake: 0, 1, ..., or of a part of a fake
+ * group its ranks there.
  * @param ranks  room for ms_comm_size() */
 MS_API void ms_comm_ranks(const ms_comm *comm, int32_t *ranks);
 /** True for a group of ms_comm_fake(). */

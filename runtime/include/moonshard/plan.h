@@ -28,6 +28,9 @@ typedef struct ms_plan_event {
     int32_t slot;     /**< gather: the slot's number; -1: none */
     int32_t ranks;    /**< that take part: of a gather the unit's shards, else the group */
     int32_t shards;   /**< reduce: ranks among which the unit is sharded; 1: replicas */
+    int32_t first;    /**< rank in the job of the first that takes part; reduce: of its shards */
+    int32_t step;     /**< distance in the job of one that takes part from the next, likewise */
+    int32_t across;   /**< reduce: distance of one replica of a shard from the next */
     double flops;     /**< compute: operations of products, convolutions and attention */
     double targets;   /**< compute: rows of cross-entropy losses that are differentiated */
     double nbytes;    /**< gather, reduce: of all of the unit, with padding; collective: of the
