@@ -103,10 +103,13 @@ describe('moonshard plan', function()
       -- 12,288 bytes at 1 GB/s: the first gather and the last reduction have nothing to overlap
       assert.near(2 * 12288 / 1e9, plan.exposed, 1e-9)
       local slower = planned(path, '--hosts=2 --ranks-per-host=2 --rank=3 --steps=3 '
-        .. '--flops=1MFLOP/s --link=1GB/s --host-link=1GB/s --memory=1MB/s')
+        .. '--flops=1MFLOP/s --link=1GB/s --host-link=1GB/s --memory=1MB/s --latency=100 '
+        .. '--host-latency=20')
       -- SGD reads a parameter and its gradient and writes the parameter: 3 values of each of 2,048
       assert.is_true(slower.moved > 2048 * 3 * 4)
       assert.near(plan.compute + plan.moved / 1e6, slower.compute, 1e-9)
+      -- of the three sends in a row of each of six transfers, half go to the other host
+      assert.near(plan.communication + 6 * 1.5 * 120e-6, slower.communication, 1e-9)
       assert.truthy(text:find('rank 3 of 4: 2 hosts with 2 ranks; step 3', 1, true), text)
     end)
   end)

@@ -27,6 +27,8 @@ local FLAGS = {
     .. 'are estimated' },
   { 'link', '', 'bytes a second that each rank can send to other hosts, as 50GB/s' },
   { 'host-link', '', 'bytes a second that each rank can send to ranks of its host' },
+  { 'latency', 0, 'microseconds of a send to another host, besides its bytes', { from = 0 } },
+  { 'host-latency', 0, 'and of one within the host', { from = 0 } },
   { 'memory', '', 'bytes a second that a rank reads and writes in other kernels and in the '
     .. 'optimizer, as 2TB/s (default: they take no time)' },
   { 'svg', '', 'file for a timeline of the step' },
@@ -89,6 +91,7 @@ local function rates_of(o)
   local rates = {
     flops = rate(o, 'flops', 'flop'), link = rate(o, 'link', 'b'),
     host_link = rate(o, 'host-link', 'b'), memory = rate(o, 'memory', 'b'),
+    latency = o.latency * 1e-6, host_latency = o['host-latency'] * 1e-6,
   }
   if not rates.flops then
     if rates.link or rates.host_link or rates.memory or o.svg ~= '' then

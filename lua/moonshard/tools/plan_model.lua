@@ -10,7 +10,8 @@
 --- Collectives are rings in the order of the group: of n ranks each sends (n - 1) / n of the bytes
 --- of a gather or reduce-scatter, and twice that for an all-reduce. With hybrid sharding gradients
 --- are scattered in the shard group, then each shard is all-reduced over its replicas. Where a ring
---- passes several hosts, all ranks of a host carry equal parts of what goes to other hosts.
+--- passes several hosts, all ranks of a host carry equal parts of what goes to other hosts. A part
+--- of the tensor goes from rank to rank, n - 1 times, and each of these sends has a latency.
 
 local B = require 'moonshard_ffi'
 
@@ -23,6 +24,8 @@ local plan_model = {}
 ---@field link number  bytes a second that each rank sends to another host
 ---@field host_link number  bytes a second that each rank sends to others of its host
 ---@field memory number  bytes a second that other kernels read and write
+---@field latency number  seconds of a send to another host, besides its bytes
+---@field host_latency number  and of one within the host
 
 ---@class ms.tools.PlanTraffic  bytes that a rank sends
 ---@field within number  to ranks of its host
@@ -105,23 +108,26 @@ local function pipelined(n, ranks)
   return ranks > 1 and n or 0
 end
 
--- Rings of an event: { bytes that a rank sends, ranks, the first one, distance of neighbours }.
+-- Rings of an event: { bytes that a rank sends, ranks, the first one, distance of neighbours, how
+-- often a part goes around }.
 local function rings(e, rank)
   local n, ranks, shards = e.nbytes, e.ranks, e.shards
   if e.kind == C.MS_PLAN_COLLECTIVE then
-    return { { (SENT[e.name] or pipelined)(n, ranks), ranks, e.first, e.step } }
+    return { { (SENT[e.name] or pipelined)(n, ranks), ranks, e.first, e.step,
+      e.name == 'all_reduce' and 2 or 1 } }
   elseif ranks < 2 then
     return {}
   elseif e.kind == C.MS_PLAN_GATHER then
-    return { { n * (ranks - 1) / ranks, ranks, e.first, e.step } }
+    return { { n * (ranks - 1) / ranks, ranks, e.first, e.step, 1 } }
   end
   local list, replicas = {}, ranks / shards
   if shards > 1 then
-    list[1] = { n * (shards - 1) / shards, shards, e.first, e.step }
+    list[1] = { n * (shards - 1) / shards, shards, e.first, e.step, 1 }
   end
   if replicas > 1 then -- of this rank's shard
     local first = math.floor(rank / (e.across * replicas)) * e.across * replicas + rank % e.across
-    list[#list + 1] = { 2 * n / shards * (replicas - 1) / replicas, replicas, first, e.across }
+    list[#list + 1] = { 2 * n / shards * (replicas - 1) / replicas, replicas, first, e.across,
+      2 }
   end
   return list
 end
@@ -148,7 +154,7 @@ local function transfer(self, e)
   local traffic, seconds, within, between = { within = 0, between = 0 }, 0, 0, 0
   local rates = self.rates
   for _, ring in ipairs(rings(e, self.job.rank)) do
-    local sent, ranks, first, step = unpack(ring)
+    local sent, ranks, first, step, rounds = unpack(ring)
     local part = crossing(self, ranks, first, step)
     traffic.within = traffic.within + sent * (1 - part)
     traffic.between = traffic.between + sent * part
@@ -156,6 +162,7 @@ local function transfer(self, e)
       local inside, outside = part < 1 and sent / rates.host_link or 0, sent * part / rates.link
       within, between = within + inside, between + outside
       seconds = seconds + math.max(inside, outside)
+        + rounds * (ranks - 1) * ((1 - part) * rates.host_latency + part * rates.latency)
     end
   end
   return traffic, seconds, within, between

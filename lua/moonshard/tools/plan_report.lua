@@ -122,8 +122,9 @@ local function time_lines(plan)
       report.count(step.targets * ranks / step.seconds))
   end
   lines[#lines + 1] = ('an estimate: products, convolutions and attention at %s/s, other kernels '
-    .. 'at %s, rings at %s within a host and %s between hosts, a link for each rank'):format(
-    scaled(rates.flops, 'FLOP'), rate(rates.memory), rate(rates.host_link), rate(rates.link))
+    .. 'at %s, rings at %s within a host and %s between hosts, a link for each rank; sends take '
+    .. '%.3g us and %.3g us more'):format(scaled(rates.flops, 'FLOP'), rate(rates.memory),
+    rate(rates.host_link), rate(rates.link), 1e6 * rates.host_latency, 1e6 * rates.latency)
   return table.concat(lines, '\n')
 end
 
