@@ -70,7 +70,9 @@ local function sharded(model)
     nn.checkpoint(model, { policy = function(m) return ms.is(m, nn.TransformerBlock) end })
   end
   return fsdp.FSDP(model, {
-    auto_wrap_policy = o.wrap == 'block' and fsdp.ModuleWrapPolicy { nn.TransformerBlock } or nil,
+    auto_wrap_policy = o.wrap == 'block' and fsdp.ModuleWrapPolicy {
+      o.recompute == 'blocks' and nn.checkpoint_wrapper or nn.TransformerBlock,
+    } or nil,
     sharding_strategy = o.strategy, cpu_offload = { offload_params = o.offload == 'yes' },
     mixed_precision = { param_dtype = o.dtype, reduce_dtype = 'f32' },
   })
