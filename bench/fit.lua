@@ -1,9 +1,10 @@
 --- Compares `moonshard plan --fit` with runs of everything it chooses from: `luajit bench/fit.lua`.
 ---
 --- Trains a small GPT on real ranks with each combination of options, several times in turns.
---- Compares most bytes held with the plan's, which must be equal, and the time of a target (of the
---- fastest step) with the estimate. Then asks --fit for several limits, and compares the time of
---- its combination with the fastest run that fits. Exits with 1 if bytes differ.
+--- Compares most bytes held with the plan's, which must be equal, and the time of a target
+--- (processor time of the fastest step) with the estimate. Then asks --fit for several limits, and
+--- compares the time of its combination with the fastest run that fits. Exits with 1 if bytes
+--- differ.
 
 local here = arg[0]:match('^(.*)/') or '.'
 dofile(here .. '/../examples/setup.lua')

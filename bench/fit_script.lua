@@ -1,6 +1,7 @@
 --- The script of bench/fit.lua: trains a GPT with the options given, and prints a line of JSON from
---- rank 0: most bytes held, and for a target the seconds of the fastest step, which other processes
---- of the machine disturbed least. With --rates=true it prints the rates that plans need instead.
+--- rank 0: most bytes held, and for a target the processor seconds of the fastest step, which other
+--- processes of the machine disturb least. With --rates=true it prints the rates that plans need
+--- instead.
 
 dofile((arg[0]:match('^(.*)/') or '.') .. '/../examples/setup.lua')
 
@@ -36,14 +37,14 @@ local function answer(record)
   end
 end
 
--- Seconds of the fastest of n calls, each after all ranks have arrived.
+-- Processor seconds of the fastest of n calls, each after all ranks have arrived.
 local function fastest(n, fn)
   local least = math.huge
   for _ = 1, n do
     ms.dist.barrier()
-    local began = ms.time()
+    local began = os.clock()
     fn()
-    least = math.min(least, ms.time() - began)
+    least = math.min(least, os.clock() - began)
   end
   return least
 end
