@@ -346,8 +346,9 @@ ms_status msi_join_elsewhere(msi_dist *d, const msi_job_guest *guest, bool *join
         return status;
     }
     if (p.rank == 0) {
-        fprintf(stderr, "moonshard: %d ranks on %d host%s, started by %s\n", (int)p.world,
-                (int)p.n_hosts, p.n_hosts > 1 ? "s, connected by TCP" : "", p.launcher);
+        fprintf(stderr, "moonshard: %d ranks on %d host%s (%s), started by %s\n", (int)p.world,
+                (int)p.n_hosts, p.n_hosts > 1 ? "s" : "",
+                p.n_hosts > 1 ? msi_job_between_hosts(job) : "shm", p.launcher);
     }
     return MS_OK;
 }

@@ -177,7 +177,7 @@ plain() { # plain SCRIPT...: two ranks on each of two hosts
 one=$(luajit bindings/moonshard run -n 4 "${train[@]}" --out="$work/plain-one" 2>&1 | hash_of)
 plain "${train[@]}" --out="$work/plain" >"$work/log"
 check "started by hand: $(grep moonshard: "$work/log" | head -n 2)" [ "$(hash_of <"$work/log")" = "$one" ]
-check 'started by hand, and said' grep -q '4 ranks on 2 hosts, connected by TCP, started by plain' "$work/log"
+check 'started by hand, and said' grep -q '4 ranks on 2 hosts (shm+tcp), started by plain' "$work/log"
 rm -f "$work"/rank?
 plain "$work/endless.lua" "$work" >"$work/log" 2>/dev/null &
 job=$!
