@@ -13,7 +13,7 @@
 #include <unistd.h>
 #include <vector>
 
-enum { MOST = 16 };                           /* members */
+enum { MOST = 16, PATIENCE = 30 };            /* members; seconds until a hang is an error */
 static const size_t ROOM = (size_t)256 << 20; /* of a member's data: the file is sparse */
 
 enum kind { ALL_GATHER, REDUCE_SCATTER, BROADCAST, PARTS };
@@ -43,7 +43,8 @@ struct comm {
     bool joining, finalized;
     std::chrono::steady_clock::time_point connected; /* not before */
     std::atomic<bool> aborted;
-    cudaStream_t stream;         /* of the last call, or NULL */
+    std::chrono::steady_clock::time_point hung; /* since, in calls that differ */
+    cudaStream_t stream;                        /* of the last call, or NULL */
     int patience;                /* polls for which the last call stays incomplete, */
     std::function<void()> items; /* which it then enqueues */
     ~comm()
@@ -109,24 +110,51 @@ static bool all(const comm *c, std::atomic<uint64_t> member::*word, uint64_t n)
 
 /* -- checks ------------------------------------------------------------------------------------ */
 
-static void compare(const comm *c, uint64_t n, int q)
+enum { TEXT = 256 };
+
+/* Does operation n of rank q match this rank's? Else how not, in `text`. */
+static bool matches(const comm *c, uint64_t n, int q, char text[TEXT])
 {
     const op &mine = c->memory->members[c->rank].now, &its = c->memory->members[q].now;
 
     if (mine.what != its.what) {
-        MISUSED("call %llu of a communicator is %s on rank %d and %s on rank %d",
-                (unsigned long long)n, kinds[mine.what], c->rank, kinds[its.what], q);
+        snprintf(text, TEXT, "call %llu of a communicator is %s on rank %d and %s on rank %d",
+                 (unsigned long long)n, kinds[mine.what], c->rank, kinds[its.what], q);
+        return false;
     }
     if (mine.type != its.type || mine.root != its.root || mine.n != its.n) {
-        MISUSED("%s %llu has %zu elements of type %d, root %d, on rank %d, and %zu, %d, %d on "
-                "rank %d",
-                kinds[mine.what], (unsigned long long)n, mine.n, mine.type, mine.root, c->rank,
-                its.n, its.type, its.root, q);
+        snprintf(text, TEXT,
+                 "%s %llu has %zu elements of type %d, root %d, on rank %d, and %zu, %d, %d on "
+                 "rank %d",
+                 kinds[mine.what], (unsigned long long)n, mine.n, mine.type, mine.root, c->rank,
+                 its.n, its.type, its.root, q);
+        return false;
     }
     if (mine.what == PARTS && q != c->rank && mine.n_recv[q] != its.n_send[c->rank]) {
-        MISUSED("rank %d receives %zu elements from rank %d, which sends %zu", c->rank,
-                mine.n_recv[q], q, its.n_send[c->rank]);
+        snprintf(text, TEXT, "rank %d receives %zu elements from rank %d, which sends %zu", c->rank,
+                 mine.n_recv[q], q, its.n_send[c->rank]);
+        return false;
     }
+    return true;
+}
+
+/* Calls that differ between ranks never complete: the operation hangs until the communicator is
+ * aborted, and ends the process if that does not happen. */
+static bool completes(comm *c, uint64_t n)
+{
+    const auto now = std::chrono::steady_clock::now();
+    char text[TEXT];
+
+    for (int q = 0; q < c->size; q++) {
+        if (!matches(c, n, q, text)) {
+            c->hung = c->hung == std::chrono::steady_clock::time_point() ? now : c->hung;
+            if (now - c->hung > std::chrono::seconds(PATIENCE)) {
+                MISUSED("%s; the communicator was not aborted in %d s", text, (int)PATIENCE);
+            }
+            return false;
+        }
+    }
+    return true;
 }
 
 /* -- data -------------------------------------------------------------------------------------- */
@@ -260,13 +288,10 @@ static void enqueue_items(const std::shared_ptr<comm> &c, cudaStream_t s, uint64
             if (c->aborted) {
                 return;
             }
-            for (int q = 0; q < c->size; q++) {
-                compare(c.get(), n, q);
-            }
             take(c.get(), o, out, to.data());
             c->memory->members[c->rank].taken = n;
         },
-        [=] { return c->aborted || all(c.get(), &member::put, n); });
+        [=] { return c->aborted || (all(c.get(), &member::put, n) && completes(c.get(), n)); });
 }
 
 /* One poll: as with the library's own thread, the items are enqueued when the call completes. */
