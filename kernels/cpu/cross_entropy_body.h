@@ -9,7 +9,7 @@ void MSI_NAME(LOCAL(cross_entropy))(const void *args)
     int64_t n_counted = 0;
 
     for (int64_t i = 0; i < a->rows; i++) {
-        const T *x = (const T *)a->logits + i * a->cols;
+        const T *x = (const T *)a->logits + i * a->pitch;
         const int64_t target = a->targets[i];
         REAL m = 0, sum = 0; /* not read if the row is ignored */
 
@@ -46,8 +46,8 @@ static void LOCAL(spoil_row)(T *dx, int64_t n)
 /* dlogits = row_scale (exp(x - m) / sum - one_hot(target)); may overwrite the logits. */
 static void LOCAL(row_loss_grad)(const msi_cross_entropy_args *a, int64_t i, double row_scale)
 {
-    const T *x = (const T *)a->logits + i * a->cols;
-    T *dx = (T *)a->dlogits + i * a->cols;
+    const T *x = (const T *)a->logits + i * a->pitch;
+    T *dx = (T *)a->dlogits + i * a->pitch;
     const REAL m = ((const REAL *)a->max)[i], sum = ((const REAL *)a->sum)[i];
     const REAL scale = (REAL)row_scale, factor = (REAL)(row_scale / (double)sum);
     const int64_t target = a->targets[i];
@@ -77,9 +77,9 @@ void MSI_NAME(LOCAL(cross_entropy_grad))(const void *args)
         if (row_counts(a, i)) {
             LOCAL(row_loss_grad)(a, i, scale);
         } else if (a->targets[i] != a->ignore_index) { /* invalid, as the forward has reported */
-            LOCAL(spoil_row)((T *)a->dlogits + i * a->cols, a->cols);
+            LOCAL(spoil_row)((T *)a->dlogits + i * a->pitch, a->cols);
         } else if (!a->accumulate) {
-            memset((T *)a->dlogits + i * a->cols, 0, (size_t)a->cols * sizeof(T));
+            memset((T *)a->dlogits + i * a->pitch, 0, (size_t)a->cols * sizeof(T));
         }
     }
 }

@@ -15,7 +15,7 @@ template <class T> static __global__ void row_kernel(const msi_cross_entropy_arg
         R m = 0, sum = 0;
 
         if (counts(a, i)) {
-            m = row_sum_exp((const T *)a.logits + i * a.cols, a.cols, whole, &sum);
+            m = row_sum_exp((const T *)a.logits + i * a.pitch, a.cols, whole, &sum);
         }
         if (threadIdx.x == 0) {
             ((R *)a.max)[i] = m;
@@ -33,7 +33,7 @@ template <class T> static __global__ void loss_kernel(const msi_cross_entropy_ar
     for (int64_t i = threadIdx.x; i < a.rows; i += blockDim.x) {
         if (counts(a, i)) {
             loss += (double)((const R *)a.max)[i] -
-                    (double)get(((const T *)a.logits)[i * a.cols + a.targets[i]]) +
+                    (double)get(((const T *)a.logits)[i * a.pitch + a.targets[i]]) +
                     (double)log_of(((const R *)a.sum)[i]);
             n++;
         } else if (a.targets[i] != a.ignore_index) {
@@ -61,8 +61,8 @@ template <class T> static __global__ void grad_kernel(const msi_cross_entropy_ar
     const double row_scale = a.mean ? dloss / (double)*a.n_counted : dloss;
 
     for (int64_t i = blockIdx.x; i < a.rows; i += gridDim.x) {
-        const T *x = (const T *)a.logits + i * a.cols;
-        T *dx = (T *)a.dlogits + i * a.cols;
+        const T *x = (const T *)a.logits + i * a.pitch;
+        T *dx = (T *)a.dlogits + i * a.pitch;
         const int64_t target = a.targets[i];
         const R m = ((const R *)a.max)[i], sum = ((const R *)a.sum)[i];
         const R scale = (R)row_scale, factor = (R)(row_scale / (double)sum);
@@ -71,8 +71,9 @@ template <class T> static __global__ void grad_kernel(const msi_cross_entropy_ar
 
         EACH_GROUP(T, j, a.cols)
         {
-            const group<T> g = load_group(x, j, a.cols, whole);
-            group<T> out = a.accumulate ? load_group(dx, j, a.cols, whole) : g;
+            const bool all = whole_group<T>(whole, j, a.cols);
+            const group<T> g = load_group(x, j, a.cols, all);
+            group<T> out = a.accumulate ? load_group(dx, j, a.cols, all) : g;
 
             EACH_ELEMENT(T, k, j, a.cols)
             {
@@ -85,7 +86,7 @@ template <class T> static __global__ void grad_kernel(const msi_cross_entropy_ar
                     out.at[k] = element<T>::put(bad ? (R)NAN : (R)0);
                 }
             }
-            store_group(dx, j, a.cols, whole, out);
+            store_group(dx, j, a.cols, all, out);
         }
     }
 }
@@ -94,7 +95,7 @@ template <class T> static cudaError_t cross_entropy(cudaStream_t stream, const v
 {
     const msi_cross_entropy_args *a = (const msi_cross_entropy_args *)args;
     const cudaError_t e = ms_launch(row_kernel<T>, ms_blocks(a->rows), row_threads<T>(a->cols), 0,
-                                    stream, *a, whole_rows<T>(a->cols, a->logits));
+                                    stream, *a, whole_rows<T>(a->pitch, a->logits));
 
     return e != cudaSuccess ? e : ms_launch(loss_kernel<T>, 1, 256, 0, stream, *a);
 }
@@ -104,7 +105,7 @@ template <class T> static cudaError_t cross_entropy_grad(cudaStream_t stream, co
     const msi_cross_entropy_args *a = (const msi_cross_entropy_args *)args;
 
     return ms_launch(grad_kernel<T>, ms_blocks(a->rows), row_threads<T>(a->cols), 0, stream, *a,
-                     whole_rows<T>(a->cols, a->logits, a->dlogits));
+                     whole_rows<T>(a->pitch, a->logits, a->dlogits));
 }
 
 #define ENTER(op, dtype, type)                                                                     \

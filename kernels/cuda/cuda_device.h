@@ -82,8 +82,8 @@ typedef struct cuda_matmul cuda_matmul;
 cuda_matmul *cuda_matmul_open(char *error);
 size_t cuda_matmul_version(const cuda_matmul *m);
 void cuda_matmul_close(cuda_matmul *m);
-/* Sizes are at least 1. cudaErrorNotSupported: the library has no algorithm, nothing was
- * enqueued. */
+/* m, n and batch are at least 1. Own kernels compute what the library has no algorithm for.
+ * cudaErrorNotSupported: neither has this dtype. */
 cudaError_t cuda_matmul_run(cuda_matmul *m, cudaStream_t stream, const msi_gemm_args *g);
 /* Bytes of `work`. */
 int64_t cuda_matmul_work_bytes(cuda_matmul *m, const msi_gemm_args *g);

@@ -353,7 +353,6 @@ static int32_t cuda_run_all(msi_device *base, int32_t to, int32_t kernel, int32_
 static int32_t cuda_gemm(msi_device *base, int32_t to, const msi_gemm_args *g)
 {
     cuda_device *d = of(base);
-    cudaError_t e = cudaErrorNotSupported;
 
     if (g->m == 0 || g->n == 0 || g->batch == 0) {
         return MSI_DEV_OK;
@@ -367,13 +366,7 @@ static int32_t cuda_gemm(msi_device *base, int32_t to, const msi_gemm_args *g)
                                                .k = g->k,
                                                .batch = g->batch});
 
-    if (g->k > 0) {
-        e = cuda_matmul_run(d->matmul, s, g);
-    }
-    if (e == cudaErrorNotSupported && cuda_kernels[MSI_K_gemm][g->dtype] != NULL) {
-        e = cuda_kernels[MSI_K_gemm][g->dtype](s, g);
-    }
-    return enqueued(d, s, e);
+    return enqueued(d, s, cuda_matmul_run(d->matmul, s, g));
 }
 
 static int32_t cuda_copy(msi_device *base, int32_t to_stream, void *to, const void *from,
@@ -773,6 +766,7 @@ static const msi_device_ops cuda_ops = {.version = MSI_DEVICE_VERSION,
                                         .run = cuda_run,
                                         .run_all = cuda_run_all,
                                         .gemm = cuda_gemm,
+                                        .fuses = true,
                                         .copy = cuda_copy,
                                         .set = cuda_set,
                                         .mark = cuda_mark,

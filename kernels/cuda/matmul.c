@@ -2,6 +2,9 @@
  * and kept for the life of the process, so that equal calls give equal bits. Only reductions that
  * repeat are allowed: none, or in the compute type, in the product's work space.
  *
+ * The library's epilogues add a bias, apply GELU and add up A's rows; where it refuses them,
+ * kernels of their own follow the product.
+ *
  * The library is opened at run time, of either CUDA version: the plug-in itself needs none.
  *
  * cuBLASLt is column-major: C (M, N) row-major is its C^T (N, M), so operands change places. */
@@ -33,7 +36,7 @@ enum { WORK_BYTES = 32 << 20 /* at most */, WORK_ALIGNMENT = 256, BUCKETS = 256 
 typedef struct shape {
     int64_t m, n, k, a_ld, b_ld, c_ld, batch, a_batch, b_batch, c_batch;
     int32_t dtype, c_dtype, alignment;
-    bool a_trans, b_trans, bias;
+    bool a_trans, b_trans, bias, gelu, before, a_sum;
 } shape;
 
 typedef struct plan {
@@ -133,8 +136,9 @@ static cudaDataType_t type_of(int32_t dtype)
  * it: its kernels read it as they do C. */
 static int32_t alignment_of(const msi_gemm_args *g, bool bias)
 {
-    const uintptr_t all =
-        (uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->c | (bias ? (uintptr_t)g->bias : 0) | 16;
+    const uintptr_t all = (uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->c |
+                          (bias ? (uintptr_t)g->bias : 0) | (uintptr_t)g->before |
+                          (uintptr_t)g->a_sum | 16;
 
     return (int32_t)(all & -all);
 }
@@ -167,6 +171,9 @@ static shape shape_of(const msi_gemm_args *g)
     s.dtype = g->dtype;
     s.c_dtype = g->c_dtype;
     s.bias = g->bias != NULL && g->dtype != MS_DTYPE_F64 && g->c_dtype == g->dtype;
+    s.gelu = g->gelu;
+    s.before = g->before != NULL;
+    s.a_sum = g->a_sum != NULL;
     s.alignment = alignment_of(g, s.bias);
     return s;
 }
@@ -184,14 +191,60 @@ static bool layout(const cuda_matmul *m, cublasLtMatrixLayout_t *out, int32_t dt
                                                &offset, sizeof(offset)) == CUBLAS_STATUS_SUCCESS;
 }
 
+static bool has_epilogue(const msi_gemm_args *g)
+{
+    return g->gelu || g->a_sum != NULL;
+}
+
+/* GELU in the library's arithmetic only where the result is narrow; one of two epilogues. */
+static bool may_fuse(const shape *s)
+{
+    const bool narrow = s->dtype == MS_DTYPE_BF16 || s->dtype == MS_DTYPE_F16;
+
+    return s->gelu    ? narrow && s->c_dtype == s->dtype && !s->a_sum
+           : s->a_sum ? s->dtype != MS_DTYPE_F64 && !s->bias && s->batch == 1
+                      : true;
+}
+
+static cublasLtEpilogue_t epilogue_of(const shape *s)
+{
+    return s->a_sum    ? CUBLASLT_EPILOGUE_BGRADB /* the library's B is A */
+           : !s->gelu  ? (s->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT)
+           : s->before ? (s->bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX)
+                       : (s->bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU);
+}
+
+/* Set the addresses that epilogues use. */
+static bool point(const cuda_matmul *m, const plan *p, const void *bias, const void *before)
+{
+    return m->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
+                                             sizeof(bias)) == CUBLAS_STATUS_SUCCESS &&
+           (!p->of.before ||
+            m->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+                                              &before, sizeof(before)) == CUBLAS_STATUS_SUCCESS);
+}
+
+/* The choice of an algorithm reads the alignment of these addresses. */
+static bool describe_epilogue(const cuda_matmul *m, const plan *p)
+{
+    const shape *s = &p->of;
+    const cublasLtEpilogue_t epilogue = epilogue_of(s);
+    const void *aligned = (const void *)(uintptr_t)s->alignment;
+
+    return m->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                             sizeof(epilogue)) == CUBLAS_STATUS_SUCCESS &&
+           (!s->before || m->cublasLtMatmulDescSetAttribute(
+                              p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &s->c_ld,
+                              sizeof(s->c_ld)) == CUBLAS_STATUS_SUCCESS) &&
+           (!(s->bias || s->a_sum) || point(m, p, aligned, aligned));
+}
+
 static bool describe(const cuda_matmul *m, plan *p)
 {
     const shape *s = &p->of;
     const bool wide = s->dtype == MS_DTYPE_F64;
     const cublasOperation_t first = s->b_trans ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t second = s->a_trans ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cublasLtEpilogue_t epilogue =
-        s->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 
     return m->cublasLtMatmulDescCreate(&p->desc, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
                                        wide ? CUDA_R_64F : CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
@@ -199,8 +252,7 @@ static bool describe(const cuda_matmul *m, plan *p)
                                              sizeof(first)) == CUBLAS_STATUS_SUCCESS &&
            m->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &second,
                                              sizeof(second)) == CUBLAS_STATUS_SUCCESS &&
-           m->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                             sizeof(epilogue)) == CUBLAS_STATUS_SUCCESS &&
+           describe_epilogue(m, p) &&
            layout(m, &p->a, s->dtype, s->b_trans ? s->k : s->n, s->b_trans ? s->n : s->k, s->b_ld,
                   s->batch, s->b_batch) &&
            layout(m, &p->b, s->dtype, s->a_trans ? s->m : s->k, s->a_trans ? s->k : s->m, s->a_ld,
@@ -284,8 +336,8 @@ static plan *plan_of(cuda_matmul *m, const msi_gemm_args *g)
     }
     if (p == NULL && (p = calloc(1, sizeof(*p))) != NULL) {
         memcpy(&p->of, &s, sizeof(s));
-        p->supported = describe(m, p) && choose(m, p);
-        if (!p->supported) {
+        p->supported = may_fuse(&s) && describe(m, p) && choose(m, p);
+        if (!p->supported && !has_epilogue(g)) {
             report_refusal(&s);
         }
         p->next = *at;
@@ -294,19 +346,35 @@ static plan *plan_of(cuda_matmul *m, const msi_gemm_args *g)
     return p;
 }
 
+static msi_gemm_args without_epilogue(const msi_gemm_args *g)
+{
+    msi_gemm_args plain = *g;
+
+    plain.c = g->before != NULL ? g->before : g->c;
+    plain.gelu = false;
+    plain.before = plain.a_sum = NULL;
+    return plain;
+}
+
 int64_t cuda_matmul_work_bytes(cuda_matmul *m, const msi_gemm_args *g)
 {
     const plan *p = g->m > 0 && g->n > 0 && g->k > 0 && g->batch > 0 ? plan_of(m, g) : NULL;
 
+    if (p != NULL && !p->supported && has_epilogue(g)) {
+        const msi_gemm_args plain = without_epilogue(g);
+
+        p = plan_of(m, &plain);
+    }
     return p != NULL && p->supported && p->work_bytes > 0 ? (int64_t)p->work_bytes + WORK_ALIGNMENT
                                                           : 0;
 }
 
 /* -- running ----------------------------------------------------------------------------------- */
 
-cudaError_t cuda_matmul_run(cuda_matmul *m, cudaStream_t stream, const msi_gemm_args *g)
+/* cudaErrorNotSupported: the library has no algorithm, nothing was enqueued. */
+static cudaError_t by_library(cuda_matmul *m, cudaStream_t stream, const msi_gemm_args *g)
 {
-    plan *p = plan_of(m, g);
+    plan *p = g->k > 0 ? plan_of(m, g) : NULL;
     char *work =
         (char *)(((uintptr_t)g->work + WORK_ALIGNMENT - 1) / WORK_ALIGNMENT * WORK_ALIGNMENT);
     const float one = 1, old = g->accumulate ? 1 : 0;
@@ -314,11 +382,10 @@ cudaError_t cuda_matmul_run(cuda_matmul *m, cudaStream_t stream, const msi_gemm_
     const bool wide = g->dtype == MS_DTYPE_F64;
 
     if (p == NULL || !p->supported) {
-        return p == NULL ? cudaErrorMemoryAllocation : cudaErrorNotSupported;
+        return p == NULL && g->k > 0 ? cudaErrorMemoryAllocation : cudaErrorNotSupported;
     }
-    if (p->of.bias) {
-        (void)m->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                                &g->bias, sizeof(g->bias));
+    if (p->of.bias || p->of.before || p->of.a_sum) {
+        (void)point(m, p, p->of.a_sum ? g->a_sum : g->bias, g->before);
     }
     const cublasStatus_t status =
         m->cublasLtMatmul(m->handle, p->desc, wide ? (const void *)&one_wide : &one, g->b, p->a,
@@ -330,4 +397,55 @@ cudaError_t cuda_matmul_run(cuda_matmul *m, cudaStream_t stream, const msi_gemm_
                                                      : cudaErrorInvalidValue;
     }
     return g->bias != NULL && !p->of.bias ? msi_cuda_add_bias(stream, g) : cudaSuccess;
+}
+
+/* By the library, else by the own kernel. */
+static cudaError_t product(cuda_matmul *m, cudaStream_t stream, const msi_gemm_args *g)
+{
+    const cudaError_t e = by_library(m, stream, g);
+    const cuda_kernel_fn own = cuda_kernels[MSI_K_gemm][g->dtype];
+
+    return e == cudaErrorNotSupported && own != NULL ? own(stream, g) : e;
+}
+
+/* One matrix, whose rows follow each other. */
+static cudaError_t apply_gelu(cudaStream_t stream, const msi_gemm_args *g)
+{
+    msi_ew_args args = {.out = g->c, .in = {g->before != NULL ? g->before : g->c}};
+
+    args.loop.ndim = 1;
+    args.loop.shape[0] = g->m * g->n;
+    args.loop.stride[0][0] = args.loop.stride[1][0] = 1;
+    args.in_dtype = g->c_dtype;
+    return cuda_kernels[MSI_K_gelu_tanh][g->c_dtype](stream, &args);
+}
+
+static cudaError_t add_rows(cudaStream_t stream, const msi_gemm_args *g)
+{
+    msi_sum_args args = {.in = g->a, .out = g->a_sum, .out_dtype = g->c_dtype, .scale = 1};
+
+    args.kept.ndim = args.reduced.ndim = 1;
+    args.kept.shape[0] = g->m;
+    args.kept.stride[0][0] = 1;
+    args.kept.stride[1][0] = g->a_row;
+    args.reduced.shape[0] = g->k;
+    args.reduced.stride[1][0] = g->a_col;
+    return cuda_kernels[MSI_K_sum][g->dtype](stream, &args);
+}
+
+cudaError_t cuda_matmul_run(cuda_matmul *m, cudaStream_t stream, const msi_gemm_args *g)
+{
+    if (!has_epilogue(g)) {
+        return product(m, stream, g);
+    }
+    cudaError_t e = by_library(m, stream, g);
+
+    if (e != cudaErrorNotSupported) {
+        return e;
+    }
+    const msi_gemm_args plain = without_epilogue(g);
+
+    e = product(m, stream, &plain);
+    e = e == cudaSuccess && g->gelu ? apply_gelu(stream, g) : e;
+    return e == cudaSuccess && g->a_sum != NULL ? add_rows(stream, g) : e;
 }

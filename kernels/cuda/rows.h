@@ -13,7 +13,7 @@
     for (int e = 0; e < EACH(T); e++)                                                              \
         if ((j) + e < (cols))
 
-/* Threads for a row, and whether rows at these addresses consist of whole groups. */
+/* Threads for a row, and whether rows that are `cols` elements apart begin with whole groups. */
 template <class T> static inline unsigned row_threads(int64_t cols)
 {
     return ms_row_threads((cols + EACH(T) - 1) / EACH(T) * 4);
@@ -29,6 +29,13 @@ template <class R> static __device__ inline R base_of(R most)
     return most == -(R)INFINITY ? (R)0 : most;
 }
 
+/* Are the elements [j, j + EACH) of a row of whole groups within its columns? What lies behind
+ * them, up to the next row, need not be the row's. */
+template <class T> static __device__ inline bool whole_group(bool whole, int64_t j, int64_t cols)
+{
+    return whole && j + EACH(T) <= cols;
+}
+
 /* @return m, the largest element; *total: the sum of exp(x - m). They stay apart: x - (m +
  * log(sum)) would lose what x - m keeps. One pass: a thread's sum follows its largest element. */
 template <class T, class R>
@@ -38,7 +45,7 @@ static __device__ inline R row_sum_exp(const T *x, int64_t cols, bool whole, R *
 
     EACH_GROUP(T, j, cols)
     {
-        const group<T> g = load_group(x, j, cols, whole);
+        const group<T> g = load_group(x, j, cols, whole_group<T>(whole, j, cols));
         R most = mine;
 
         EACH_ELEMENT(T, e, j, cols)

@@ -6,7 +6,7 @@
 int64_t msi_attention_work_bytes(const msi_attention_args *a, int32_t dtype, bool gradient)
 {
     const int64_t of_device =
-        msi_device_work_bytes(a->ctx, gradient ? MSI_K_attention_grad : MSI_K_attention, dtype, a);
+        msi_work_bytes(a->ctx, gradient ? MSI_K_attention_grad : MSI_K_attention, dtype, a);
 
     if (of_device >= 0) {
         return of_device;

@@ -83,6 +83,8 @@ ms_status msi_dispatch_host(const char *op, int32_t kernel, int32_t dtype, const
  * narrow dtype without hardware support is computed in f32.
  */
 ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *args);
+/** True if products of this context's device compute gelu, before and a_sum of msi_gemm_args. */
+bool msi_gemm_fuses(const ms_context *ctx);
 /** Implementation of large products of this dtype, e.g. "brg:avx512_core_bf16". */
 const char *msi_gemm_name(ms_context *ctx, int32_t dtype);
 /** Operand dtype of large products of this dtype: f32 for a narrow one without products in the
@@ -99,6 +101,9 @@ int64_t msi_gemm_created(ms_context *ctx);
 /** Cached ones, at most 256, evicted least recently used first. */
 int64_t msi_gemm_kept(ms_context *ctx);
 
+/** Scratch bytes of a kernel with `work` on this context's device; -1: as much as the CPU's kernel.
+ * `ctx` may be NULL. */
+int64_t msi_work_bytes(const ms_context *ctx, int32_t kernel, int32_t dtype, const void *args);
 /** Scratch bytes of the attention kernels for these arguments. */
 int64_t msi_attention_work_bytes(const msi_attention_args *args, int32_t dtype, bool gradient);
 

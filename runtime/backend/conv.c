@@ -60,7 +60,7 @@ static void choose_box(msi_conv_args *a, int64_t columns)
 int64_t msi_conv_plan(msi_conv_args *a, int32_t dtype, bool gradient)
 {
     const int64_t of_device =
-        msi_device_work_bytes(a->ctx, gradient ? MSI_K_conv_grad : MSI_K_conv, dtype, a);
+        msi_work_bytes(a->ctx, gradient ? MSI_K_conv_grad : MSI_K_conv, dtype, a);
     const int64_t real = dtype == MS_DTYPE_F64 ? 8 : 4, operand = ms_dtype_size(a->tile_dtype);
     const int64_t k = a->in_channels * a->kernel[0] * a->kernel[1] * a->kernel[2];
     const int64_t column = k * (operand + (gradient ? real : 0)) + a->out_channels * real;

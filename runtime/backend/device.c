@@ -144,8 +144,7 @@ ms_status msi_device_await(msi_device *d, int32_t stream, _Atomic uint64_t *cons
     return device_outcome(d, order, outcome);
 }
 
-int64_t msi_device_work_bytes(const ms_context *ctx, int32_t kernel, int32_t dtype,
-                              const void *args)
+int64_t msi_work_bytes(const ms_context *ctx, int32_t kernel, int32_t dtype, const void *args)
 {
     msi_device *d = ctx != NULL ? ctx->device : NULL;
 
@@ -243,7 +242,7 @@ ms_status msi_batch_add(msi_batch *b, int32_t dtype, const void *args)
 static ms_status gemm_on(msi_device *d, const msi_gemm_args *args)
 {
     const char *op = args->op != NULL ? args->op : "gemm";
-    const int64_t nbytes = msi_device_work_bytes(d->ctx, MSI_K_gemm, args->dtype, args);
+    const int64_t nbytes = msi_work_bytes(d->ctx, MSI_K_gemm, args->dtype, args);
     msi_gemm_args with_work = *args;
     msi_mem_block *block = NULL;
     int32_t outcome;
@@ -266,6 +265,11 @@ ms_status msi_gemm(ms_context *ctx, const msi_gemm_args *args)
     msi_device *d = ctx->device;
 
     return MSI_UNLIKELY(d != NULL) ? gemm_on(d, args) : msi_gemm_now(ctx, args);
+}
+
+bool msi_gemm_fuses(const ms_context *ctx)
+{
+    return MSI_UNLIKELY(ctx->device != NULL) && ctx->device->ops->fuses;
 }
 
 ms_status *msi_device_status(const ms_context *ctx, ms_status *now)

@@ -18,7 +18,7 @@
 
 #include <stdatomic.h>
 
-enum { MSI_DEVICE_VERSION = 11 }; /* of this file, kernel_args.h, kernel names */
+enum { MSI_DEVICE_VERSION = 12 }; /* of this file, kernel_args.h, kernel names */
 
 enum {
     MSI_STREAM_COMPUTE,
@@ -122,6 +122,7 @@ typedef struct msi_device_ops {
     int32_t (*run_all)(msi_device *d, int32_t stream, int32_t kernel, int32_t dtype,
                        const void *args, int64_t stride, int32_t n);
     int32_t (*gemm)(msi_device *d, int32_t stream, const msi_gemm_args *args);
+    bool fuses; /* gemm() computes gelu, before and a_sum of its arguments */
     int32_t (*copy)(msi_device *d, int32_t stream, void *to, const void *from, int64_t nbytes);
     int32_t (*set)(msi_device *d, int32_t stream, void *to, int32_t byte, int64_t nbytes);
 
@@ -197,9 +198,6 @@ bool msi_device_has_memory(const msi_device_info *info);
 ms_status msi_device_after(msi_device *d, int32_t stream, msi_mark mark);
 ms_status msi_device_await(msi_device *d, int32_t stream, _Atomic uint64_t *const *words, int32_t n,
                            uint64_t at_least);
-/* `work_bytes` of the table; -1: as much as the CPU's. `ctx` may be NULL. */
-int64_t msi_device_work_bytes(const ms_context *ctx, int32_t kernel, int32_t dtype,
-                              const void *args);
 /* `pin` of the table, which has one. */
 ms_status msi_device_pin(msi_device *d, void *p, int64_t nbytes);
 /* End all waits of its streams: all later results are invalid, and settling returns `status` with

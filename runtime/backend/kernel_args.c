@@ -63,7 +63,7 @@ FIELDS(msi_ew_args, M(out), M(in[0]), M(in[1]), M(in[2]))
 FIELDS(msi_sum_args, M(in), M(out))
 FIELDS(msi_reduction_args, M(in), M(out), M(index), M(y), M(g))
 FIELDS(msi_layer_norm_args, M(x), M(w), M(b), M(y), M(mean), M(rstd))
-FIELDS(msi_layer_norm_grad_args, M(dy), M(x), M(w), M(mean), M(rstd), M(dx), M(dw), M(db))
+FIELDS(msi_layer_norm_grad_args, M(dy), M(x), M(w), M(mean), M(rstd), M(dx), M(dw), M(db), M(work))
 FIELDS(msi_channel_norm_args, M(x), M(w), M(b), M(stats), M(y), M(dy), M(dx), M(dw), M(db), M(work))
 FIELDS(msi_softmax_args, M(x), M(y), M(dy), M(out))
 FIELDS(msi_cross_entropy_args, M(logits), M(targets), M(loss), M(n_counted), M(max), M(sum),
@@ -88,7 +88,7 @@ FIELDS(msi_lion_args, M(p), M(g), M(m))
 FIELDS(msi_norm_args, M(x), M(out))
 FIELDS(msi_norm_fold_args, M(blocks), M(norm), M(coefficient))
 FIELDS(msi_tree_args, M(out))
-FIELDS(msi_gemm_args, M(a), M(b), M(c), M(bias), M(work))
+FIELDS(msi_gemm_args, M(a), M(b), M(c), M(bias), M(before), M(a_sum), M(work))
 
 const msi_args_field *msi_args_fields(int32_t kernel, int32_t *n)
 {

@@ -92,6 +92,7 @@ typedef struct msi_layer_norm_grad_args {
     void *dx, *dw, *db;
     int32_t dw_dtype; /**< of dw and db: dtype of x, or f32 if narrow */
     bool dx_accumulate, dw_accumulate, db_accumulate;
+    void *work; /**< msi_work_bytes() of scratch; the CPU's kernel needs none */
 } msi_layer_norm_grad_args;
 
 /** Normalisation of x (batch, channels, plane). A set of planes has one mean and variance: with
@@ -120,6 +121,7 @@ typedef struct msi_softmax_args {
 /** Cross-entropy over logits (rows, cols). Looked up by the dtype of the logits. */
 typedef struct msi_cross_entropy_args {
     int64_t rows, cols;
+    int64_t pitch; /**< elements from a row of logits and dlogits to the next, at least cols */
     const void *logits;
     const int64_t *targets;
     int64_t ignore_index;
@@ -156,10 +158,11 @@ typedef struct msi_embedding_args {
     const void *table;
     void *out; /**< (n, width) */
     const void *dy;
-    void *dtable;         /**< (vocab, width): rows add in ascending token order */
+    void *dtable; /**< (vocab, width): rows add in an order that the ids determine, on the CPU
+                     in ascending token order */
     int32_t dtable_dtype; /**< dtype of dy, or f32 if narrow */
-    int64_t *work;   /**< (vocab + n), scratch; only if dtable is narrow: a row is summed in f32 and
-                        rounded once */
+    int64_t *work;   /**< scratch of the gradient: msi_work_bytes(), or on the CPU, only if dtable
+                        is narrow, (vocab + n): a row is summed in f32 and rounded once */
     bool accumulate; /**< false: dtable is zeroed first */
     msi_fault
         *fault; /**< forward records ids out of range; their rows are NaN and have no gradient */
@@ -432,6 +435,10 @@ typedef struct msi_gemm_args {
     int32_t c_dtype;                   /**< dtype, or f32 if that is narrow */
     const void *bias;                  /**< (N) of dtype `dtype`, or NULL */
     bool accumulate;
+    bool gelu;    /**< C = gelu_tanh of that sum. This and the next two only if msi_gemm_fuses() and
+                     for one matrix; gelu does not accumulate */
+    void *before; /**< NULL; or with gelu (M, N) like C: the sum itself */
+    void *a_sum;  /**< NULL; or (M) of dtype c_dtype: the sums of A's rows, stored */
     bool is_gradient; /**< a product of op's backward */
     const char *op;   /**< caller, for late errors; static, or NULL */
     void *work;       /**< on a device: work_bytes() of scratch, set by msi_gemm() */

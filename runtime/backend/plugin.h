@@ -11,7 +11,7 @@
 #include "kernel_args.h"
 
 enum {
-    MSI_PLUGIN_VERSION = 5, /**< of the structs in this file and of msi_gemm_args */
+    MSI_PLUGIN_VERSION = 6, /**< of the structs in this file and of msi_gemm_args */
     MSI_PLUGIN_ERROR = 192  /**< bytes of an error buffer */
 };
 

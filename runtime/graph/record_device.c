@@ -399,6 +399,7 @@ static ms_status lowering_of(ms_context *ctx, lowering **out)
     }
     record_open(l);
     l->device.under = ctx->device;
+    l->device.ops.fuses = msi_gemm_fuses(ctx);
     l->ctx->room[MSI_ROOM_GRAPH] = l; /* for open_device(); it has no close */
     l->ctx->open_device = open_device;
     ctx->room[MSI_ROOM_GRAPH] = l;

@@ -924,8 +924,16 @@ struct cudasim_matmul {
     cublasComputeType_t compute;
     cublasOperation_t trans_a, trans_b;
     cublasLtEpilogue_t epilogue;
-    const void *bias;
+    void *bias; /* or its gradient */
+    void *aux;
+    int64_t aux_ld;
+    bool has(int bits) const
+    {
+        return (epilogue & bits) == bits;
+    }
 };
+
+enum { OF_BIAS = 4, OF_GELU = 32, OF_AUX = 128, OF_BGRADB = 512 }; /* bits of an epilogue */
 
 struct cudasim_layout {
     cudaDataType type;
@@ -962,7 +970,8 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasCompute
     if ((compute == CUBLAS_COMPUTE_64F) != (scale == CUDA_R_64F)) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
-    *out = new cudasim_matmul{compute, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL};
+    *out = new cudasim_matmul{
+        compute, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -976,10 +985,12 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
                                               cublasLtMatmulDescAttributes_t which,
                                               const void *value, size_t n)
 {
-    void *to = which == CUBLASLT_MATMUL_DESC_TRANSA     ? (void *)&d->trans_a
-               : which == CUBLASLT_MATMUL_DESC_TRANSB   ? (void *)&d->trans_b
-               : which == CUBLASLT_MATMUL_DESC_EPILOGUE ? (void *)&d->epilogue
-                                                        : (void *)&d->bias;
+    void *to = which == CUBLASLT_MATMUL_DESC_TRANSA                 ? (void *)&d->trans_a
+               : which == CUBLASLT_MATMUL_DESC_TRANSB               ? (void *)&d->trans_b
+               : which == CUBLASLT_MATMUL_DESC_EPILOGUE             ? (void *)&d->epilogue
+               : which == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER ? (void *)&d->aux
+               : which == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD      ? (void *)&d->aux_ld
+                                                                    : (void *)&d->bias;
 
     memcpy(to, value, n);
     return CUBLAS_STATUS_SUCCESS;
@@ -1048,6 +1059,7 @@ static uint64_t hash_of(const cudasim_matmul *d, const cudasim_layout *a, const 
 
     add(d->trans_a * 2 + d->trans_b);
     add(d->epilogue);
+    add(d->aux_ld);
     for (const cudasim_layout *l : {a, b, c}) {
         for (const int64_t x :
              {(int64_t)l->type, l->rows, l->cols, l->ld, l->offset, (int64_t)l->batch}) {
@@ -1057,7 +1069,7 @@ static uint64_t hash_of(const cudasim_matmul *d, const cudasim_layout *a, const 
     return hash;
 }
 
-/* The library's table of types, with and without a bias. */
+/* The library's table of types, with and without an epilogue. */
 static bool has_types(const cudasim_matmul *d, cudaDataType a, cudaDataType b, cudaDataType c)
 {
     const bool narrow = a == CUDA_R_16F || a == CUDA_R_16BF;
@@ -1066,6 +1078,23 @@ static bool has_types(const cudasim_matmul *d, cudaDataType a, cudaDataType b, c
         return a == CUDA_R_64F && b == a && c == a && d->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
     }
     return a == b && (c == a || (narrow && c == CUDA_R_32F)) && a != CUDA_R_64F;
+}
+
+/* GELU's input is a matrix whose columns are multiples of 8 elements apart and, in this library's
+ * tiles, of 16 bytes; bias gradients of a batch have no place. */
+static bool has_epilogue(const cudasim_matmul *d, const cudasim_layout *out)
+{
+    const bool narrow = out->type == CUDA_R_16F || out->type == CUDA_R_16BF;
+
+    if (d->has(OF_GELU) && !narrow) {
+        return false;
+    }
+    if (d->has(OF_AUX) && (d->aux == NULL || d->aux_ld % 8 != 0 || d->aux_ld < out->rows ||
+                           (uintptr_t)d->aux % 16 != 0 || out->batch > 1)) {
+        return false;
+    }
+    return !(d->has(OF_BGRADB) || d->has(OF_BIAS)) ||
+           (d->bias != NULL && (!d->has(OF_BGRADB) || out->batch == 1));
 }
 
 /* Refuses what the library refuses: shapes and types that do not match, other schemes than repeat;
@@ -1090,8 +1119,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
     const uint64_t hash = hash_of(d, a, b, out), refused = setting("MS_CUDASIM_REFUSE", 0);
 
     *n = 0;
-    if (!has_types(d, a->type, b->type, out->type) || c->type != out->type ||
-        (refused > 0 && hash % refused == 0)) {
+    if (!has_types(d, a->type, b->type, out->type) || !has_epilogue(d, out) ||
+        c->type != out->type || (refused > 0 && hash % refused == 0)) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     chosen algo = {hash, inner > 32 && p->work_bytes >= 8192 ? 8192u : 0u, {}};
@@ -1148,6 +1177,11 @@ void cudasim::set_number(void *p, cudaDataType type, int64_t i, double value)
     }
 }
 
+static double gelu_tanh(double x)
+{
+    return 0.5 * x * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+}
+
 static void multiply(const cudasim_matmul &d, double alpha, const void *a, const cudasim_layout &la,
                      const void *b, const cudasim_layout &lb, double beta, const void *c,
                      const cudasim_layout &lc, void *out, const cudasim_layout &lout)
@@ -1158,6 +1192,8 @@ static void multiply(const cudasim_matmul &d, double alpha, const void *a, const
 
     for (int64_t p = 0; p < lout.batch; p++) {
         for (int64_t j = 0; j < lout.cols; j++) {
+            double sum = 0;
+
             for (int64_t i = 0; i < m; i++) {
                 column[(size_t)i] = 0;
             }
@@ -1165,19 +1201,26 @@ static void multiply(const cudasim_matmul &d, double alpha, const void *a, const
                 const double y = cudasim::number(
                     b, lb.type, p * lb.offset + (tb ? j + l * lb.ld : l + j * lb.ld));
 
+                sum += y;
                 for (int64_t i = 0; i < m; i++) {
                     column[(size_t)i] +=
                         y * cudasim::number(a, la.type,
                                             p * la.offset + (ta ? l + i * la.ld : i + l * la.ld));
                 }
             }
+            if (d.has(OF_BGRADB)) {
+                cudasim::set_number(d.bias, lout.type, j, sum);
+            }
             for (int64_t i = 0; i < m; i++) {
                 double x = alpha * column[(size_t)i];
 
                 x += beta != 0 ? beta * cudasim::number(c, lc.type, p * lc.offset + i + j * lc.ld)
                                : 0;
-                x += d.epilogue == CUBLASLT_EPILOGUE_BIAS ? cudasim::number(d.bias, lout.type, i)
-                                                          : 0;
+                x += d.has(OF_BIAS) ? cudasim::number(d.bias, lout.type, i) : 0;
+                if (d.has(OF_AUX)) {
+                    cudasim::set_number(d.aux, lout.type, i + j * d.aux_ld, x);
+                }
+                x = d.has(OF_GELU) ? gelu_tanh(x) : x;
                 cudasim::set_number(out, lout.type, p * lout.offset + i + j * lout.ld, x);
             }
         }
@@ -1197,8 +1240,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
     const double x = wide ? *(const double *)alpha : *(const float *)alpha;
     const double y = wide ? *(const double *)beta : *(const float *)beta;
 
-    const void *const operands[] = {a, b, c, out,
-                                    d->epilogue == CUBLASLT_EPILOGUE_BIAS ? d->bias : NULL};
+    const void *const operands[] = {a,
+                                    b,
+                                    c,
+                                    out,
+                                    d->has(OF_BIAS) || d->has(OF_BGRADB) ? d->bias : NULL,
+                                    d->has(OF_AUX) ? d->aux : NULL};
     chosen by;
 
     (void)h;
@@ -1207,7 +1254,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
         by.shape != hash_of(d, la, lb, lout)) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         if ((uintptr_t)operands[i] % by.alignment[i < 4 ? i : 3] != 0) {
             misused("an operand of a product has less than the alignment its algorithm needs");
         }

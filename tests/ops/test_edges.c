@@ -550,10 +550,15 @@ static void test_ops_edges__cross_entropy_keeps_one_copy_of_the_logits(void **st
     }
 }
 
+/* A device whose products compute GELU rounds narrow dtypes once, not before it. */
 static void test_ops_edges__linear_gelu_gives_the_bits_of_the_pair(void **state)
 {
     for (int32_t k = 0; k < 2 * COUNT(floats); k++) {
         const int32_t dtype = floats[k / 2];
+
+        if (k % 2 && ms_dtype_is_narrow(dtype) && msi_gemm_fuses(msi_context())) {
+            continue;
+        }
         ms_tensor *x = require(FILLED(dtype, 1, 9, 20)), *w = FILLED(dtype, 2, 24, 20);
         ms_tensor *g = FILLED(dtype, 4, 9, 24), *h, *y, *grad;
         uint64_t hash[2], slope[2];

@@ -279,7 +279,8 @@ ops.matmul = calls.matmul
 ---@type fun(x: ms.Tensor, w: ms.Tensor, bias: ms.Tensor?): ms.Tensor
 ops.linear = calls.linear
 
---- gelu(linear(x, w, bias)) in one pass, with the same values.
+--- gelu(linear(x, w, bias)) in one pass, with the same values; on a GPU 'tanh' in bf16 and f16 is
+--- rounded once, not also before it.
 ---@param x ms.Tensor  (..., in)
 ---@param w ms.Tensor  (out, in)
 ---@param bias? ms.Tensor  (out)

@@ -60,7 +60,7 @@ static ms_status cross_entropy_forward(msi_op_call *c)
     ms_status status;
 
     args.rows = msi_leading(in, in->ndim - 1);
-    args.cols = in->shape[in->ndim - 1];
+    args.cols = args.pitch = in->shape[in->ndim - 1];
     const int32_t stat = c->out[0]->v.dtype;
 
     MS_TRY_GOTO(msi_contiguous(&logits, c->ctx, in), out);
@@ -105,7 +105,7 @@ static ms_status cross_entropy_backward(msi_bwd *b)
     args.dloss = dloss;
     args.n_counted = msi_view_ptr(count);
     args.rows = stats->shape[1];
-    args.cols = logits->shape[logits->ndim - 1];
+    args.cols = args.pitch = logits->shape[logits->ndim - 1];
     args.logits = msi_view_ptr(logits);
     args.targets = msi_view_ptr(targets);
     set_stats(&args, stats);

@@ -63,8 +63,9 @@ static ms_status as_matrix(msi_view *out, ms_context *ctx, const msi_view *v)
     return MS_OK;
 }
 
-/* h = x w^T + bias; saves x and w as read. */
-static ms_status multiply(msi_op_call *c, const msi_view *h)
+/* h = x w^T + bias, or with y (not NULL) also y = gelu_tanh(h), by the product itself; then h may
+ * be NULL. Saves x and w as read. */
+static ms_status multiply(msi_op_call *c, const msi_view *h, const msi_view *y)
 {
     msi_view x, w, bias = {.storage = NULL};
     msi_matrix a, b;
@@ -91,7 +92,9 @@ static ms_status multiply(msi_op_call *c, const msi_view *h)
     args.b = b.data;
     args.b_row = b.col; /* w^T */
     args.b_col = b.row;
-    args.c = msi_view_ptr(h);
+    args.c = msi_view_ptr(y != NULL ? y : h);
+    args.gelu = y != NULL;
+    args.before = y != NULL && h != NULL ? msi_view_ptr(h) : NULL;
     args.c_row = args.n;
     args.dtype = args.c_dtype = x.dtype;
     args.op = c->op->name;
@@ -108,14 +111,53 @@ no_w:
 
 static ms_status linear_forward(msi_op_call *c)
 {
-    return multiply(c, &c->out[0]->v);
+    return multiply(c, &c->out[0]->v, NULL);
+}
+
+/* dw = dh^T x and dbias. A product that can also adds up dh while it reads it. */
+static ms_status weight_and_bias(msi_bwd *b, const msi_view *dh, const msi_matrix *md)
+{
+    const int32_t can = MSI_CAN_ADD | MSI_CAN_WIDEN;
+    const msi_view *x;
+    msi_target dw, dbias;
+    bool summed = false;
+
+    MS_TRY(msi_target_open(&dw, b, W, dh->dtype, can));
+    MS_TRY(msi_target_open(&dbias, b, BIAS, dh->dtype, can));
+    if (dw.data != NULL) {
+        msi_matrix mx;
+
+        MS_TRY(msi_bwd_saved(b, SAVED_X, &x));
+        MS_TRY(msi_matrix_of(x, &mx));
+        msi_gemm_args args = {.m = dh->shape[1],
+                              .n = x->shape[1],
+                              .k = dh->shape[0],
+                              .a = md->data,
+                              .a_row = md->col, /* dh^T */
+                              .a_col = md->row,
+                              .b = mx.data,
+                              .b_row = mx.row,
+                              .b_col = mx.col,
+                              .batch = 1,
+                              .dtype = dh->dtype};
+
+        summed = dbias.data != NULL && !dbias.add && dbias.view.dtype == dw.view.dtype &&
+                 args.m > 0 && args.n > 0 && msi_gemm_fuses(msi_bwd_context(b));
+        args.a_sum = summed ? dbias.data : NULL;
+        MS_TRY(msi_bwd_gemm_to(b, &dw, &args));
+        MS_TRY(msi_target_close(&dw));
+    }
+    if (dbias.data != NULL && !summed) {
+        MS_TRY(msi_sum_to("linear", &dbias.view, dh, 1.0, dbias.add));
+    }
+    return msi_target_close(&dbias);
 }
 
 /* Gradients of x, w and bias from that of the pre-activation, contiguous (M, out). */
 static ms_status differentiate(msi_bwd *b, const msi_view *dh)
 {
-    const msi_view *x, *w;
-    msi_matrix mx, mw, md;
+    const msi_view *w;
+    msi_matrix mw, md;
 
     MS_TRY(msi_matrix_of(dh, &md));
     if (msi_bwd_needs(b, X)) {
@@ -135,31 +177,7 @@ static ms_status differentiate(msi_bwd *b, const msi_view *dh)
 
         MS_TRY(msi_bwd_gemm(b, X, &args));
     }
-    if (msi_bwd_needs(b, W)) {
-        MS_TRY(msi_bwd_saved(b, SAVED_X, &x));
-        MS_TRY(msi_matrix_of(x, &mx));
-        msi_gemm_args args = {.m = dh->shape[1],
-                              .n = x->shape[1],
-                              .k = dh->shape[0],
-                              .a = md.data,
-                              .a_row = md.col, /* dh^T */
-                              .a_col = md.row,
-                              .b = mx.data,
-                              .b_row = mx.row,
-                              .b_col = mx.col,
-                              .batch = 1,
-                              .dtype = dh->dtype};
-
-        MS_TRY(msi_bwd_gemm(b, W, &args));
-    }
-    if (msi_bwd_needs(b, BIAS)) {
-        msi_target t;
-
-        MS_TRY(msi_target_open(&t, b, BIAS, dh->dtype, MSI_CAN_ADD | MSI_CAN_WIDEN));
-        MS_TRY(msi_sum_to("linear", &t.view, dh, 1.0, t.add));
-        MS_TRY(msi_target_close(&t));
-    }
-    return MS_OK;
+    return weight_and_bias(b, dh, &md);
 }
 
 static ms_status linear_backward(msi_bwd *b)
@@ -193,9 +211,13 @@ static ms_status linear_gelu_forward(msi_op_call *c)
 {
     const gelu_attrs *attrs = c->attrs;
     const msi_view *y = &c->out[0]->v;
+    const bool fuses = attrs->approximate && msi_gemm_fuses(c->ctx);
     msi_view h;
     ms_status status;
 
+    if (fuses && c->node == NULL) {
+        return multiply(c, NULL, y);
+    }
     if (c->node == NULL) { /* h is not needed: it becomes y */
         h = *y;
         msi_storage_retain(h.storage);
@@ -204,10 +226,12 @@ static ms_status linear_gelu_forward(msi_op_call *c)
     }
     const msi_view *in = &h;
 
-    MS_TRY_GOTO(multiply(c, &h), out);
-    MS_TRY_GOTO(msi_ew("linear_gelu", attrs->approximate ? MSI_K_gelu_tanh : MSI_K_gelu, y, &in, 1,
-                       NULL, false),
-                out);
+    MS_TRY_GOTO(multiply(c, &h, fuses ? y : NULL), out);
+    if (!fuses) {
+        MS_TRY_GOTO(msi_ew("linear_gelu", attrs->approximate ? MSI_K_gelu_tanh : MSI_K_gelu, y, &in,
+                           1, NULL, false),
+                    out);
+    }
     msi_save(c, SAVED_H, &h);
 out:
     msi_storage_release(h.storage);

@@ -199,6 +199,18 @@ ms_status msi_bwd_elementwise(msi_bwd *b, int32_t i, const char *op, int32_t ker
     return msi_target_close(&t);
 }
 
+ms_status msi_bwd_gemm_to(msi_bwd *b, const msi_target *t, msi_gemm_args *args)
+{
+    args->c = t->data;
+    args->c_row = args->n;
+    args->c_batch = args->m * args->n;
+    args->c_dtype = t->view.dtype;
+    args->accumulate = t->add;
+    args->is_gradient = true;
+    args->op = msi_bwd_name(b);
+    return msi_gemm(msi_bwd_context(b), args);
+}
+
 ms_status msi_bwd_gemm(msi_bwd *b, int32_t i, msi_gemm_args *args)
 {
     msi_target t;
@@ -207,13 +219,6 @@ ms_status msi_bwd_gemm(msi_bwd *b, int32_t i, msi_gemm_args *args)
     if (t.data == NULL) {
         return MS_OK;
     }
-    args->c = t.data;
-    args->c_row = args->n;
-    args->c_batch = args->m * args->n;
-    args->c_dtype = t.view.dtype;
-    args->accumulate = t.add;
-    args->is_gradient = true;
-    args->op = msi_bwd_name(b);
-    MS_TRY(msi_gemm(msi_bwd_context(b), args));
+    MS_TRY(msi_bwd_gemm_to(b, &t, args));
     return msi_target_close(&t);
 }

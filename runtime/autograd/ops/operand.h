@@ -71,6 +71,9 @@ ms_status msi_target_close(msi_target *t);
 ms_status msi_bwd_elementwise(msi_bwd *b, int32_t i, const char *op, int32_t kernel,
                               const msi_view *const *in, int32_t n_in);
 
+/* Write the matrix product `args` to an open target with data (sets c, c_row, c_batch, c_dtype and
+ * accumulate). The caller closes it. */
+ms_status msi_bwd_gemm_to(msi_bwd *b, const msi_target *t, msi_gemm_args *args);
 /* Add the matrix product `args` to operand i (sets c, c_row, c_batch, c_dtype and accumulate).
  * No-op if the operand needs no gradient. */
 ms_status msi_bwd_gemm(msi_bwd *b, int32_t i, msi_gemm_args *args);

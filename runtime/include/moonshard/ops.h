@@ -117,7 +117,8 @@ MS_API ms_status ms_op_matmul(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 /** x (..., in), w (out, in), bias (out) or NULL -> (..., out). */
 MS_API ms_status ms_op_linear(ms_tensor **out, ms_tensor *x, ms_tensor *w,
                               MS_NULLABLE ms_tensor *bias);
-/** gelu(linear(x, w, bias)) in one pass over the pre-activation, with equal values. */
+/** gelu(linear(x, w, bias)) in one pass over the pre-activation, with equal values; on a GPU the
+ * tanh formula of a narrow dtype is rounded once, not also before it. */
 MS_API ms_status ms_op_linear_gelu(ms_tensor **out, ms_tensor *x, ms_tensor *w,
                                    MS_NULLABLE ms_tensor *bias, bool approximate);
 /** table (V, C), ids i64 (...) -> (..., C). MS_INDEX_ERROR for the first id outside [0, V); on a
