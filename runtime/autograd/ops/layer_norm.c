@@ -111,7 +111,7 @@ static ms_status layer_norm_backward(msi_bwd *b)
     const msi_view *x, *w, *mean, *rstd;
     msi_layer_norm_grad_args args = {0};
     msi_target dx, dw, db;
-    msi_view dy;
+    msi_view dy, work;
     void *data;
 
     MS_TRY(msi_bwd_saved(b, SAVED_X, &x));
@@ -137,6 +137,13 @@ static ms_status layer_norm_backward(msi_bwd *b)
     args.dx_accumulate = dx.add;
     args.dw_accumulate = dw.add;
     args.db_accumulate = db.add;
+    const int64_t n_work =
+        msi_work_bytes(msi_bwd_context(b), MSI_K_layer_norm_grad, x->dtype, &args);
+
+    if (n_work > 0) {
+        MS_TRY(msi_bwd_temp(b, MS_DTYPE_U8, 1, &n_work, &work));
+        args.work = msi_view_ptr(&work);
+    }
     MS_TRY(msi_dispatch("layer_norm", MSI_K_layer_norm_grad, x->dtype, &args));
     MS_TRY(msi_target_close(&dx));
     MS_TRY(msi_target_close(&dw));
