@@ -34,8 +34,9 @@ cudaError_t msi_cuda_scale_all(cudaStream_t stream, int32_t dtype, const void *a
                                int32_t n);
 /* c += bias, where the library cannot add it: f64, and wide results of narrow operands. */
 cudaError_t msi_cuda_add_bias(cudaStream_t stream, const msi_gemm_args *g);
-/* Bytes of `work` of this kernel. */
+/* Bytes of `work` of these kernels. */
 int64_t msi_cuda_layer_norm_grad_work(int32_t dtype, const msi_layer_norm_grad_args *args);
+int64_t msi_cuda_embedding_grad_work(int32_t dtype, const msi_embedding_args *args);
 /* One thread that waits until *word >= value, as signed numbers. */
 cudaError_t msi_cuda_await_word(cudaStream_t stream, const uint64_t *word, uint64_t value);
 /* One thread that stores a word, behind everything before it. */

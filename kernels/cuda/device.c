@@ -405,6 +405,8 @@ static int64_t cuda_work_bytes(msi_device *base, int32_t kernel, int32_t dtype, 
         return cuda_matmul_work_bytes(of(base)->matmul, args);
     case MSI_K_layer_norm_grad:
         return msi_cuda_layer_norm_grad_work(dtype, args);
+    case MSI_K_embedding_grad:
+        return msi_cuda_embedding_grad_work(dtype, args);
     case MSI_K_attention:
         return 0;
     case MSI_K_conv:

@@ -391,6 +391,31 @@ static void test_ops_edges__embedding_rounds_the_sum_of_a_row_once(void **state)
     }
 }
 
+/* Ids in any order, some of many tokens. Gradients are integers, so that sums are exact. */
+static void test_ops_edges__embedding_adds_rows_of_frequent_ids(void **state)
+{
+    enum { N = 333, V = 7, C = 5 };
+    double id[N], sums[V * C], expected[V * C] = {0}, dy[N * C];
+
+    for (int32_t d = 0; d < COUNT(floats); d++) {
+        ms_tensor *table = require(FILLED(floats[d], 1, V, C)), *rows, *g;
+
+        memset(expected, 0, sizeof(expected));
+        for (int32_t t = 0; t < N; t++) {
+            id[t] = t % 3 == 0 ? t * t % V : t % 3 == 1 ? 4 : t / 70;
+            for (int32_t c = 0; c < C; c++) {
+                dy[t * C + c] = (t + c) % 2;
+                expected[(int32_t)id[t] * C + c] += dy[t * C + c];
+            }
+        }
+        assert_ok(ms_tensor_from_doubles(&g, floats[d], 2, (const int64_t[]){N, C}, dy, N * C));
+        assert_ok(ms_op_embedding(&rows, table, ids(N, id)));
+        assert_ok(ms_backward(rows, g));
+        read_grad(table, sums, V * C);
+        assert_memory_equal(sums, expected, sizeof(sums));
+    }
+}
+
 /* 4 million times 0.1: one running f32 sum would be wrong in the third digit. */
 static void test_ops_edges__long_sums_stay_exact_to_a_few_units(void **state)
 {
@@ -789,6 +814,7 @@ int main(void)
         BOOKED_TEST(test_ops_edges__masked_logits_have_no_probability),
         BOOKED_TEST(test_ops_edges__layer_norm_of_extreme_rows),
         BOOKED_TEST(test_ops_edges__embedding_rounds_the_sum_of_a_row_once),
+        BOOKED_TEST(test_ops_edges__embedding_adds_rows_of_frequent_ids),
         BOOKED_TEST(test_ops_edges__long_sums_stay_exact_to_a_few_units),
         BOOKED_TEST(test_ops_edges__attention_does_not_see_keys_beyond_reach),
         BOOKED_TEST(test_ops_edges__large_scores_do_not_overflow),

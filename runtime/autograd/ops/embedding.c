@@ -63,7 +63,7 @@ no_table:
 static ms_status embedding_backward(msi_bwd *b)
 {
     const msi_view *table = msi_bwd_operand(b, TABLE), *ids;
-    msi_view dy, work = {0};
+    msi_view dy, work;
     msi_target t;
     void *id_data, *dy_data;
 
@@ -72,21 +72,23 @@ static ms_status embedding_backward(msi_bwd *b)
     MS_TRY(msi_view_data(ids, &id_data));
     MS_TRY(msi_view_data(&dy, &dy_data));
     MS_TRY(msi_target_open(&t, b, TABLE, dy.dtype, MSI_CAN_ADD | MSI_CAN_WIDEN));
-    if (ms_dtype_is_narrow(t.view.dtype)) {
-        const int64_t n = table->shape[0] + msi_view_numel(ids);
+    msi_embedding_args args = {.n = msi_view_numel(ids),
+                               .width = table->shape[1],
+                               .vocab = table->shape[0],
+                               .ids = id_data,
+                               .dy = dy_data,
+                               .dtable = t.data,
+                               .dtable_dtype = t.view.dtype,
+                               .accumulate = t.add};
+    int64_t n_work = msi_work_bytes(msi_bwd_context(b), MSI_K_embedding_grad, dy.dtype, &args);
 
-        MS_TRY(msi_bwd_temp(b, MS_DTYPE_I64, 1, &n, &work));
+    if (n_work < 0) {
+        n_work = ms_dtype_is_narrow(t.view.dtype) ? (args.vocab + args.n) * 8 : 0;
     }
-    const msi_embedding_args args = {.n = msi_view_numel(ids),
-                                     .width = table->shape[1],
-                                     .vocab = table->shape[0],
-                                     .ids = id_data,
-                                     .work = work.storage != NULL ? msi_view_ptr(&work) : NULL,
-                                     .dy = dy_data,
-                                     .dtable = t.data,
-                                     .dtable_dtype = t.view.dtype,
-                                     .accumulate = t.add};
-
+    if (n_work > 0) {
+        MS_TRY(msi_bwd_temp(b, MS_DTYPE_U8, 1, &n_work, &work));
+        args.work = msi_view_ptr(&work);
+    }
     MS_TRY(msi_dispatch("embedding", MSI_K_embedding_grad, dy.dtype, &args));
     return msi_target_close(&t);
 }
