@@ -97,7 +97,8 @@ ms_status msi_bwd_saved(msi_bwd *b, int32_t which, const msi_view **v);
  * Call after msi_bwd_saved(), which checks its version. */
 bool msi_bwd_saved_exclusive(msi_bwd *b, int32_t which);
 /* True if operand i's gradient, which must then be passed on, may be written over saved view
- * `which` of its shape: the view is contiguous and has no other owner, and this is the gradient's
+ * `which` of its shape: the view is contiguous, or the operator overwrites rows, and has no other
+ * owner, and this is the gradient's
  * first contribution. A later one is added by the kernel, with one rounding, whoever owns the view.
  */
 bool msi_bwd_overwrites(msi_bwd *b, int32_t i, int32_t which);

@@ -106,7 +106,8 @@ bool msi_bwd_overwrites(msi_bwd *b, int32_t i, int32_t which)
     const msi_edge *edge = &b->node->edge[i];
     const msi_view *v = &b->node->saved[which].view;
 
-    return msi_edge_needs(edge) && msi_bwd_saved_exclusive(b, which) && msi_view_contiguous(v) &&
+    return msi_edge_needs(edge) && msi_bwd_saved_exclusive(b, which) &&
+           (msi_view_contiguous(v) || b->node->op->overwrites_rows) &&
            msi_grad_takes(edge->node, edge->out, v);
 }
 

@@ -25,7 +25,7 @@ static ms_status about_shards(ms_status status, const msi_op_call *call)
 /* Memory for a result that is not a view. */
 static ms_status take_memory(const msi_op_call *call, msi_view *v)
 {
-    const int64_t nbytes = msi_view_numel(v) * ms_dtype_size(v->dtype);
+    const int64_t nbytes = msi_view_span(v) * ms_dtype_size(v->dtype);
 
     if (MSI_LIKELY(!call->meta)) {
         return msi_storage_new(&v->storage, call->ctx, nbytes, MS_MEM_ACTIVATION);

@@ -48,6 +48,7 @@ struct msi_op {
     int32_t n_saved;                          /* views the node can save */
     int32_t draw;  /* 1 + offset of its msi_draw in the attributes; 0: has none */
     bool constant; /* the result depends on attributes alone, and forward computes it on the host */
+    bool overwrites_rows; /* likewise over rows with gaps between them */
     bool overwrites; /* backward writes the gradient of operand 0 over it if nothing else owns it */
 };
 

@@ -216,6 +216,8 @@ ms_status msi_check_number(const char *op, int32_t dtype, double number);
 
 int64_t msi_view_numel(const msi_view *v);
 bool msi_view_contiguous(const msi_view *v);
+/* Elements from the first to the last, both counted; at most msi_view_numel() for a dense view. */
+int64_t msi_view_span(const msi_view *v);
 /* Pointer to element 0; MS_RUNTIME_ERROR with the reason if absent. numel 0 is allowed. */
 ms_status msi_view_data(const msi_view *v, void **data);
 /* The same error if the bytes are absent, on the device and on the host. */

@@ -29,6 +29,19 @@ bool msi_view_contiguous(const msi_view *v)
     return dense;
 }
 
+int64_t msi_view_span(const msi_view *v)
+{
+    int64_t last = 0;
+
+    for (int32_t i = 0; i < v->ndim; i++) {
+        if (v->shape[i] == 0) {
+            return 0;
+        }
+        last += (v->shape[i] - 1) * v->stride[i];
+    }
+    return last + 1;
+}
+
 static ms_status absent(const msi_view *v)
 {
     const msi_storage *s = v->storage;

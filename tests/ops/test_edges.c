@@ -544,18 +544,21 @@ static void test_ops_edges__attention_never_holds_the_scores(void **state)
  */
 static void test_ops_edges__cross_entropy_keeps_one_copy_of_the_logits(void **state)
 {
-    enum { ROWS = 64, VOCAB = 1000, BYTES = ROWS * VOCAB * 4 };
+    enum { ROWS = 64, VOCAB = 1001, BYTES = ROWS * VOCAB * 4 };
     const int64_t rows = ROWS;
     ms_tensor *x = FILLED(MS_DTYPE_F32, 1, ROWS, 4),
               *w = require(FILLED(MS_DTYPE_F32, 2, VOCAB, 4));
     ms_tensor *targets, *logits, *loss;
+    static double expected[VOCAB * 4], grad[VOCAB * 4];
     ms_memory_stats after;
 
     assert_ok(ms_tensor_arange(&targets, MS_DTYPE_I64, 0, 1, rows));
-    for (int32_t held = 0; held < 2; held++) {
+    for (int32_t k = 0; k < 4; k++) {
+        const bool held = k % 2;
         const ms_memory_stats before = start_peaks();
 
-        assert_ok(ms_op_linear(&logits, x, w, NULL));
+        assert_ok(k < 2 ? ms_op_linear(&logits, x, w, NULL)
+                        : ms_op_linear_padded(&logits, x, w, NULL));
         const uint64_t hash = hash_of(logits);
 
         assert_ok(ms_op_cross_entropy(&loss, logits, targets, -100, MS_REDUCTION_MEAN));
@@ -572,6 +575,11 @@ static void test_ops_edges__cross_entropy_keeps_one_copy_of_the_logits(void **st
         } else {
             assert_in_range(peak, BYTES, BYTES + BYTES / 4);
         }
+        read_grad(w, k == 0 ? expected : grad, VOCAB * 4);
+        for (int32_t i = 0; k > 0 && i < VOCAB * 4; i++) {
+            assert_true(fabs(grad[i] - expected[i]) <= 1e-6 + 1e-5 * fabs(expected[i]));
+        }
+        assert_ok(ms_tensor_set_grad(w, NULL));
     }
 }
 

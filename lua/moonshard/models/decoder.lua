@@ -127,6 +127,7 @@ local function build(self, config, opts)
     bias = false, dtype = opts.dtype, init = opts.init or rules.normal(0, shape.deviation),
     weight = shape.tie and self[names.body][names.embedding].weight or nil,
   }))
+  self.lm_head._padded = true
 end
 
 --- A model with random weights. from_pretrained() reads them from a folder.
@@ -151,7 +152,7 @@ function Decoder:forward(ids, targets, opts)
   end
   local logits = self.lm_head(x)
   if targets == nil then
-    return logits
+    return logits:contiguous()
   end
   return causal.loss(logits, targets, opts.reduction)
 end

@@ -77,6 +77,7 @@ local function build(self, opts)
     bias = false, dtype = dtype, init = normal,
     weight = opts.tie ~= false and self.wte.weight or nil,
   }))
+  self.lm_head._padded = true
   self._positions = {}
 end
 
@@ -133,7 +134,7 @@ function GPT:forward(ids, targets, opts)
   end
   local logits = self.lm_head(self.ln_f(x))
   if targets == nil then
-    return logits
+    return logits:contiguous()
   end
   return causal.loss(logits, targets, opts.reduction)
 end

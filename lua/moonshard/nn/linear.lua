@@ -3,6 +3,7 @@
 --- Shapes: x (..., in)  W (out, in)  b (out)  y (..., out)
 --- Init:   W and b uniform in [-1/sqrt(in), 1/sqrt(in)), as PyTorch.
 
+local calls = require('moonshard_ffi').calls
 local Module = require 'moonshard.nn.module'
 local check = require 'moonshard.nn.check'
 local errors = require 'moonshard.base.errors'
@@ -52,6 +53,9 @@ end
 ---@param x ms.Tensor  (..., in)
 ---@return ms.Tensor y  (..., out)
 function Linear:forward(x)
+  if self._padded then -- on a GPU rows of the result are a multiple of 64 elements apart
+    return calls.linear_padded(x, self.weight, self.bias)
+  end
   return ops.linear(x, self.weight, self.bias)
 end
 

@@ -47,6 +47,34 @@ static void set_stats(msi_cross_entropy_args *args, const msi_view *stats)
     args->sum = (char *)args->max + args->rows * ms_dtype_size(stats->dtype);
 }
 
+/* Distance of the rows of logits without gaps or of linear_padded()'s; 0: others. */
+static int64_t pitch_of(const msi_view *logits)
+{
+    const int64_t rows = msi_leading(logits, logits->ndim - 1);
+    const int64_t shape[2] = {rows, logits->shape[logits->ndim - 1]};
+    msi_view flat;
+
+    if (msi_view_contiguous(logits) || rows <= 1) {
+        return msi_view_contiguous(logits) ? shape[1] : 0;
+    }
+    return msi_gemm_fuses(logits->storage->ctx) && msi_view_reshape(logits, 2, shape, &flat) &&
+                   flat.stride[1] == 1 && flat.stride[0] >= shape[1]
+               ? flat.stride[0]
+               : 0;
+}
+
+static ms_status read_logits(msi_view *out, ms_context *ctx, const msi_view *in, int64_t *pitch)
+{
+    *pitch = pitch_of(in);
+    if (*pitch > in->shape[in->ndim - 1]) {
+        *out = *in;
+        msi_storage_retain(out->storage);
+        return MS_OK;
+    }
+    *pitch = in->shape[in->ndim - 1];
+    return msi_contiguous(out, ctx, in);
+}
+
 static ms_status cross_entropy_forward(msi_op_call *c)
 {
     const msi_view *in = &c->in[LOGITS]->v;
@@ -60,10 +88,10 @@ static ms_status cross_entropy_forward(msi_op_call *c)
     ms_status status;
 
     args.rows = msi_leading(in, in->ndim - 1);
-    args.cols = args.pitch = in->shape[in->ndim - 1];
+    args.cols = in->shape[in->ndim - 1];
     const int32_t stat = c->out[0]->v.dtype;
 
-    MS_TRY_GOTO(msi_contiguous(&logits, c->ctx, in), out);
+    MS_TRY_GOTO(read_logits(&logits, c->ctx, in, &args.pitch), out);
     MS_TRY_GOTO(msi_contiguous(&targets, c->ctx, &c->in[TARGETS]->v), out);
     MS_TRY_GOTO(msi_view_data(&logits, &logit_data), out);
     MS_TRY_GOTO(msi_view_data(&targets, &target_data), out);
@@ -92,6 +120,7 @@ static ms_status cross_entropy_backward(msi_bwd *b)
 {
     const loss_attrs *attrs = msi_bwd_attrs(b);
     const msi_view *logits, *targets, *stats, *count;
+    msi_view dense;
     msi_cross_entropy_args args = {.ignore_index = attrs->ignore_index,
                                    .mean = attrs->reduction == MS_REDUCTION_MEAN};
     void *dloss;
@@ -105,11 +134,17 @@ static ms_status cross_entropy_backward(msi_bwd *b)
     args.dloss = dloss;
     args.n_counted = msi_view_ptr(count);
     args.rows = stats->shape[1];
-    args.cols = args.pitch = logits->shape[logits->ndim - 1];
-    args.logits = msi_view_ptr(logits);
+    args.cols = logits->shape[logits->ndim - 1];
     args.targets = msi_view_ptr(targets);
     set_stats(&args, stats);
     MS_TRY(msi_target_open_over(&t, b, LOGITS, SAVED_LOGITS));
+    args.pitch = pitch_of(logits);
+    if (t.passes == NULL && args.pitch > args.cols) { /* the gradient has no gaps */
+        MS_TRY(msi_bwd_contiguous(b, logits, &dense));
+        logits = &dense;
+        args.pitch = args.cols;
+    }
+    args.logits = msi_view_ptr(logits);
     args.dlogits = t.data;
     args.accumulate = t.add;
     MS_TRY(msi_dispatch("cross_entropy", MSI_K_cross_entropy_grad, logits->dtype, &args));
@@ -122,7 +157,8 @@ const msi_op msi_op_cross_entropy = {.name = "cross_entropy",
                                      .backward = cross_entropy_backward,
                                      .attrs_size = sizeof(loss_attrs),
                                      .n_saved = 4,
-                                     .overwrites = true};
+                                     .overwrites = true,
+                                     .overwrites_rows = true};
 
 ms_status ms_op_cross_entropy(ms_tensor **out, ms_tensor *logits, ms_tensor *targets,
                               int64_t ignore_index, int32_t reduction)

@@ -9,6 +9,10 @@
 enum { X, W, BIAS };                /* operands */
 enum { SAVED_X, SAVED_W, SAVED_H }; /* saved; h by linear_gelu only */
 
+typedef struct linear_attrs {
+    int64_t pitch; /* elements from a row of the result to the next; 0: no gaps */
+} linear_attrs;
+
 typedef struct gelu_attrs {
     bool approximate;
 } gelu_attrs;
@@ -27,7 +31,7 @@ static ms_status check_bias(const char *op, const msi_view *x, const msi_view *w
     return msi_same_dtype(op, "x", x, "bias", bias);
 }
 
-static ms_status linear_meta(const msi_meta *m)
+static ms_status product_meta(const msi_meta *m)
 {
     const msi_view *x = m->in[X], *w = m->in[W];
     const char *op = m->op->name;
@@ -46,6 +50,18 @@ static ms_status linear_meta(const msi_meta *m)
     }
     shape[x->ndim - 1] = w->shape[0];
     return msi_result(m->out, x->dtype, x->ndim, shape);
+}
+
+static ms_status linear_meta(const msi_meta *m)
+{
+    int64_t stride = ((const linear_attrs *)m->attrs)->pitch;
+
+    MS_TRY(product_meta(m));
+    for (int32_t i = m->out->ndim - 2; stride > 0 && i >= 0; i--) {
+        m->out->stride[i] = stride;
+        stride *= m->out->shape[i];
+    }
+    return MS_OK;
 }
 
 /* `v` as a matrix for the gemm, copied if needed. The caller owns a reference. */
@@ -95,7 +111,7 @@ static ms_status multiply(msi_op_call *c, const msi_view *h, const msi_view *y)
     args.c = msi_view_ptr(y != NULL ? y : h);
     args.gelu = y != NULL;
     args.before = y != NULL && h != NULL ? msi_view_ptr(h) : NULL;
-    args.c_row = args.n;
+    args.c_row = h != NULL && h->ndim > 1 ? h->stride[h->ndim - 2] : args.n;
     args.dtype = args.c_dtype = x.dtype;
     args.op = c->op->name;
     MS_TRY_GOTO(msi_gemm(c->ctx, &args), out);
@@ -182,11 +198,15 @@ static ms_status differentiate(msi_bwd *b, const msi_view *dh)
 
 static ms_status linear_backward(msi_bwd *b)
 {
+    const msi_view *g = msi_bwd_grad(b, 0);
+    const int64_t shape[2] = {msi_leading(g, g->ndim - 1), g->shape[g->ndim - 1]};
+    const linear_attrs *attrs = msi_bwd_attrs(b);
     msi_view dy, dh;
 
-    MS_TRY(msi_bwd_contiguous(b, msi_bwd_grad(b, 0), &dy));
-    const int64_t shape[2] = {msi_leading(&dy, dy.ndim - 1), dy.shape[dy.ndim - 1]};
-
+    if (attrs->pitch > 0 && msi_view_reshape(g, 2, shape, &dh) && msi_is_matrix(&dh)) {
+        return differentiate(b, &dh);
+    }
+    MS_TRY(msi_bwd_contiguous(b, g, &dy));
     msi_view_reshape(&dy, 2, shape, &dh);
     return differentiate(b, &dh);
 }
@@ -195,14 +215,31 @@ const msi_op msi_op_linear = {.name = "linear",
                               .meta = linear_meta,
                               .forward = linear_forward,
                               .backward = linear_backward,
+                              .attrs_size = sizeof(linear_attrs),
                               .n_saved = 2};
+
+static ms_status run_linear(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *bias,
+                            int64_t pitch)
+{
+    ms_tensor *const in[3] = {x, w, bias};
+    const linear_attrs attrs = {.pitch = pitch};
+
+    *out = NULL;
+    return msi_op_run(&msi_op_linear, &attrs, in, 3, out, 1);
+}
 
 ms_status ms_op_linear(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *bias)
 {
-    ms_tensor *const in[3] = {x, w, bias};
+    return run_linear(out, x, w, bias, 0);
+}
 
-    *out = NULL;
-    return msi_op_run(&msi_op_linear, NULL, in, 3, out, 1);
+ms_status ms_op_linear_padded(ms_tensor **out, ms_tensor *x, ms_tensor *w, ms_tensor *bias)
+{
+    enum { WHOLE = 16 /* bytes */, LINE = 64 /* elements */ };
+    const int64_t n = w->v.ndim == 2 ? w->v.shape[0] : 0;
+    const bool pads = n * ms_dtype_size(w->v.dtype) % WHOLE != 0 && msi_gemm_fuses(x->ctx);
+
+    return run_linear(out, x, w, bias, pads ? (n + LINE - 1) / LINE * LINE : 0);
 }
 
 /* -- with gelu --------------------------------------------------------------------------------- */
@@ -261,7 +298,7 @@ static ms_status linear_gelu_backward(msi_bwd *b)
 }
 
 const msi_op msi_op_linear_gelu = {.name = "linear_gelu",
-                                   .meta = linear_meta,
+                                   .meta = product_meta,
                                    .forward = linear_gelu_forward,
                                    .backward = linear_gelu_backward,
                                    .attrs_size = sizeof(gelu_attrs),

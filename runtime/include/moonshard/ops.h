@@ -117,6 +117,11 @@ MS_API ms_status ms_op_matmul(ms_tensor **out, ms_tensor *a, ms_tensor *b);
 /** x (..., in), w (out, in), bias (out) or NULL -> (..., out). */
 MS_API ms_status ms_op_linear(ms_tensor **out, ms_tensor *x, ms_tensor *w,
                               MS_NULLABLE ms_tensor *bias);
+/** linear() for logits: on a GPU, where `out` elements are no multiple of 16 bytes, rows of the
+ * result are a multiple of 64 elements apart, so that products and cross_entropy() read them whole.
+ */
+MS_API ms_status ms_op_linear_padded(ms_tensor **out, ms_tensor *x, ms_tensor *w,
+                                     MS_NULLABLE ms_tensor *bias);
 /** gelu(linear(x, w, bias)) in one pass over the pre-activation, with equal values; on a GPU the
  * tanh formula of a narrow dtype is rounded once, not also before it. */
 MS_API ms_status ms_op_linear_gelu(ms_tensor **out, ms_tensor *x, ms_tensor *w,

@@ -125,6 +125,9 @@ static void oracle_linear(const call *c, const array *const *in, array *out)
     }
 }
 
+RUN(linear_padded, ms_op_linear_padded(out, in[0], in[1], c->n_in > 2 ? in[2] : NULL))
+#define oracle_linear_padded oracle_linear
+
 RUN(linear_gelu, ms_op_linear_gelu(out, in[0], in[1], c->n_in > 2 ? in[2] : NULL, c->i[0]))
 
 /* The pre-activation is rounded to the dtype before its gelu, whose slope is at most 1.13. */
@@ -455,6 +458,7 @@ static void oracle_attention_packed(const call *c, const array *const *in, array
 const op_row matrix_rows[] = {
     OP(matmul, plan_matmul, .flags = ROW_LIBRARY),
     OP(linear, plan_linear, .flags = ROW_LIBRARY),
+    OP(linear_padded, plan_linear, .flags = ROW_LIBRARY),
     OP(linear_gelu, plan_linear, .flags = ROW_LIBRARY),
     OP(rotary, plan_rotary),
     OP(attention, plan_attention, .begin = begin_attention, .flags = ROW_FINITE, .grad_error = 256),
