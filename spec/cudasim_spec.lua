@@ -87,6 +87,20 @@ describe('the CUDA plug-in on the CPU', function()
     end)
   end
 
+  it('shows logits without gaps, whose rows a loss reads with gaps', function()
+    local output
+    scripts.with_script([[
+      ms.manual_seed(1)
+      local model = ms.models.GPT { vocab = 61, layers = 1, heads = 2, width = 16, context = 16 }
+      local ids = ms.arange(32):reshape(2, 16)
+      local hidden = model.ln_f(model.wte(ids))
+      local logits, loss = model(ids), model(ids, ids)
+      local apart = ms.ops.cross_entropy(logits:view(-1, 61), ids:view(-1))
+      print(model.lm_head(hidden):stride()[2], logits:stride()[2], ms.allclose(loss, apart))]],
+      function(path) output = scripts.shell(('env %s luajit %s'):format(simulated, path)) end)
+    assert.equal('64\t61\ttrue\n', output)
+  end)
+
   it('waits while a communicator connects', function()
     assert.equal(result('MS_SLOTS=shared', 3, 'FULL_SHARD'),
       result('MS_SLOTS=nccl MS_CUDASIM_CONNECT=500', 3, 'FULL_SHARD'))
