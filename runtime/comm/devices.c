@@ -129,7 +129,7 @@ ms_status msi_comm_are_apart(ms_comm *c, bool *apart)
         ctx->device->ops->info(ctx->device, &mine);
         MS_TRY(compare_memories(c, &mine));
     }
-    *apart = c->apart == MSI_APART_YES;
+    *apart = c->apart == MSI_APART_YES || (ctx->device != NULL && c->hosts.n > 1);
     return MS_OK;
 }
 

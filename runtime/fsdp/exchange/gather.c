@@ -47,7 +47,7 @@ static ms_status fill(msi_gather *g, bool staged)
     MS_TRY(msi_slot_await(g->pool, g->slot, MSI_DEP_RELEASED, MSI_STREAM_GATHER, MSI_SLOT_RELEASED,
                           g->slot->generation - 1));
     MS_TRY_ON(g->ctx, MSI_STREAM_GATHER, g->user->fill(g->unit, part, staged));
-    if (MSI_UNLIKELY(msi_comm_hosts(g->pool->comm)->n > 1)) {
+    if (MSI_UNLIKELY(msi_slot_hosts(g->pool) > 1)) {
         g->user->share(g->unit, part);
     }
     atomic_store_explicit(&msi_slot_words_of(g->slot, rank)->schedule_hash, g->schedule_hash,

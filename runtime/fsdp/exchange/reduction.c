@@ -23,7 +23,8 @@ void msi_reduction_connect(msi_reduction *r, msi_slot_pool *pool)
 
     r->pool = pool;
     r->hosts = msi_comm_hosts(pool->comm);
-    r->ops = r->hosts->n > 1  ? r->replicated ? &msi_reduce_chunks_of_roots : &msi_reduce_roots
+    r->ops = msi_slot_hosts(pool) > 1
+                 ? r->replicated ? &msi_reduce_chunks_of_roots : &msi_reduce_roots
              : !r->replicated ? between ? &msi_reduce_pieces : &msi_reduce_parts
              : between        ? &msi_reduce_gathered
              : r->world == 1  ? &msi_reduce_parts

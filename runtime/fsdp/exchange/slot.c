@@ -230,11 +230,16 @@ void msi_slot_pool_free(msi_slot_pool *pool)
     *pool = (msi_slot_pool){.slots = NULL};
 }
 
+int32_t msi_slot_hosts(const msi_slot_pool *pool)
+{
+    return pool->plan.layout == MSI_SLOTS_NCCL ? 1 : msi_comm_hosts(pool->comm)->n;
+}
+
 ms_status msi_slot_pool_connect(msi_slot_pool *pool, int32_t shard_rank)
 {
     const bool between_devices = pool->plan.layout == MSI_SLOTS_NCCL;
 
-    if ((!between_devices && msi_comm_hosts(pool->comm)->n == 1) || pool->plan.nbytes == 0 ||
+    if ((!between_devices && msi_slot_hosts(pool) == 1) || pool->plan.nbytes == 0 ||
         ms_comm_is_fake(pool->comm)) {
         return MS_OK;
     }

@@ -122,6 +122,8 @@ void msi_slot_pool_free(msi_slot_pool *pool);
 /* Layout nccl: open the communicator. Several hosts: exchange the ranks' shards. `shard_rank`: of
  * this rank; -1: for parameters. Collective. */
 ms_status msi_slot_pool_connect(msi_slot_pool *pool, int32_t shard_rank);
+/* Hosts that have copies of the slots' data; 1 in layout nccl, where devices exchange it. */
+int32_t msi_slot_hosts(const msi_slot_pool *pool);
 /* Layout nccl, gradients: they are summed in the order of the tree (MS_NCCL_DETERMINISTIC). */
 bool msi_slots_sum_in_order(void);
 /* Layout nccl: wait until the communicator's last call, of operation `seq`, is complete. Runs

@@ -188,11 +188,11 @@ ms_status msi_plan_gradient_slots(const msi_group_facts *groups, int32_t n, bool
                                              g->is_sharded ? msi_group_shards(g, world) : world,
                                              msi_group_packs(g), !g->is_sharded, world, dtype);
 
-        wishes[i] = (msi_slot_wish){.nbytes = g->trains ? part_bytes(g, dtype, world, hosts) : 0,
-                                    .own_bytes = g->trains && sends ? p.nbytes : 0,
-                                    .word_bytes = MSI_SLOT_WORDS +
-                                                  msi_round_up(g->n_params, MSI_SLOT_WORDS / 2),
-                                    .keeps = g->is_root};
+        wishes[i] = (msi_slot_wish){
+            .nbytes = g->trains ? part_bytes(g, dtype, world, sends ? 1 : hosts) : 0,
+            .own_bytes = g->trains && sends ? p.nbytes : 0,
+            .word_bytes = MSI_SLOT_WORDS + msi_round_up(g->n_params, MSI_SLOT_WORDS / 2),
+            .keeps = g->is_root};
     }
     MS_TRY(plan_slots(wishes, n, MSI_GRADIENT_RING, world, sends ? 0 : world / hosts, plan));
     plan->layout = sends ? MSI_SLOTS_NCCL : MSI_SLOTS_SHARED;

@@ -89,18 +89,21 @@ static msi_slots_layout wish_of(const ms_fsdp_tree *tree)
     return tree->run.phase != MSI_UNUSED ? tree->layout : tree->slots_wish;
 }
 
-/* Between hosts, slots are in host memory, with the same parts on each. */
+/* Between hosts, slots are in host memory, with the same parts on each, or devices exchange them.
+ */
 static ms_status check_hosts(const ms_fsdp_tree *tree, msi_slots_layout layout)
 {
     const msi_hosts *hosts = msi_comm_hosts(tree->comm);
 
-    if (hosts->n == 1 || (layout == MSI_SLOTS_SHARED && tree->ctx->device == NULL &&
-                          hosts->per_host > 0 && msi_comm_hosts(tree->shards)->per_host > 0)) {
+    if (hosts->n == 1 || layout == MSI_SLOTS_NCCL ||
+        (layout == MSI_SLOTS_SHARED && tree->ctx->device == NULL && hosts->per_host > 0 &&
+         msi_comm_hosts(tree->shards)->per_host > 0)) {
         return MS_OK;
     }
-    return MS_FAIL(MS_NOT_IMPLEMENTED_ERROR,
-                   "a model on several hosts: its ranks are on the CPU, share slots (MS_SLOTS) and "
-                   "are equally many on each host, in a row");
+    return MS_FAIL(
+        MS_NOT_IMPLEMENTED_ERROR,
+        "a model on several hosts: its ranks have GPUs connected by NCCL (MS_SLOTS=nccl), "
+        "or are on the CPU, share slots and are equally many on each host, in a row");
 }
 
 /* Equal on all ranks, else the next collective reports it. */
