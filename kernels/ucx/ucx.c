@@ -54,6 +54,13 @@ static bool is_ok(ucs_status_t status, const char *what, char *error)
     return status == UCS_OK;
 }
 
+/* A fork may copy `in_use` while that thread has it. The copy of the process uses no engine. */
+static void forked(void)
+{
+    in_use = (pthread_mutex_t)PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+    ended = true;
+}
+
 /* -- life -------------------------------------------------------------------------------------- */
 
 static void destroy(ucx *u)
@@ -116,7 +123,13 @@ static bool open_worker(ucx *u, char *error)
            is_ok(ucp_worker_create(u->context, &worker, &u->worker), "ucp_worker_create", error);
 }
 
-static pthread_once_t quiet = PTHREAD_ONCE_INIT;
+static void prepare(void)
+{
+    be_quiet();
+    pthread_atfork(NULL, NULL, forked);
+}
+
+static pthread_once_t prepared = PTHREAD_ONCE_INIT;
 
 static bool open_engine(msi_engine *out, char *error)
 {
@@ -127,7 +140,7 @@ static bool open_engine(msi_engine *out, char *error)
         snprintf(error, MSI_ENGINE_ERROR, "no memory");
         return false;
     }
-    pthread_once(&quiet, be_quiet);
+    pthread_once(&prepared, prepare);
     if (!open_worker(u, error) ||
         !is_ok(ucp_worker_get_address(u->worker, &u->address, &nbytes), "ucp_worker_get_address",
                error) ||

@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { RANKS = 2, ROUNDS = 400, NBYTES = 1 << 22, RECORD_WORDS = 16 };
@@ -181,6 +182,28 @@ static void test_net_mirror__ends_after_its_peer(void **state)
     close_hosts();
 }
 
+/* exit() of a copy runs the destructors of the engine's libraries. */
+static void test_net_mirror__lets_a_forked_process_end(void **state)
+{
+    fflush(NULL);
+    open_hosts();
+    for (int32_t k = 0; k < 100; k++) {
+        msi_mirror_put(hosts[0].mirror, 1, MSI_MIRROR_DATA, hosts[0].memory->data, NBYTES);
+        msi_mirror_push(hosts[0].mirror, 1);
+        const pid_t pid = fork();
+
+        if (pid == 0) {
+            alarm(5);
+            exit(0);
+        }
+        int how;
+
+        assert_int_equal(waitpid(pid, &how, 0), pid);
+        assert_int_equal(how, 0);
+    }
+    close_hosts();
+}
+
 /* A frame as mirror.c has it. */
 typedef struct forged {
     msi_hello hello;
@@ -257,6 +280,7 @@ int main(void)
         cmocka_unit_test(test_net_mirror__never_shows_a_record_half_old),
         cmocka_unit_test(test_net_mirror__flushes_until_all_is_stored),
         cmocka_unit_test(test_net_mirror__ends_after_its_peer),
+        cmocka_unit_test(test_net_mirror__lets_a_forked_process_end),
         cmocka_unit_test(test_net_mirror__does_not_store_what_does_not_fit),
     };
     const int failed = cmocka_run_group_tests_name("net/mirror", tests, NULL, NULL);
