@@ -117,7 +117,15 @@ ms_status msi_net_listen_anywhere(int32_t *fd, const char *host, int32_t *port)
     MS_TRY(msi_address_find(&a, host, 0));
     MS_TRY(msi_net_listen(fd, &a));
     *port = msi_address_port(&a);
-    return MS_OK;
+    if (*fd <= STDERR_FILENO) { /* closed by who started this process */
+        const int32_t low = *fd;
+
+        *fd = fcntl(low, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+        close(low);
+    }
+    return *fd >= 0
+               ? MS_OK
+               : MS_FAIL(MS_COMM_ERROR, "cannot listen on %s: %s", host, strerrordesc_np(errno));
 }
 
 /* Wait for `events`. Returns errno. */

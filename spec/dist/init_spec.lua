@@ -173,6 +173,13 @@ describe('dist.init', function()
     end)
   end)
 
+  it('meets on several hosts with standard input closed', function()
+    with_script('print(ms.dist.init().transport)', function(path)
+      assert.equal('shm+tcp\nshm+tcp\n',
+        (shell(('sh -c "MS_TEST_HOSTS=2 luajit %s --ranks=2 <&-"'):format(path))))
+    end)
+  end)
+
   it('is not needed for rank() and world_size() under a launcher', function()
     with_script('print(ms.dist.rank(), ms.dist.world_size())', function(path)
       local output = shell('bindings/moonshard run -n 2 ' .. path)
