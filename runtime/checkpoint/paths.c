@@ -236,8 +236,7 @@ ms_status msi_temporary_new(int *fd, msi_path path, char *nonce, const char *tar
 ms_status msi_temporary_folder(int *fd, const char *path)
 {
     *fd = -1;
-    MS_TRY(create_and_lock(fd, path, true));
-    return *fd >= 0 ? MS_OK : msi_io_fail("mkdir", path);
+    return create_and_lock(fd, path, true);
 }
 
 /* -- removing ---------------------------------------------------------------------------------- */

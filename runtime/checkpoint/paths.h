@@ -59,7 +59,8 @@ ms_status msi_folder_lock(int *fd, msi_lock *lock, const char *path);
 /* Create a folder (or file) with a temporary name for `target` and lock it. `nonce` has
  * MSI_NONCE_ROOM bytes. A failure leaves nothing. */
 ms_status msi_temporary_new(int *fd, msi_path path, char *nonce, const char *target, bool folder);
-/* Create the folder with the temporary name `path`, which another host has chosen, and lock it. */
+/* Create the folder with the temporary name `path`, which another host has chosen, and lock it.
+ * `*fd` is -1 if a third host, which shares the root, has made it. */
 ms_status msi_temporary_folder(int *fd, const char *path);
 /* Remove the files of a checkpoint from the folder at `path`, then the folder. Does not follow
  * links. Foreign files remain, with the folder: then `*others` is true. */
