@@ -61,24 +61,68 @@ static ms_status loader_new(ms_checkpoint_loader **out, ms_comm *comm)
     return MS_OK;
 }
 
-/* Open `path` and verify this rank's share of its files. */
+/* Open `path` and verify this rank's share of its files: of folders of several hosts, a host's
+ * files are divided among its ranks. */
 static ms_status open_share(ms_checkpoint_loader *l, const char *path, bool listed)
 {
+    const msi_hosts *hosts = msi_comm_hosts(l->comm);
     ms_status status = ms_checkpoint_open(&l->c, path);
 
-    if (status == MS_OK) {
+    if (status == MS_OK && msi_checkpoint_manifest(l->c)->n_folders > 1 && hosts->n > 1) {
+        status = hosts->per_host > 0
+                     ? msi_checkpoint_verify(l->c, ms_comm_rank(l->comm) - hosts->leader,
+                                             hosts->per_host)
+                     : msi_checkpoint_verify(l->c, 0, 1);
+    } else if (status == MS_OK) {
         status = msi_checkpoint_verify(l->c, ms_comm_rank(l->comm), ms_comm_size(l->comm));
     }
     return listed ? msi_checkpoint_missing(status) : status;
 }
 
-/* Error unless all opened the same. */
-static ms_status check_one(const msi_outcome *all, const ms_comm *comm)
+enum { ONE_FOLDER = -1 };
+
+/* Number of files that this rank adds to those of all folders: the leader of a host, its host's. */
+static int64_t count_files(const ms_checkpoint_loader *l)
+{
+    const msi_manifest *m = msi_checkpoint_manifest(l->c);
+    int64_t n = 0;
+
+    if (m->n_folders == 1) {
+        return ONE_FOLDER;
+    }
+    for (int32_t i = 0; i < m->n_files && ms_comm_leads_host(l->comm); i++) {
+        n += msi_checkpoint_has_file(l->c, i);
+    }
+    return n;
+}
+
+/* MS_FORMAT_ERROR if a file is in no host's folder. */
+static ms_status check_files(const ms_checkpoint_loader *l, const msi_outcome *all)
+{
+    const msi_manifest *m = msi_checkpoint_manifest(l->c);
+    int64_t n = 0;
+
+    for (int32_t r = 0; r < ms_comm_size(l->comm); r++) {
+        n += all[r].n_bytes;
+    }
+    return m->n_folders == 1 || n >= m->n_files
+               ? MS_OK
+               : MS_FAIL(MS_FORMAT_ERROR,
+                         "%s: %lld of %d files are on the hosts of this job; the checkpoint was "
+                         "saved in folders of %lld hosts",
+                         all[0].name, (long long)n, (int)m->n_files, (long long)m->n_folders);
+}
+
+/* Error unless all opened the same. A job that ends while hosts publish may leave different
+ * checkpoints in their folders, so a listed one is then broken. */
+static ms_status check_one(const msi_outcome *all, const ms_comm *comm, bool listed)
 {
     for (int32_t r = 1; r < ms_comm_size(comm); r++) {
         if (all[r].path != all[0].path || all[r].hash != all[0].hash) {
+            const bool in_folders = all[r].n_bytes != ONE_FOLDER || all[0].n_bytes != ONE_FOLDER;
+
             return MS_FAIL(
-                MS_VALUE_ERROR,
+                listed && in_folders ? MS_FORMAT_ERROR : MS_VALUE_ERROR,
                 "rank %d opened '%s' with step %lld (manifest %016llx), rank %d '%s' with "
                 "step %lld (%016llx): expected one checkpoint on all ranks",
                 (int)msi_comm_rank_in_job(comm, r), all[r].name, (long long)all[r].step,
@@ -102,10 +146,12 @@ static ms_status open_together(ms_checkpoint_loader *l, ms_comm *comm, const cha
     if (own->status == MS_OK) {
         own->hash = msi_checkpoint_manifest(l->c)->hash;
         own->step = msi_checkpoint_manifest(l->c)->step;
+        own->n_bytes = count_files(l);
         msi_outcome_path(own, path);
     }
     MS_TRY(msi_outcome_agree(comm, "checkpoint.load", own, all));
-    return check_one(all, comm);
+    MS_TRY(check_one(all, comm, listed));
+    return listed ? check_files(l, all) : MS_OK;
 }
 
 ms_status ms_checkpoint_load_begin(ms_checkpoint_loader **out, ms_comm *comm, const char *path)

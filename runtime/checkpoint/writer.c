@@ -8,8 +8,8 @@
  *
  * [Note: folders] If hosts share the root, rank 0 makes and publishes the folder. A host that does
  * not see rank 0's folder has one of its own, for its ranks' files and the same manifest: its first
- * rank makes and publishes that. If a job ends between two publications, resume passes the step
- * over, since a host has no manifest of it.
+ * rank makes and publishes that. If a job ends between two publications, a host has no manifest of
+ * the step, or that of an older checkpoint of the name: resume passes the checkpoint over.
  *
  * The rank that makes a folder locks it ([Note: locks] in paths.h), so that pruning processes do
  * not take it for a dead writer's. It alone removes it: another rank that fails cannot know whether

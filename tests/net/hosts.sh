@@ -223,9 +223,19 @@ files="$(cd "$work" && echo {local,disk1}/step-00000006/*)"
 check "files of each host: $files" grep -qE '^local.*manifest.json [^ ]*-00000-of-[^ ]* [^ ]*-00001-of-[^ ]* disk1.*manifest.json [^ ]*-00002-of-[^ ]* [^ ]*-00003-of-[^ ]*$' <<<"$files"
 check "old ones are removed on each host" [ "$(cd "$work" && echo {local,disk1}/step-*)" = \
   "$(echo {local,disk1}/step-0000000{4,6})" ]
+passes_over() { # passes_over NAME: resumes from step 4, and saves step 6 again
+  run 2 2 "$work/once.lua" "$work/local" >"$work/log"
+  check "$1: $(cat "$work/log")" grep -q 'a broken checkpoint is passed over' "$work/log"
+  check "$1, bits" [ "$(hash_of <"$work/log")" = "${whole:-none}" ]
+}
+cp -r "$work/disk1/step-00000006" "$work/before"
+rm "$work"/disk1/step-00000006/rank-00003-*
+passes_over 'a lost file of a host'
+rm -r "$work/disk1/step-00000006" && mv "$work/before" "$work/disk1/step-00000006"
+passes_over 'another checkpoint of that name on a host'
 run 2 1 "$work/once.lua" "$work/local" >"$work/log"
 check "two ranks get the files of four: $(cat "$work/log")" [ "$(hash_of <"$work/log")" = "${whole:-none}" ]
-check "one host has half of the files" grep -q 'is not here; the checkpoint was saved in folders of 2 hosts' \
+check "one host has half of the files" grep -q '2 of 4 files are on the hosts of this job; the checkpoint was saved in folders of 2 hosts' \
   <(luajit "$work/once.lua" "$work/local" 2>&1)
 
 # -- hosts that do not fit -------------------------------------------------------------------------
