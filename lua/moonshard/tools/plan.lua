@@ -28,7 +28,7 @@ local FLAGS = {
   { 'link', '', 'bytes a second that each rank can send to other hosts, as 50GB/s' },
   { 'host-link', '', 'bytes a second that each rank can send to ranks of its host' },
   { 'latency', 0, 'microseconds of a send to another host, besides its bytes', { from = 0 } },
-  { 'host-latency', 0, 'and of one within the host', { from = 0 } },
+  { 'host-latency', 0, 'microseconds of a send within the host, besides its bytes', { from = 0 } },
   { 'memory', '', 'bytes a second that a rank reads and writes in other kernels and in the '
     .. 'optimizer, as 2TB/s (default: they take no time)' },
   { 'svg', '', 'file for a timeline of the step' },
