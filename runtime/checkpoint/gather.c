@@ -7,14 +7,19 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { CHUNK = 8 << 20, FILES = 1024, HAS = 1, LACKS = 2 };
 
-/* A file without a name, beside the checkpoint's own. */
+/* A file without a name, beside the checkpoint's own, or in memory where the file system has no
+ * such files (NFS). */
 static ms_status open_unnamed(int *fd, const ms_checkpoint *c)
 {
     *fd = open(ms_checkpoint_path(c), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (*fd < 0) {
+        *fd = memfd_create("moonshard-file", MFD_CLOEXEC);
+    }
     return *fd >= 0 ? MS_OK
                     : msi_io_fail("copy a file of another host into", ms_checkpoint_path(c));
 }
