@@ -13,7 +13,7 @@
 
 enum { WARPS = 4, THREADS = 32 * WARPS, ROWS = 16 * WARPS };
 
-static const float LOG2_E = 1.44269504088896340736f;
+static const float LOG2_E = 1.44269504088896340736f, LN_2 = 0.69314718055994530942f;
 
 /* -- tiles ------------------------------------------------------------------------------------- */
 
@@ -194,21 +194,116 @@ static __device__ inline void write(T *to, int64_t step, int64_t t, int64_t len,
     }
 }
 
-/* PLAIN kernels have neither mask nor dropout. */
-template <bool PLAIN>
-static __device__ inline float score_of(const msi_attention_args &a, const head &w, int64_t t,
-                                        int64_t key, float product)
+/* -- scores ------------------------------------------------------------------------------------ */
+
+/* PLAIN kernels have neither mask nor dropout, and a scale above 0. Their scores stay the products
+ * of rows, and `base`, which an exponent is relative to, is in powers of two. Others have complete
+ * scores and a base in powers of e, since an added mask may be as large as floats are. */
+template <bool PLAIN> static __device__ inline float power(float x, float scale, float base)
 {
-    return PLAIN ? product * (float)a.scale : score(a, w, t, key, product);
+    return exp2_of(PLAIN ? fmaf(x, scale, -base) : (x - base) * LOG2_E);
+}
+
+/* How many columns of a tile of keys from k0 on query t sees: the first ones. */
+template <int COLS>
+static __device__ inline int reach(const msi_attention_args &a, int64_t t, int64_t k0)
+{
+    const int64_t end = a.causal && t + 1 < a.kv_len ? t + 1 : a.kv_len;
+
+    return t >= a.q_len || end <= k0 ? 0 : end - k0 < COLS ? (int)(end - k0) : COLS;
+}
+
+/* Which columns of a tile of queries from q0 on see a key: those from `first` to `end` - 1. */
+struct columns {
+    int first, end;
+};
+
+template <int COLS>
+static __device__ inline columns seeing(const msi_attention_args &a, int64_t key, int64_t q0)
+{
+    const int64_t first = key >= a.kv_len ? COLS : a.causal && key > q0 ? key - q0 : 0;
+
+    return columns{first < COLS ? (int)first : COLS,
+                   a.q_len - q0 < COLS ? (int)(a.q_len - q0) : COLS};
 }
 
 /* -- forward ----------------------------------------------------------------------------------- */
+
+struct larger {
+    static __device__ inline float of(float a, float b)
+    {
+        return fmaxf(a, b); /* not NaN if one is a number */
+    }
+};
 
 /* Over the four threads of a row. */
 template <class F> static __device__ inline float row_fold(float x)
 {
     x = F::of(x, __shfl_xor_sync(0xffffffffu, x, 1));
     return F::of(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+/* A thread's part of 16 rows: sums of weighted values, and for both its rows the base and the sum
+ * of weights. */
+template <int D> struct partial {
+    float out[D / 8][4], base[2], sum[2];
+};
+
+/* Adds a tile of keys from k0 on. WHOLE: every query sees all of it. `unbounded`: v holds inf or
+ * NaN, which count only where they are seen. */
+template <class T, int D, int COLS, bool PLAIN, bool WHOLE>
+static __device__ inline void add_keys(partial<D> &to, const msi_attention_args &a,
+                                       const dropper &drop, const head &w, float scale, T *q,
+                                       int row, T *k, T *v, int64_t t, int64_t k0, bool unbounded)
+{
+    const int column = threadIdx.x % 4 * 2;
+    float s[COLS / 8][4] = {{0}};
+
+    scores<T, D, COLS>(s, q, row, k);
+    MS_UNROLL
+    for (int half = 0; half < 2; half++) {
+        const int seen = WHOLE ? COLS : reach<COLS>(a, t + 8 * half, k0) - column;
+        const float old = to.base[half];
+        float most = PLAIN ? lowest<float>() : old;
+
+        MS_UNROLL
+        for (int i = 0; i < COLS / 4; i++) {
+            const int c = i / 2 * 8 + i % 2;
+            float *x = &s[i / 2][2 * half + i % 2];
+
+            if (!WHOLE && c >= seen) {
+                *x = -(float)INFINITY;
+            } else if (!PLAIN) {
+                *x = score(a, w, t + 8 * half, k0 + column + c, *x);
+            }
+            most = fmaxf(most, *x);
+        }
+        most = row_fold<larger>(most);
+        to.base[half] = PLAIN ? fmaxf(old, most * scale) : most;
+        const float shrink = power<PLAIN>(old, 1, to.base[half]);
+
+        to.sum[half] *= shrink;
+        MS_UNROLL
+        for (int i = 0; i < COLS / 4; i++) {
+            float *x = &s[i / 2][2 * half + i % 2];
+
+            *x = power<PLAIN>(*x, scale, to.base[half]);
+            to.sum[half] += *x;
+            if (!PLAIN && *x != 0) {
+                *x *= kept<float>(a, drop, w, t + 8 * half, k0 + column + i / 2 * 8 + i % 2);
+            }
+        }
+        MS_UNROLL
+        for (int j = 0; j < D / 8; j++) {
+            to.out[j][2 * half] *= shrink;
+            to.out[j][2 * half + 1] *= shrink;
+        }
+    }
+    if (!WHOLE && unbounded) {
+        combine_seen<T, D, COLS>(to.out, s, v);
+    } else {
+        combine<T, D, COLS>(to.out, s, v);
+    }
 }
 
 template <class T, int D, int COLS, bool PLAIN>
@@ -221,10 +316,11 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const int64_t q0 = (tiles - 1 - blockIdx.x % tiles) * ROWS;
     const int64_t end = a.causal && q0 + ROWS < a.kv_len ? q0 + ROWS : a.kv_len;
     const int depth = (int)a.head_dim, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
-    const int64_t t = q0 + row + lane / 4; /* and t + 8 */
+    const int64_t first = q0 + row, t = first + lane / 4; /* and t + 8 */
+    const float scale = (float)a.scale * LOG2_E;
     const T *keys = at<const T>(a.k, a.k_stride, w.b, w.kv, 0);
     const T *values = at<const T>(a.v, a.v_stride, w.b, w.kv, 0);
-    float out[D / 8][4] = {{0}}, m[2] = {lowest<float>(), lowest<float>()}, l[2] = {0, 0};
+    partial<D> mine = {{{0}}, {lowest<float>(), lowest<float>()}, {0, 0}};
 
     load<T, D>(q, at<const T>(a.q, a.q_stride, w.b, w.h, 0), a.q_stride[2], q0, a.q_len, ROWS,
                depth, aligned);
@@ -232,8 +328,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     load<T, D>(stages + COLS * D, values, a.v_stride[2], 0, a.kv_len, COLS, depth, aligned);
     for (int64_t k0 = 0; k0 < end; k0 += COLS) {
         T *k = stages + k0 / COLS % 2 * (2 * COLS * D), *v = k + COLS * D;
-        const bool whole = PLAIN && k0 + COLS <= a.kv_len && (!a.causal || k0 + COLS - 1 <= q0);
-        float s[COLS / 8][4] = {{0}}, most[2] = {m[0], m[1]}, sum[2] = {0, 0};
+        const bool inside = PLAIN && k0 + COLS <= a.kv_len;
 
         copies_wait();
         __syncthreads();
@@ -244,94 +339,101 @@ static __global__ void __launch_bounds__(THREADS, 2)
             load<T, D>(next + COLS * D, values, a.v_stride[2], k0 + COLS, a.kv_len, COLS, depth,
                        aligned);
         }
-        scores<T, D, COLS>(s, q, row, k);
-        MS_UNROLL
-        for (int i = 0; i < COLS / 2; i++) {
-            const int e = i % 4, half = e / 2;
-            const int64_t key = k0 + i / 4 * 8 + lane % 4 * 2 + e % 2;
-            float *x = &s[i / 4][e];
+        const bool odd =
+            !(inside && (!a.causal || k0 + COLS - 1 <= q0)) && unbounded<T, D>(v, COLS);
 
-            *x = whole || sees(a, t + 8 * half, key) ? score_of<PLAIN>(a, w, t + 8 * half, key, *x)
-                                                     : -(float)INFINITY;
-            most[half] = *x > most[half] ? *x : most[half];
-        }
-        MS_UNROLL
-        for (int half = 0; half < 2; half++) {
-            most[half] = row_fold<fold_max>(most[half]);
-        }
-        MS_UNROLL
-        for (int i = 0; i < COLS / 2; i++) {
-            const int e = i % 4, half = e / 2;
-            float *x = &s[i / 4][e];
-
-            *x = exp2f((*x - most[half]) * LOG2_E);
-            sum[half] += *x;
-            if (!PLAIN && *x != 0) {
-                *x *= kept<float>(a, drop, w, t + 8 * half, k0 + i / 4 * 8 + lane % 4 * 2 + e % 2);
-            }
-        }
-        MS_UNROLL
-        for (int half = 0; half < 2; half++) {
-            const float shrink = exp2f((m[half] - most[half]) * LOG2_E);
-
-            l[half] = l[half] * shrink + sum[half];
-            m[half] = most[half];
-            MS_UNROLL
-            for (int j = 0; j < D / 8; j++) {
-                out[j][2 * half] *= shrink;
-                out[j][2 * half + 1] *= shrink;
-            }
-        }
-        if (!whole && unbounded<T, D>(v, COLS)) {
-            combine_seen<T, D, COLS>(out, s, v);
-        } else {
-            combine<T, D, COLS>(out, s, v);
+        if (inside && (!a.causal || k0 + COLS - 1 <= first)) {
+            add_keys<T, D, COLS, PLAIN, PLAIN>(mine, a, drop, w, scale, q, row, k, v, t, k0, false);
+        } else if (!a.causal || k0 < first + 16) { /* else no row of the warp sees a key */
+            add_keys<T, D, COLS, PLAIN, false>(mine, a, drop, w, scale, q, row, k, v, t, k0, odd);
         }
     }
     MS_UNROLL
     for (int half = 0; half < 2; half++) {
-        l[half] = row_fold<fold_sum>(l[half]);
-        l[half] = l[half] == 0 ? 0 : 1 / l[half]; /* no keys, or all of them masked: zeros */
+        const float sum = row_fold<fold_sum>(mine.sum[half]);
+
+        mine.sum[half] = sum == 0 ? 0 : 1 / sum; /* no keys, or all of them masked: zeros */
         if (lane % 4 == 0 && t + 8 * half < a.q_len) {
             const int64_t i = (w.b * a.heads + w.h) * a.q_len + t + 8 * half;
 
-            ((float *)a.max)[i] = m[half];
-            ((float *)a.rsum)[i] = l[half];
+            ((float *)a.max)[i] = PLAIN ? mine.base[half] * LN_2 : mine.base[half];
+            ((float *)a.rsum)[i] = mine.sum[half];
         }
     }
-    write<T, D>(at<T>(a.out, a.o_stride, w.b, w.h, 0), a.o_stride[2], t, a.q_len, depth, out, l[0],
-                l[1], aligned);
+    write<T, D>(at<T>(a.out, a.o_stride, w.b, w.h, 0), a.o_stride[2], t, a.q_len, depth, mine.out,
+                mine.sum[0], mine.sum[1], aligned);
 }
 
 /* -- gradient ---------------------------------------------------------------------------------- */
 
-/* What a query's scores need: its statistics, and the product of its out and dout. */
+/* What a query's scores need: p is power(score, base) rsum, in PLAIN kernels without the factor;
+ * delta is the product of its out and dout. */
 struct query {
-    float max, rsum, delta;
+    float base, rsum, delta;
 };
 
+template <bool PLAIN>
 static __device__ inline query query_of(const msi_attention_args &a, const head &w, int64_t t)
 {
     const int64_t i = (w.b * a.heads + w.h) * a.q_len + t;
 
-    return t < a.q_len ? query{((const float *)a.max)[i], ((const float *)a.rsum)[i],
-                               ((const float *)a.work)[i]}
-                       : query{0, 0, 0};
+    if (t >= a.q_len) {
+        return query{PLAIN ? (float)INFINITY : 0, 0, 0};
+    }
+    const float max = ((const float *)a.max)[i], rsum = ((const float *)a.rsum)[i];
+    const float base = !PLAIN ? max : rsum == 0 ? (float)INFINITY : max * LOG2_E - log2f(rsum);
+
+    return query{base, rsum, ((const float *)a.work)[i]};
 }
 
-/* s becomes p as dropout leaves it, dp becomes ds without the scale. `whole`: t sees key. */
-template <bool PLAIN>
+/* s becomes p as dropout leaves it, dp becomes ds without the scale. WHOLE: t sees key. */
+template <bool PLAIN, bool WHOLE>
 static __device__ inline void score_grad(const msi_attention_args &a, const dropper &drop,
-                                         const head &w, const query &of, int64_t t, int64_t key,
-                                         bool whole, float *s, float *dp)
+                                         const head &w, float scale, const query &of, int64_t t,
+                                         int64_t key, bool seen, float *s, float *dp)
 {
-    const bool seen = whole || sees(a, t, key);
-    const float x = seen ? score_of<PLAIN>(a, w, t, key, *s) : 0;
-    const float p = seen ? exp2f((x - of.max) * LOG2_E) * of.rsum : 0;
+    if (WHOLE) {
+        *s = power<PLAIN>(*s, scale, of.base);
+        *dp = *s * (*dp - of.delta);
+        return;
+    }
+    const float x = PLAIN || !seen ? *s : score(a, w, t, key, *s);
+    const float p = seen ? power<PLAIN>(x, scale, of.base) * (PLAIN ? 1 : of.rsum) : 0;
     const float keep = PLAIN || !seen ? 1 : kept<float>(a, drop, w, t, key);
 
     *s = keep != 0 ? p * keep : 0;
     *dp = times(p, (keep != 0 ? *dp * keep : 0) - of.delta);
+}
+
+/* Adds a tile of keys from k0 on to dq of 16 rows, as add_keys() does to the result. */
+template <class T, int D, int COLS, bool PLAIN, bool WHOLE>
+static __device__ inline void add_keys_grad(float dq[D / 8][4], const msi_attention_args &a,
+                                            const dropper &drop, const head &w, float scale,
+                                            const query of[2], T *q, T *dout, int row, T *k, T *v,
+                                            int64_t t, int64_t k0, bool unbounded)
+{
+    const int column = threadIdx.x % 4 * 2;
+    float s[COLS / 8][4] = {{0}}, ds[COLS / 8][4] = {{0}};
+
+    scores<T, D, COLS>(s, q, row, k);
+    scores<T, D, COLS>(ds, dout, row, v);
+    MS_UNROLL
+    for (int half = 0; half < 2; half++) {
+        const int seen = WHOLE ? COLS : reach<COLS>(a, t + 8 * half, k0) - column;
+
+        MS_UNROLL
+        for (int i = 0; i < COLS / 4; i++) {
+            const int c = i / 2 * 8 + i % 2, e = 2 * half + i % 2;
+
+            score_grad<PLAIN, WHOLE>(a, drop, w, scale, of[half], t + 8 * half, k0 + column + c,
+                                     c < seen, &s[i / 2][e], &ds[i / 2][e]);
+        }
+    }
+    if (!WHOLE && unbounded) {
+        combine_seen<T, D, COLS>(dq, ds, k);
+    } else {
+        combine<T, D, COLS>(dq, ds, k);
+    }
 }
 
 template <class T, int D, int COLS, bool PLAIN>
@@ -343,8 +445,9 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const int64_t q0 = (tiles - 1 - blockIdx.x % tiles) * ROWS;
     const int64_t end = a.causal && q0 + ROWS < a.kv_len ? q0 + ROWS : a.kv_len;
     const int depth = (int)a.head_dim, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
-    const int64_t t = q0 + row + lane / 4;
-    const query of[2] = {query_of(a, w, t), query_of(a, w, t + 8)};
+    const int64_t first = q0 + row, t = first + lane / 4;
+    const float scale = (float)a.scale * LOG2_E;
+    const query of[2] = {query_of<PLAIN>(a, w, t), query_of<PLAIN>(a, w, t + 8)};
     const T *keys = at<const T>(a.k, a.k_stride, w.b, w.kv, 0);
     const T *values = at<const T>(a.v, a.v_stride, w.b, w.kv, 0);
     float dq[D / 8][4] = {{0}};
@@ -357,8 +460,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     load<T, D>(stages + COLS * D, values, a.v_stride[2], 0, a.kv_len, COLS, depth, aligned);
     for (int64_t k0 = 0; k0 < end; k0 += COLS) {
         T *k = stages + k0 / COLS % 2 * (2 * COLS * D), *v = k + COLS * D;
-        const bool whole = PLAIN && k0 + COLS <= a.kv_len && (!a.causal || k0 + COLS - 1 <= q0);
-        float s[COLS / 8][4] = {{0}}, ds[COLS / 8][4] = {{0}};
+        const bool inside = PLAIN && k0 + COLS <= a.kv_len;
 
         copies_wait();
         __syncthreads();
@@ -369,24 +471,53 @@ static __global__ void __launch_bounds__(THREADS, 2)
             load<T, D>(next + COLS * D, values, a.v_stride[2], k0 + COLS, a.kv_len, COLS, depth,
                        aligned);
         }
-        scores<T, D, COLS>(s, q, row, k);
-        scores<T, D, COLS>(ds, dout, row, v);
-        MS_UNROLL
-        for (int i = 0; i < COLS / 2; i++) {
-            const int e = i % 4, half = e / 2;
+        const bool odd =
+            !(inside && (!a.causal || k0 + COLS - 1 <= q0)) && unbounded<T, D>(k, COLS);
 
-            score_grad<PLAIN>(a, drop, w, of[half], t + 8 * half,
-                              k0 + i / 4 * 8 + lane % 4 * 2 + e % 2, whole, &s[i / 4][e],
-                              &ds[i / 4][e]);
-        }
-        if (!whole && unbounded<T, D>(k, COLS)) {
-            combine_seen<T, D, COLS>(dq, ds, k);
-        } else {
-            combine<T, D, COLS>(dq, ds, k);
+        if (inside && (!a.causal || k0 + COLS - 1 <= first)) {
+            add_keys_grad<T, D, COLS, PLAIN, PLAIN>(dq, a, drop, w, scale, of, q, dout, row, k, v,
+                                                    t, k0, false);
+        } else if (!a.causal || k0 < first + 16) {
+            add_keys_grad<T, D, COLS, PLAIN, false>(dq, a, drop, w, scale, of, q, dout, row, k, v,
+                                                    t, k0, odd);
         }
     }
     write<T, D>(at<T>(a.dq, a.dq_stride, w.b, w.h, 0), a.dq_stride[2], t, a.q_len, depth, dq,
                 (float)a.scale, (float)a.scale, aligned);
+}
+
+/* Adds a tile of queries from q0 on to dk and dv of 16 rows of keys. */
+template <class T, int D, int COLS, bool PLAIN, bool WHOLE>
+static __device__ inline void
+add_queries_grad(float dk[D / 8][4], float dv[D / 8][4], const msi_attention_args &a,
+                 const dropper &drop, const head &w, float scale, T *k, T *v, int row, T *q,
+                 T *dout, int64_t key, int64_t q0, bool unbounded)
+{
+    const int column = threadIdx.x % 4 * 2;
+    float p[COLS / 8][4] = {{0}}, ds[COLS / 8][4] = {{0}};
+    const columns seen[2] = {seeing<COLS>(a, key, q0), seeing<COLS>(a, key + 8, q0)};
+
+    scores<T, D, COLS>(p, k, row, q);
+    scores<T, D, COLS>(ds, v, row, dout);
+    MS_UNROLL
+    for (int i = 0; i < COLS / 4; i++) {
+        const int c = i / 2 * 8 + column + i % 2;
+        const query of = query_of<PLAIN>(a, w, q0 + c);
+
+        MS_UNROLL
+        for (int half = 0; half < 2; half++) {
+            score_grad<PLAIN, WHOLE>(a, drop, w, scale, of, q0 + c, key + 8 * half,
+                                     c >= seen[half].first && c < seen[half].end,
+                                     &p[i / 2][i % 2 + 2 * half], &ds[i / 2][i % 2 + 2 * half]);
+        }
+    }
+    if (!WHOLE && unbounded) {
+        combine_seen<T, D, COLS>(dv, p, dout);
+        combine_seen<T, D, COLS>(dk, ds, q);
+    } else {
+        combine<T, D, COLS>(dv, p, dout);
+        combine<T, D, COLS>(dk, ds, q);
+    }
 }
 
 template <class T, int D, int COLS, bool PLAIN>
@@ -399,7 +530,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const int shared = (int)(a.heads / a.kv_heads);
     const int steps = first < a.q_len ? (int)((a.q_len - first + COLS - 1) / COLS) : 0;
     const int depth = (int)a.head_dim, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
-    const int64_t key = k0 + row + lane / 4; /* and key + 8 */
+    const int64_t first_key = k0 + row, key = first_key + lane / 4; /* and key + 8 */
+    const float scale = (float)a.scale * LOG2_E;
     float dk[D / 8][4] = {{0}}, dv[D / 8][4] = {{0}};
 
     load<T, D>(k, at<const T>(a.k, a.k_stride, b, kv, 0), a.k_stride[2], k0, a.kv_len, ROWS, depth,
@@ -410,8 +542,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
         const head w = {b, kv * shared + (i < 0 ? 0 : i / steps), kv};
         const int64_t q0 = first + (i < 0 ? 0 : i % steps) * COLS;
         T *q = stages + (i & 1) * (2 * COLS * D), *dout = q + COLS * D;
-        const bool whole = PLAIN && q0 + COLS <= a.q_len && k0 + ROWS <= a.kv_len &&
-                           (!a.causal || k0 + ROWS - 1 <= q0);
+        const bool inside = PLAIN && q0 + COLS <= a.q_len && k0 + ROWS <= a.kv_len;
 
         copies_wait();
         __syncthreads();
@@ -428,27 +559,15 @@ static __global__ void __launch_bounds__(THREADS, 2)
         if (i < 0) {
             continue;
         }
-        float p[COLS / 8][4] = {{0}}, ds[COLS / 8][4] = {{0}};
+        const bool odd = !(inside && (!a.causal || k0 + ROWS - 1 <= q0)) &&
+                         (unbounded<T, D>(dout, COLS) | unbounded<T, D>(q, COLS));
 
-        scores<T, D, COLS>(p, k, row, q);
-        scores<T, D, COLS>(ds, v, row, dout);
-        MS_UNROLL
-        for (int j = 0; j < COLS / 4; j++) {
-            const int64_t t = q0 + j / 2 * 8 + lane % 4 * 2 + j % 2;
-            const query of = query_of(a, w, t);
-
-            MS_UNROLL
-            for (int half = 0; half < 2; half++) {
-                score_grad<PLAIN>(a, drop, w, of, t, key + 8 * half, whole,
-                                  &p[j / 2][j % 2 + 2 * half], &ds[j / 2][j % 2 + 2 * half]);
-            }
-        }
-        if (!whole && (unbounded<T, D>(dout, COLS) | unbounded<T, D>(q, COLS))) {
-            combine_seen<T, D, COLS>(dv, p, dout);
-            combine_seen<T, D, COLS>(dk, ds, q);
-        } else {
-            combine<T, D, COLS>(dv, p, dout);
-            combine<T, D, COLS>(dk, ds, q);
+        if (inside && (!a.causal || first_key + 15 <= q0)) {
+            add_queries_grad<T, D, COLS, PLAIN, PLAIN>(dk, dv, a, drop, w, scale, k, v, row, q,
+                                                       dout, key, q0, false);
+        } else if (!a.causal || q0 + COLS > first_key) {
+            add_queries_grad<T, D, COLS, PLAIN, false>(dk, dv, a, drop, w, scale, k, v, row, q,
+                                                       dout, key, q0, odd);
         }
     }
     write<T, D>(at<T>(a.dk, a.dk_stride, b, kv, 0), a.dk_stride[2], key, a.kv_len, depth, dk,
@@ -499,10 +618,17 @@ static cudaError_t attend_grad(cudaStream_t stream, const msi_attention_args *a)
                                         shared, stream, *a, dropper_of(a), key_tiles, aligned);
 }
 
+/* With a scale above 0 the largest product has the largest score. */
+static bool plain(const msi_attention_args *a)
+{
+    const float scale = (float)a->scale * LOG2_E;
+
+    return a->mask == NULL && a->dropout_p == 0 && scale > 0 && scale <= FLT_MAX;
+}
+
 #define CHOOSE(op, T)                                                                              \
-    (a->mask == NULL && a->dropout_p == 0                                                          \
-         ? (a->head_dim <= 64 ? op<T, 64, true>(stream, a) : op<T, 128, true>(stream, a))          \
-         : (a->head_dim <= 64 ? op<T, 64, false>(stream, a) : op<T, 128, false>(stream, a)))
+    (plain(a) ? (a->head_dim <= 64 ? op<T, 64, true>(stream, a) : op<T, 128, true>(stream, a))     \
+              : (a->head_dim <= 64 ? op<T, 64, false>(stream, a) : op<T, 128, false>(stream, a)))
 
 extern "C" cudaError_t msi_cuda_attention_mma(cudaStream_t stream, int32_t dtype,
                                               const msi_attention_args *a)

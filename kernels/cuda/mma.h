@@ -72,13 +72,23 @@ static __device__ inline void load_matrices(uint32_t x[4], const void *at)
     }
 }
 
-/* 16 bytes into shared memory, zeros unless `inside`; there after copies_wait(). */
+/* 16 bytes into shared memory, zeros unless `inside`, when `from` may be any address; there after
+ * copies_wait(). */
 static __device__ inline void copy_16(void *to, const void *from, bool inside)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                      (uint32_t)__cvta_generic_to_shared(to)),
                  "l"(from), "r"(inside ? 16 : 0)
                  : "memory");
+}
+
+/* 2^x within 2 units of the last place; 0 below 2^-126. One instruction, exp2f() is four. */
+static __device__ inline float exp2_of(float x)
+{
+    float y;
+
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 /* This thread's copies have been done. */
@@ -106,6 +116,11 @@ static inline void copy_16(void *to, const void *from, bool inside)
     } else {
         memset(to, 0, 16);
     }
+}
+
+static inline float exp2_of(float x)
+{
+    return exp2f(x);
 }
 
 static inline void copies_wait()
