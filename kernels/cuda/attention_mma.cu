@@ -23,26 +23,71 @@ template <class T, int D> static __device__ inline T *cell(T *tile, int row, int
     return tile + row * D + (chunk ^ row % 8) * 8;
 }
 
-/* `n` rows of operand x from row `first` on, zeros behind row `end` and beyond `depth`. */
-template <class T, int D>
-static __device__ inline void load(T *to, const T *x, int64_t step, int64_t first, int64_t end,
-                                   int n, int depth, bool aligned)
+/* Where a thread's part of the tile that begins at row x begins: it copies one chunk of every
+ * THREADS / (D / 8)-th row. */
+template <class T, int D> static __device__ inline const T *part_of(const T *x, int64_t step)
 {
-    MS_ROLLED
-    for (int i = (int)threadIdx.x; i < n * (D / 8); i += THREADS) {
-        const int row = i / (D / 8), chunk = i % (D / 8);
-        const bool inside = first + row < end;
-        const T *from = x + (first + row) * step + 8 * chunk;
-        T *at = cell<T, D>(to, row, chunk);
+    return x + threadIdx.x / (D / 8) * step + threadIdx.x % (D / 8) * 8;
+}
 
+/* A tile of N rows, from part_of() its first one on: zeros behind the `rows` that exist and beyond
+ * `depth`. */
+template <class T, int D, int N>
+static __device__ inline void load(T *to, const T *from, int64_t step, int64_t rows, int depth,
+                                   bool aligned)
+{
+    enum { EVERY = THREADS / (D / 8) }; /* a multiple of 8: their chunks have the same places */
+    const int row = threadIdx.x / (D / 8), chunk = threadIdx.x % (D / 8);
+    T *at = cell<T, D>(to, row, chunk);
+
+    if (aligned && rows >= N) {
+        MS_UNROLL
+        for (int i = 0; i < N / EVERY; i++) {
+            copy_16(at + i * (EVERY * D), from, 8 * chunk < depth);
+            from += EVERY * step;
+        }
+        return;
+    }
+    MS_ROLLED
+    for (int i = row; i < N; i += EVERY) {
         if (aligned) {
-            copy_16(at, inside && 8 * chunk < depth ? from : x, inside && 8 * chunk < depth);
+            copy_16(at, from, i < rows && 8 * chunk < depth);
         } else {
             for (int e = 0; e < 8; e++) {
-                at[e] = inside && 8 * chunk + e < depth ? from[e] : T{0};
+                at[e] = i < rows && 8 * chunk + e < depth ? from[e] : T{0};
             }
         }
+        at += EVERY * D;
+        from += EVERY * step;
     }
+}
+
+/* Two operands whose tiles follow one another: this thread's part of the next ones, and how many
+ * rows there are from their first on. */
+template <class T> struct pair {
+    const T *x, *y;
+    int64_t x_step, y_step, rows;
+};
+
+template <class T, int D>
+static __device__ inline pair<T> pair_of(const void *x, const int64_t x_stride[3], const void *y,
+                                         const int64_t y_stride[3], int64_t b, int64_t h,
+                                         int64_t first, int64_t len)
+{
+    return pair<T>{part_of<T, D>(at<const T>(x, x_stride, b, h, first), x_stride[2]),
+                   part_of<T, D>(at<const T>(y, y_stride, b, h, first), y_stride[2]), x_stride[2],
+                   y_stride[2], len - first};
+}
+
+/* The next tiles of N rows of both, one behind the other. */
+template <class T, int D, int N>
+static __device__ inline void load_next(T *to, pair<T> *p, int depth, bool aligned)
+{
+    load<T, D, N>(to, p->x, p->x_step, p->rows, depth, aligned);
+    load<T, D, N>(to + N * D, p->y, p->y_step, p->rows, depth, aligned);
+    p->x += N * p->x_step;
+    p->y += N * p->y_step;
+    p->rows -= N;
 }
 
 /* True for all threads if some of n rows holds inf or NaN. */
@@ -318,26 +363,21 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const int depth = (int)a.head_dim, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
     const int64_t first = q0 + row, t = first + lane / 4; /* and t + 8 */
     const float scale = (float)a.scale * LOG2_E;
-    const T *keys = at<const T>(a.k, a.k_stride, w.b, w.kv, 0);
-    const T *values = at<const T>(a.v, a.v_stride, w.b, w.kv, 0);
+    pair<T> keys = pair_of<T, D>(a.k, a.k_stride, a.v, a.v_stride, w.b, w.kv, 0, a.kv_len);
+    int stage = 0;
     partial<D> mine = {{{0}}, {lowest<float>(), lowest<float>()}, {0, 0}};
 
-    load<T, D>(q, at<const T>(a.q, a.q_stride, w.b, w.h, 0), a.q_stride[2], q0, a.q_len, ROWS,
-               depth, aligned);
-    load<T, D>(stages, keys, a.k_stride[2], 0, a.kv_len, COLS, depth, aligned);
-    load<T, D>(stages + COLS * D, values, a.v_stride[2], 0, a.kv_len, COLS, depth, aligned);
-    for (int64_t k0 = 0; k0 < end; k0 += COLS) {
-        T *k = stages + k0 / COLS % 2 * (2 * COLS * D), *v = k + COLS * D;
+    load<T, D, ROWS>(q, part_of<T, D>(at<const T>(a.q, a.q_stride, w.b, w.h, q0), a.q_stride[2]),
+                     a.q_stride[2], a.q_len - q0, depth, aligned);
+    load_next<T, D, COLS>(stages, &keys, depth, aligned);
+    for (int64_t k0 = 0; k0 < end; k0 += COLS, stage ^= 1) {
+        T *k = stages + stage * (2 * COLS * D), *v = k + COLS * D;
         const bool inside = PLAIN && k0 + COLS <= a.kv_len;
 
         copies_wait();
         __syncthreads();
         if (k0 + COLS < end) {
-            T *next = stages + (k0 / COLS + 1) % 2 * (2 * COLS * D);
-
-            load<T, D>(next, keys, a.k_stride[2], k0 + COLS, a.kv_len, COLS, depth, aligned);
-            load<T, D>(next + COLS * D, values, a.v_stride[2], k0 + COLS, a.kv_len, COLS, depth,
-                       aligned);
+            load_next<T, D, COLS>(stages + (stage ^ 1) * (2 * COLS * D), &keys, depth, aligned);
         }
         const bool odd =
             !(inside && (!a.causal || k0 + COLS - 1 <= q0)) && unbounded<T, D>(v, COLS);
@@ -384,6 +424,23 @@ static __device__ inline query query_of(const msi_attention_args &a, const head 
     const float base = !PLAIN ? max : rsum == 0 ? (float)INFINITY : max * LOG2_E - log2f(rsum);
 
     return query{base, rsum, ((const float *)a.work)[i]};
+}
+
+/* Of a tile of queries; columns 2 n and 2 n + 1 are loaded at once. */
+template <int COLS> struct statistics {
+    struct alignas(8) two {
+        float of[2];
+    } base[COLS / 2], delta[COLS / 2], rsum[COLS / 2];
+};
+
+template <bool PLAIN, int COLS>
+static __device__ inline void put(statistics<COLS> *to, int i, const query &of)
+{
+    to->base[i / 2].of[i % 2] = of.base;
+    to->delta[i / 2].of[i % 2] = of.delta;
+    if (!PLAIN) {
+        to->rsum[i / 2].of[i % 2] = of.rsum;
+    }
 }
 
 /* s becomes p as dropout leaves it, dp becomes ds without the scale. WHOLE: t sees key. */
@@ -448,28 +505,22 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const int64_t first = q0 + row, t = first + lane / 4;
     const float scale = (float)a.scale * LOG2_E;
     const query of[2] = {query_of<PLAIN>(a, w, t), query_of<PLAIN>(a, w, t + 8)};
-    const T *keys = at<const T>(a.k, a.k_stride, w.b, w.kv, 0);
-    const T *values = at<const T>(a.v, a.v_stride, w.b, w.kv, 0);
+    pair<T> keys = pair_of<T, D>(a.k, a.k_stride, a.v, a.v_stride, w.b, w.kv, 0, a.kv_len);
+    int stage = 0;
     float dq[D / 8][4] = {{0}};
 
-    load<T, D>(q, at<const T>(a.q, a.q_stride, w.b, w.h, 0), a.q_stride[2], q0, a.q_len, ROWS,
-               depth, aligned);
-    load<T, D>(dout, at<const T>(a.dout, a.do_stride, w.b, w.h, 0), a.do_stride[2], q0, a.q_len,
-               ROWS, depth, aligned);
-    load<T, D>(stages, keys, a.k_stride[2], 0, a.kv_len, COLS, depth, aligned);
-    load<T, D>(stages + COLS * D, values, a.v_stride[2], 0, a.kv_len, COLS, depth, aligned);
-    for (int64_t k0 = 0; k0 < end; k0 += COLS) {
-        T *k = stages + k0 / COLS % 2 * (2 * COLS * D), *v = k + COLS * D;
+    pair<T> rows = pair_of<T, D>(a.q, a.q_stride, a.dout, a.do_stride, w.b, w.h, q0, a.q_len);
+
+    load_next<T, D, ROWS>(q, &rows, depth, aligned);
+    load_next<T, D, COLS>(stages, &keys, depth, aligned);
+    for (int64_t k0 = 0; k0 < end; k0 += COLS, stage ^= 1) {
+        T *k = stages + stage * (2 * COLS * D), *v = k + COLS * D;
         const bool inside = PLAIN && k0 + COLS <= a.kv_len;
 
         copies_wait();
         __syncthreads();
         if (k0 + COLS < end) {
-            T *next = stages + (k0 / COLS + 1) % 2 * (2 * COLS * D);
-
-            load<T, D>(next, keys, a.k_stride[2], k0 + COLS, a.kv_len, COLS, depth, aligned);
-            load<T, D>(next + COLS * D, values, a.v_stride[2], k0 + COLS, a.kv_len, COLS, depth,
-                       aligned);
+            load_next<T, D, COLS>(stages + (stage ^ 1) * (2 * COLS * D), &keys, depth, aligned);
         }
         const bool odd =
             !(inside && (!a.causal || k0 + COLS - 1 <= q0)) && unbounded<T, D>(k, COLS);
@@ -490,8 +541,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
 template <class T, int D, int COLS, bool PLAIN, bool WHOLE>
 static __device__ inline void
 add_queries_grad(float dk[D / 8][4], float dv[D / 8][4], const msi_attention_args &a,
-                 const dropper &drop, const head &w, float scale, T *k, T *v, int row, T *q,
-                 T *dout, int64_t key, int64_t q0, bool unbounded)
+                 const dropper &drop, const head &w, float scale, const statistics<COLS> *queries,
+                 T *k, T *v, int row, T *q, T *dout, int64_t key, int64_t q0, bool unbounded)
 {
     const int column = threadIdx.x % 4 * 2;
     float p[COLS / 8][4] = {{0}}, ds[COLS / 8][4] = {{0}};
@@ -500,15 +551,19 @@ add_queries_grad(float dk[D / 8][4], float dv[D / 8][4], const msi_attention_arg
     scores<T, D, COLS>(p, k, row, q);
     scores<T, D, COLS>(ds, v, row, dout);
     MS_UNROLL
-    for (int i = 0; i < COLS / 4; i++) {
-        const int c = i / 2 * 8 + column + i % 2;
-        const query of = query_of<PLAIN>(a, w, q0 + c);
+    for (int j = 0; j < COLS / 8; j++) {
+        const typename statistics<COLS>::two base = queries->base[4 * j + column / 2],
+                                             delta = queries->delta[4 * j + column / 2],
+                                             rsum = queries->rsum[4 * j + column / 2];
 
         MS_UNROLL
-        for (int half = 0; half < 2; half++) {
-            score_grad<PLAIN, WHOLE>(a, drop, w, scale, of, q0 + c, key + 8 * half,
-                                     c >= seen[half].first && c < seen[half].end,
-                                     &p[i / 2][i % 2 + 2 * half], &ds[i / 2][i % 2 + 2 * half]);
+        for (int e = 0; e < 4; e++) {
+            const int c = 8 * j + column + e % 2;
+            const query of = {base.of[e % 2], rsum.of[e % 2], delta.of[e % 2]};
+
+            score_grad<PLAIN, WHOLE>(a, drop, w, scale, of, q0 + c, key + e / 2 * 8,
+                                     c >= seen[e / 2].first && c < seen[e / 2].end, &p[j][e],
+                                     &ds[j][e]);
         }
     }
     if (!WHOLE && unbounded) {
@@ -525,49 +580,61 @@ static __global__ void __launch_bounds__(THREADS, 2)
     backward_keys(const msi_attention_args a, const dropper drop, int64_t tiles, bool aligned)
 {
     T *k = MS_SHARED(T), *v = k + ROWS * D, *stages = v + ROWS * D;
+    statistics<COLS> *queries = (statistics<COLS> *)(stages + 4 * COLS * D);
     const int64_t b = blockIdx.x / tiles / a.kv_heads, kv = blockIdx.x / tiles % a.kv_heads;
     const int64_t k0 = blockIdx.x % tiles * ROWS, first = a.causal ? k0 / COLS * COLS : 0;
-    const int shared = (int)(a.heads / a.kv_heads);
-    const int steps = first < a.q_len ? (int)((a.q_len - first + COLS - 1) / COLS) : 0;
+    const int64_t shared = a.heads / a.kv_heads;
     const int depth = (int)a.head_dim, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
     const int64_t first_key = k0 + row, key = first_key + lane / 4; /* and key + 8 */
     const float scale = (float)a.scale * LOG2_E;
     float dk[D / 8][4] = {{0}}, dv[D / 8][4] = {{0}};
+    head w = {b, kv * shared, kv}, after = w;
+    pair<T> rows = pair_of<T, D>(a.k, a.k_stride, a.v, a.v_stride, b, kv, k0, a.kv_len);
+    pair<T> next = pair_of<T, D>(a.q, a.q_stride, a.dout, a.do_stride, b, w.h, first, a.q_len);
+    int64_t q0 = first;
+    int stage = 0;
 
-    load<T, D>(k, at<const T>(a.k, a.k_stride, b, kv, 0), a.k_stride[2], k0, a.kv_len, ROWS, depth,
-               aligned);
-    load<T, D>(v, at<const T>(a.v, a.v_stride, b, kv, 0), a.v_stride[2], k0, a.kv_len, ROWS, depth,
-               aligned);
-    for (int i = -1; i < shared * steps; i++) { /* step -1 only loads */
-        const head w = {b, kv * shared + (i < 0 ? 0 : i / steps), kv};
-        const int64_t q0 = first + (i < 0 ? 0 : i % steps) * COLS;
-        T *q = stages + (i & 1) * (2 * COLS * D), *dout = q + COLS * D;
+    load_next<T, D, ROWS>(k, &rows, depth, aligned);
+    if (first < a.q_len) {
+        if (threadIdx.x < COLS) {
+            put<PLAIN>(queries, (int)threadIdx.x, query_of<PLAIN>(a, w, first + threadIdx.x));
+        }
+        load_next<T, D, COLS>(stages, &next, depth, aligned);
+    }
+    for (; first < a.q_len && w.h < (kv + 1) * shared; stage ^= 1) {
+        T *q = stages + stage * (2 * COLS * D), *dout = q + COLS * D;
         const bool inside = PLAIN && q0 + COLS <= a.q_len && k0 + ROWS <= a.kv_len;
+        query ahead = {0, 0, 0};
 
         copies_wait();
         __syncthreads();
-        if (i + 1 < shared * steps) {
-            const int64_t h = kv * shared + (i + 1) / steps,
-                          at_query = first + (i + 1) % steps * COLS;
-            T *next = stages + ((i + 1) & 1) * (2 * COLS * D);
-
-            load<T, D>(next, at<const T>(a.q, a.q_stride, b, h, 0), a.q_stride[2], at_query,
-                       a.q_len, COLS, depth, aligned);
-            load<T, D>(next + COLS * D, at<const T>(a.dout, a.do_stride, b, h, 0), a.do_stride[2],
-                       at_query, a.q_len, COLS, depth, aligned);
+        if (next.rows <= 0) { /* the next head */
+            after.h++;
+            next = pair_of<T, D>(a.q, a.q_stride, a.dout, a.do_stride, b, after.h, first, a.q_len);
         }
-        if (i < 0) {
-            continue;
+        if (after.h < (kv + 1) * shared) {
+            if (threadIdx.x < COLS) {
+                ahead = query_of<PLAIN>(a, after, a.q_len - next.rows + threadIdx.x);
+            }
+            load_next<T, D, COLS>(stages + (stage ^ 1) * (2 * COLS * D), &next, depth, aligned);
         }
         const bool odd = !(inside && (!a.causal || k0 + ROWS - 1 <= q0)) &&
                          (unbounded<T, D>(dout, COLS) | unbounded<T, D>(q, COLS));
 
         if (inside && (!a.causal || first_key + 15 <= q0)) {
-            add_queries_grad<T, D, COLS, PLAIN, PLAIN>(dk, dv, a, drop, w, scale, k, v, row, q,
-                                                       dout, key, q0, false);
+            add_queries_grad<T, D, COLS, PLAIN, PLAIN>(dk, dv, a, drop, w, scale, queries + stage,
+                                                       k, v, row, q, dout, key, q0, false);
         } else if (!a.causal || q0 + COLS > first_key) {
-            add_queries_grad<T, D, COLS, PLAIN, false>(dk, dv, a, drop, w, scale, k, v, row, q,
-                                                       dout, key, q0, odd);
+            add_queries_grad<T, D, COLS, PLAIN, false>(dk, dv, a, drop, w, scale, queries + stage,
+                                                       k, v, row, q, dout, key, q0, odd);
+        }
+        if (threadIdx.x < COLS) {
+            put<PLAIN>(queries + (stage ^ 1), (int)threadIdx.x, ahead);
+        }
+        q0 += COLS;
+        if (q0 >= a.q_len) {
+            q0 = first;
+            w.h++;
         }
     }
     write<T, D>(at<T>(a.dk, a.dk_stride, b, kv, 0), a.dk_stride[2], key, a.kv_len, depth, dk,
@@ -615,7 +682,8 @@ static cudaError_t attend_grad(cudaStream_t stream, const msi_attention_args *a)
     return e != cudaSuccess ? e
                             : ms_launch(backward_keys<T, D, QUERIES, PLAIN>,
                                         (unsigned)(a->batch * a->kv_heads * key_tiles), THREADS,
-                                        shared, stream, *a, dropper_of(a), key_tiles, aligned);
+                                        shared + 2 * sizeof(statistics<QUERIES>), stream, *a,
+                                        dropper_of(a), key_tiles, aligned);
 }
 
 /* With a scale above 0 the largest product has the largest score. */
