@@ -1,7 +1,8 @@
 /* Attention of bf16 and f16 on tensor cores, after FlashAttention-2, and its gradient. A block has
- * four warps with 16 rows each: queries, or for dk and dv keys. Tiles of the other operands follow
- * one another through two stages of shared memory, one loading while one is used. Scores, sums and
- * statistics are f32; probabilities and ds are rounded to the operands' dtype for their products.
+ * four warps with 16 or 32 rows each, M tiles of 16: queries, or for dk and dv keys. Tiles of the
+ * other operands follow one another through two stages of shared memory, one loading while one is
+ * used. Scores, sums and statistics are f32; probabilities and ds are rounded to the operands'
+ * dtype for their products.
  *
  *   forward           rows q       tiles k, v      out
  *   backward_queries  rows q, dout tiles k, v      dq
@@ -11,13 +12,14 @@
 #include "attention.h"
 #include "mma.h"
 
-enum { WARPS = 4, THREADS = 32 * WARPS, ROWS = 16 * WARPS };
+enum { WARPS = 4, THREADS = 32 * WARPS };
 
 static const float LOG2_E = 1.44269504088896340736f, LN_2 = 0.69314718055994530942f;
 
 /* -- tiles ------------------------------------------------------------------------------------- */
 
-/* Eight elements of a tile of rows of D, so placed that rows below each other share no banks. */
+/* Eight elements of a tile of rows of D, so placed that rows below each other share no banks: the
+ * same place in rows 8 apart, which callers add a constant for. */
 template <class T, int D> static __device__ inline T *cell(T *tile, int row, int chunk)
 {
     return tile + row * D + (chunk ^ row % 8) * 8;
@@ -104,23 +106,30 @@ template <class T, int D> static __device__ inline bool unbounded(const T *tile,
     return __syncthreads_or(found);
 }
 
-/* c (16, COLS) += 16 rows of a, from `row` on, times COLS rows of b, over D. */
-template <class T, int D, int COLS>
-static __device__ inline void scores(float c[COLS / 8][4], T *a, int row, T *b)
+/* c (16 M, COLS) += 16 M rows of a, from `row` on, times COLS rows of b, over D. */
+template <class T, int D, int COLS, int M>
+static __device__ inline void scores(float c[M][COLS / 8][4], T *a, int row, T *b)
 {
     const int lane = threadIdx.x % 32;
 
     MS_UNROLL
     for (int k = 0; k < D / 16; k++) {
-        uint32_t x[4], y[4];
+        uint32_t x[M][4], y[4];
 
-        load_matrices<false>(x, cell<T, D>(a, row + lane % 16, 2 * k + lane / 16));
+        MS_UNROLL
+        for (int m = 0; m < M; m++) {
+            load_matrices<false>(x[m],
+                                 cell<T, D>(a, row + lane % 16, 2 * k + lane / 16) + 16 * m * D);
+        }
         MS_UNROLL
         for (int j = 0; j < COLS / 16; j++) {
-            load_matrices<false>(
-                y, cell<T, D>(b, 16 * j + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
-            mma<T>(c[2 * j], x, y);
-            mma<T>(c[2 * j + 1], x, y + 2);
+            load_matrices<false>(y, cell<T, D>(b, lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2) +
+                                        16 * j * D);
+            MS_UNROLL
+            for (int m = 0; m < M; m++) {
+                mma<T>(c[m][2 * j], x[m], y);
+                mma<T>(c[m][2 * j + 1], x[m], y + 2);
+            }
         }
     }
 }
@@ -189,23 +198,37 @@ static __device__ inline void combine_seen(float c[D / 8][4], const float w[COLS
     }
 }
 
-/* c (16, D) += w (16, COLS) b (COLS, D). */
-template <class T, int D, int COLS>
-static __device__ inline void combine(float c[D / 8][4], const float w[COLS / 8][4], T *b)
+/* c (16 M, D) += w (16 M, COLS) b (COLS, D). `unbounded`: b holds inf or NaN. */
+template <class T, int D, int COLS, int M>
+static __device__ inline void combine(float c[M][D / 8][4], const float w[M][COLS / 8][4], T *b,
+                                      bool unbounded)
 {
     const int lane = threadIdx.x % 32;
-    uint32_t a[COLS / 16][4];
+    uint32_t a[M][COLS / 16][4];
 
-    narrow<T, COLS>(a, w);
+    if (unbounded) {
+        MS_UNROLL
+        for (int m = 0; m < M; m++) {
+            combine_seen<T, D, COLS>(c[m], w[m], b);
+        }
+        return;
+    }
+    MS_UNROLL
+    for (int m = 0; m < M; m++) {
+        narrow<T, COLS>(a[m], w[m]);
+    }
     MS_UNROLL
     for (int k = 0; k < COLS / 16; k++) {
         MS_UNROLL
         for (int j = 0; j < D / 16; j++) {
             uint32_t y[4];
 
-            load_matrices<true>(y, cell<T, D>(b, 16 * k + lane % 16, 2 * j + lane / 16));
-            mma<T>(c[2 * j], a[k], y);
-            mma<T>(c[2 * j + 1], a[k], y + 2);
+            load_matrices<true>(y, cell<T, D>(b, lane % 16, 2 * j + lane / 16) + 16 * k * D);
+            MS_UNROLL
+            for (int m = 0; m < M; m++) {
+                mma<T>(c[m][2 * j], a[m][k], y);
+                mma<T>(c[m][2 * j + 1], a[m][k], y + 2);
+            }
         }
     }
 }
@@ -288,85 +311,86 @@ template <class F> static __device__ inline float row_fold(float x)
     return F::of(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-/* A thread's part of 16 rows: sums of weighted values, and for both its rows the base and the sum
- * of weights. */
-template <int D> struct partial {
-    float out[D / 8][4], base[2], sum[2];
+/* A thread's part of 16 M rows: sums of weighted values, and for each of its rows, which are 8
+ * apart, the base and the sum of weights. */
+template <int D, int M> struct partial {
+    float out[M][D / 8][4], base[2 * M], sum[2 * M];
 };
 
 /* Adds a tile of keys from k0 on. WHOLE: every query sees all of it. `unbounded`: v holds inf or
  * NaN, which count only where they are seen. */
-template <class T, int D, int COLS, bool PLAIN, bool WHOLE>
-static __device__ inline void add_keys(partial<D> &to, const msi_attention_args &a,
+template <class T, int D, int COLS, int M, bool PLAIN, bool WHOLE>
+static __device__ inline void add_keys(partial<D, M> &to, const msi_attention_args &a,
                                        const dropper &drop, const head &w, float scale, T *q,
                                        int row, T *k, T *v, int64_t t, int64_t k0, bool unbounded)
 {
     const int column = threadIdx.x % 4 * 2;
-    float s[COLS / 8][4] = {{0}};
+    float s[M][COLS / 8][4] = {{{0}}};
 
-    scores<T, D, COLS>(s, q, row, k);
+    scores<T, D, COLS, M>(s, q, row, k);
     MS_UNROLL
-    for (int half = 0; half < 2; half++) {
-        const int seen = WHOLE ? COLS : reach<COLS>(a, t + 8 * half, k0) - column;
-        const float old = to.base[half];
+    for (int r = 0; r < 2 * M; r++) {
+        const int seen = WHOLE ? COLS : reach<COLS>(a, t + 8 * r, k0) - column;
+        const float old = to.base[r];
         float most = PLAIN ? lowest<float>() : old;
 
         MS_UNROLL
         for (int i = 0; i < COLS / 4; i++) {
             const int c = i / 2 * 8 + i % 2;
-            float *x = &s[i / 2][2 * half + i % 2];
+            float *x = &s[r / 2][i / 2][r % 2 * 2 + i % 2];
 
             if (!WHOLE && c >= seen) {
                 *x = -(float)INFINITY;
             } else if (!PLAIN) {
-                *x = score(a, w, t + 8 * half, k0 + column + c, *x);
+                *x = score(a, w, t + 8 * r, k0 + column + c, *x);
             }
             most = fmaxf(most, *x);
         }
         most = row_fold<larger>(most);
-        to.base[half] = PLAIN ? fmaxf(old, most * scale) : most;
-        const float shrink = power<PLAIN>(old, 1, to.base[half]);
+        to.base[r] = PLAIN ? fmaxf(old, most * scale) : most;
+        const float shrink = power<PLAIN>(old, 1, to.base[r]);
 
-        to.sum[half] *= shrink;
+        to.sum[r] *= shrink;
         MS_UNROLL
         for (int i = 0; i < COLS / 4; i++) {
-            float *x = &s[i / 2][2 * half + i % 2];
+            float *x = &s[r / 2][i / 2][r % 2 * 2 + i % 2];
 
-            *x = power<PLAIN>(*x, scale, to.base[half]);
-            to.sum[half] += *x;
+            *x = power<PLAIN>(*x, scale, to.base[r]);
+            to.sum[r] += *x;
             if (!PLAIN && *x != 0) {
-                *x *= kept<float>(a, drop, w, t + 8 * half, k0 + column + i / 2 * 8 + i % 2);
+                *x *= kept<float>(a, drop, w, t + 8 * r, k0 + column + i / 2 * 8 + i % 2);
             }
         }
         MS_UNROLL
         for (int j = 0; j < D / 8; j++) {
-            to.out[j][2 * half] *= shrink;
-            to.out[j][2 * half + 1] *= shrink;
+            to.out[r / 2][j][r % 2 * 2] *= shrink;
+            to.out[r / 2][j][r % 2 * 2 + 1] *= shrink;
         }
     }
-    if (!WHOLE && unbounded) {
-        combine_seen<T, D, COLS>(to.out, s, v);
-    } else {
-        combine<T, D, COLS>(to.out, s, v);
-    }
+    combine<T, D, COLS, M>(to.out, s, v, !WHOLE && unbounded);
 }
 
-template <class T, int D, int COLS, bool PLAIN>
+template <class T, int D, int COLS, int M, bool PLAIN>
 static __global__ void __launch_bounds__(THREADS, 2)
     forward(const msi_attention_args a, const dropper drop, int64_t tiles, bool aligned)
 {
+    enum { ROWS = 16 * M * WARPS };
     T *q = MS_SHARED(T), *stages = q + ROWS * D;
     const head w = head_of(a, blockIdx.x / tiles);
     /* blocks with the most keys first */
     const int64_t q0 = (tiles - 1 - blockIdx.x % tiles) * ROWS;
     const int64_t end = a.causal && q0 + ROWS < a.kv_len ? q0 + ROWS : a.kv_len;
-    const int depth = (int)a.head_dim, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
-    const int64_t first = q0 + row, t = first + lane / 4; /* and t + 8 */
+    const int depth = (int)a.head_dim, lane = threadIdx.x % 32, row = threadIdx.x / 32 * (16 * M);
+    const int64_t t = q0 + row + lane / 4; /* and each 8th after it */
     const float scale = (float)a.scale * LOG2_E;
     pair<T> keys = pair_of<T, D>(a.k, a.k_stride, a.v, a.v_stride, w.b, w.kv, 0, a.kv_len);
     int stage = 0;
-    partial<D> mine = {{{0}}, {lowest<float>(), lowest<float>()}, {0, 0}};
+    partial<D, M> mine = {{{{0}}}, {0}, {0}};
 
+    MS_UNROLL
+    for (int r = 0; r < 2 * M; r++) {
+        mine.base[r] = lowest<float>();
+    }
     load<T, D, ROWS>(q, part_of<T, D>(at<const T>(a.q, a.q_stride, w.b, w.h, q0), a.q_stride[2]),
                      a.q_stride[2], a.q_len - q0, depth, aligned);
     load_next<T, D, COLS>(stages, &keys, depth, aligned);
@@ -382,26 +406,31 @@ static __global__ void __launch_bounds__(THREADS, 2)
         const bool odd =
             !(inside && (!a.causal || k0 + COLS - 1 <= q0)) && unbounded<T, D>(v, COLS);
 
-        if (inside && (!a.causal || k0 + COLS - 1 <= first)) {
-            add_keys<T, D, COLS, PLAIN, PLAIN>(mine, a, drop, w, scale, q, row, k, v, t, k0, false);
-        } else if (!a.causal || k0 < first + 16) { /* else no row of the warp sees a key */
-            add_keys<T, D, COLS, PLAIN, false>(mine, a, drop, w, scale, q, row, k, v, t, k0, odd);
+        if (inside && (!a.causal || k0 - q0 <= row - COLS + 1)) {
+            add_keys<T, D, COLS, M, PLAIN, PLAIN>(mine, a, drop, w, scale, q, row, k, v, t, k0,
+                                                  false);
+        } else if (!a.causal || k0 - q0 < row + 16 * M) { /* else no row of the warp sees a key */
+            add_keys<T, D, COLS, M, PLAIN, false>(mine, a, drop, w, scale, q, row, k, v, t, k0,
+                                                  odd);
         }
     }
     MS_UNROLL
-    for (int half = 0; half < 2; half++) {
-        const float sum = row_fold<fold_sum>(mine.sum[half]);
+    for (int r = 0; r < 2 * M; r++) {
+        const float sum = row_fold<fold_sum>(mine.sum[r]);
 
-        mine.sum[half] = sum == 0 ? 0 : 1 / sum; /* no keys, or all of them masked: zeros */
-        if (lane % 4 == 0 && t + 8 * half < a.q_len) {
-            const int64_t i = (w.b * a.heads + w.h) * a.q_len + t + 8 * half;
+        mine.sum[r] = sum == 0 ? 0 : 1 / sum; /* no keys, or all of them masked: zeros */
+        if (lane % 4 == 0 && t + 8 * r < a.q_len) {
+            const int64_t i = (w.b * a.heads + w.h) * a.q_len + t + 8 * r;
 
-            ((float *)a.max)[i] = PLAIN ? mine.base[half] * LN_2 : mine.base[half];
-            ((float *)a.rsum)[i] = mine.sum[half];
+            ((float *)a.max)[i] = PLAIN ? mine.base[r] * LN_2 : mine.base[r];
+            ((float *)a.rsum)[i] = mine.sum[r];
         }
     }
-    write<T, D>(at<T>(a.out, a.o_stride, w.b, w.h, 0), a.o_stride[2], t, a.q_len, depth, mine.out,
-                mine.sum[0], mine.sum[1], aligned);
+    MS_UNROLL
+    for (int m = 0; m < M; m++) {
+        write<T, D>(at<T>(a.out, a.o_stride, w.b, w.h, 0), a.o_stride[2], t + 16 * m, a.q_len,
+                    depth, mine.out[m], mine.sum[2 * m], mine.sum[2 * m + 1], aligned);
+    }
 }
 
 /* -- gradient ---------------------------------------------------------------------------------- */
@@ -462,55 +491,56 @@ static __device__ inline void score_grad(const msi_attention_args &a, const drop
     *dp = times(p, (keep != 0 ? *dp * keep : 0) - of.delta);
 }
 
-/* Adds a tile of keys from k0 on to dq of 16 rows, as add_keys() does to the result. */
-template <class T, int D, int COLS, bool PLAIN, bool WHOLE>
-static __device__ inline void add_keys_grad(float dq[D / 8][4], const msi_attention_args &a,
+/* Adds a tile of keys from k0 on to dq of 16 M rows, as add_keys() does to the result. */
+template <class T, int D, int COLS, int M, bool PLAIN, bool WHOLE>
+static __device__ inline void add_keys_grad(float dq[M][D / 8][4], const msi_attention_args &a,
                                             const dropper &drop, const head &w, float scale,
-                                            const query of[2], T *q, T *dout, int row, T *k, T *v,
-                                            int64_t t, int64_t k0, bool unbounded)
+                                            const query of[2 * M], T *q, T *dout, int row, T *k,
+                                            T *v, int64_t t, int64_t k0, bool unbounded)
 {
     const int column = threadIdx.x % 4 * 2;
-    float s[COLS / 8][4] = {{0}}, ds[COLS / 8][4] = {{0}};
+    float s[M][COLS / 8][4] = {{{0}}}, ds[M][COLS / 8][4] = {{{0}}};
 
-    scores<T, D, COLS>(s, q, row, k);
-    scores<T, D, COLS>(ds, dout, row, v);
+    scores<T, D, COLS, M>(s, q, row, k);
+    scores<T, D, COLS, M>(ds, dout, row, v);
     MS_UNROLL
-    for (int half = 0; half < 2; half++) {
-        const int seen = WHOLE ? COLS : reach<COLS>(a, t + 8 * half, k0) - column;
+    for (int r = 0; r < 2 * M; r++) {
+        const int seen = WHOLE ? COLS : reach<COLS>(a, t + 8 * r, k0) - column;
 
         MS_UNROLL
         for (int i = 0; i < COLS / 4; i++) {
-            const int c = i / 2 * 8 + i % 2, e = 2 * half + i % 2;
+            const int c = i / 2 * 8 + i % 2, e = r % 2 * 2 + i % 2;
 
-            score_grad<PLAIN, WHOLE>(a, drop, w, scale, of[half], t + 8 * half, k0 + column + c,
-                                     c < seen, &s[i / 2][e], &ds[i / 2][e]);
+            score_grad<PLAIN, WHOLE>(a, drop, w, scale, of[r], t + 8 * r, k0 + column + c, c < seen,
+                                     &s[r / 2][i / 2][e], &ds[r / 2][i / 2][e]);
         }
     }
-    if (!WHOLE && unbounded) {
-        combine_seen<T, D, COLS>(dq, ds, k);
-    } else {
-        combine<T, D, COLS>(dq, ds, k);
-    }
+    combine<T, D, COLS, M>(dq, ds, k, !WHOLE && unbounded);
 }
 
-template <class T, int D, int COLS, bool PLAIN>
+template <class T, int D, int COLS, int M, bool PLAIN>
 static __global__ void __launch_bounds__(THREADS, 2)
     backward_queries(const msi_attention_args a, const dropper drop, int64_t tiles, bool aligned)
 {
+    enum { ROWS = 16 * M * WARPS };
     T *q = MS_SHARED(T), *dout = q + ROWS * D, *stages = dout + ROWS * D;
     const head w = head_of(a, blockIdx.x / tiles);
     const int64_t q0 = (tiles - 1 - blockIdx.x % tiles) * ROWS;
     const int64_t end = a.causal && q0 + ROWS < a.kv_len ? q0 + ROWS : a.kv_len;
-    const int depth = (int)a.head_dim, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
+    const int depth = (int)a.head_dim, lane = threadIdx.x % 32, row = threadIdx.x / 32 * (16 * M);
     const int64_t first = q0 + row, t = first + lane / 4;
     const float scale = (float)a.scale * LOG2_E;
-    const query of[2] = {query_of<PLAIN>(a, w, t), query_of<PLAIN>(a, w, t + 8)};
+    query of[2 * M];
     pair<T> keys = pair_of<T, D>(a.k, a.k_stride, a.v, a.v_stride, w.b, w.kv, 0, a.kv_len);
     int stage = 0;
-    float dq[D / 8][4] = {{0}};
+    float dq[M][D / 8][4] = {{{0}}};
 
     pair<T> rows = pair_of<T, D>(a.q, a.q_stride, a.dout, a.do_stride, w.b, w.h, q0, a.q_len);
 
+    MS_UNROLL
+    for (int r = 0; r < 2 * M; r++) {
+        of[r] = query_of<PLAIN>(a, w, t + 8 * r);
+    }
     load_next<T, D, ROWS>(q, &rows, depth, aligned);
     load_next<T, D, COLS>(stages, &keys, depth, aligned);
     for (int64_t k0 = 0; k0 < end; k0 += COLS, stage ^= 1) {
@@ -526,30 +556,37 @@ static __global__ void __launch_bounds__(THREADS, 2)
             !(inside && (!a.causal || k0 + COLS - 1 <= q0)) && unbounded<T, D>(k, COLS);
 
         if (inside && (!a.causal || k0 + COLS - 1 <= first)) {
-            add_keys_grad<T, D, COLS, PLAIN, PLAIN>(dq, a, drop, w, scale, of, q, dout, row, k, v,
-                                                    t, k0, false);
-        } else if (!a.causal || k0 < first + 16) {
-            add_keys_grad<T, D, COLS, PLAIN, false>(dq, a, drop, w, scale, of, q, dout, row, k, v,
-                                                    t, k0, odd);
+            add_keys_grad<T, D, COLS, M, PLAIN, PLAIN>(dq, a, drop, w, scale, of, q, dout, row, k,
+                                                       v, t, k0, false);
+        } else if (!a.causal || k0 < first + 16 * M) {
+            add_keys_grad<T, D, COLS, M, PLAIN, false>(dq, a, drop, w, scale, of, q, dout, row, k,
+                                                       v, t, k0, odd);
         }
     }
-    write<T, D>(at<T>(a.dq, a.dq_stride, w.b, w.h, 0), a.dq_stride[2], t, a.q_len, depth, dq,
-                (float)a.scale, (float)a.scale, aligned);
+    MS_UNROLL
+    for (int m = 0; m < M; m++) {
+        write<T, D>(at<T>(a.dq, a.dq_stride, w.b, w.h, 0), a.dq_stride[2], t + 16 * m, a.q_len,
+                    depth, dq[m], (float)a.scale, (float)a.scale, aligned);
+    }
 }
 
-/* Adds a tile of queries from q0 on to dk and dv of 16 rows of keys. */
-template <class T, int D, int COLS, bool PLAIN, bool WHOLE>
+/* Adds a tile of queries from q0 on to dk and dv of 16 M rows of keys. */
+template <class T, int D, int COLS, int M, bool PLAIN, bool WHOLE>
 static __device__ inline void
-add_queries_grad(float dk[D / 8][4], float dv[D / 8][4], const msi_attention_args &a,
+add_queries_grad(float dk[M][D / 8][4], float dv[M][D / 8][4], const msi_attention_args &a,
                  const dropper &drop, const head &w, float scale, const statistics<COLS> *queries,
                  T *k, T *v, int row, T *q, T *dout, int64_t key, int64_t q0, bool unbounded)
 {
     const int column = threadIdx.x % 4 * 2;
-    float p[COLS / 8][4] = {{0}}, ds[COLS / 8][4] = {{0}};
-    const columns seen[2] = {seeing<COLS>(a, key, q0), seeing<COLS>(a, key + 8, q0)};
+    float p[M][COLS / 8][4] = {{{0}}}, ds[M][COLS / 8][4] = {{{0}}};
+    columns seen[2 * M];
 
-    scores<T, D, COLS>(p, k, row, q);
-    scores<T, D, COLS>(ds, v, row, dout);
+    MS_UNROLL
+    for (int r = 0; r < 2 * M; r++) {
+        seen[r] = seeing<COLS>(a, key + 8 * r, q0);
+    }
+    scores<T, D, COLS, M>(p, k, row, q);
+    scores<T, D, COLS, M>(ds, v, row, dout);
     MS_UNROLL
     for (int j = 0; j < COLS / 8; j++) {
         const typename statistics<COLS>::two base = queries->base[4 * j + column / 2],
@@ -557,37 +594,33 @@ add_queries_grad(float dk[D / 8][4], float dv[D / 8][4], const msi_attention_arg
                                              rsum = queries->rsum[4 * j + column / 2];
 
         MS_UNROLL
-        for (int e = 0; e < 4; e++) {
-            const int c = 8 * j + column + e % 2;
+        for (int i = 0; i < 4 * M; i++) {
+            const int r = i / 2, e = i % 4, c = 8 * j + column + e % 2;
             const query of = {base.of[e % 2], rsum.of[e % 2], delta.of[e % 2]};
 
-            score_grad<PLAIN, WHOLE>(a, drop, w, scale, of, q0 + c, key + e / 2 * 8,
-                                     c >= seen[e / 2].first && c < seen[e / 2].end, &p[j][e],
-                                     &ds[j][e]);
+            score_grad<PLAIN, WHOLE>(a, drop, w, scale, of, q0 + c, key + 8 * r,
+                                     c >= seen[r].first && c < seen[r].end, &p[i / 4][j][e],
+                                     &ds[i / 4][j][e]);
         }
     }
-    if (!WHOLE && unbounded) {
-        combine_seen<T, D, COLS>(dv, p, dout);
-        combine_seen<T, D, COLS>(dk, ds, q);
-    } else {
-        combine<T, D, COLS>(dv, p, dout);
-        combine<T, D, COLS>(dk, ds, q);
-    }
+    combine<T, D, COLS, M>(dv, p, dout, !WHOLE && unbounded);
+    combine<T, D, COLS, M>(dk, ds, q, !WHOLE && unbounded);
 }
 
-template <class T, int D, int COLS, bool PLAIN>
+template <class T, int D, int COLS, int M, bool PLAIN>
 static __global__ void __launch_bounds__(THREADS, 2)
     backward_keys(const msi_attention_args a, const dropper drop, int64_t tiles, bool aligned)
 {
+    enum { ROWS = 16 * M * WARPS };
     T *k = MS_SHARED(T), *v = k + ROWS * D, *stages = v + ROWS * D;
     statistics<COLS> *queries = (statistics<COLS> *)(stages + 4 * COLS * D);
     const int64_t b = blockIdx.x / tiles / a.kv_heads, kv = blockIdx.x / tiles % a.kv_heads;
     const int64_t k0 = blockIdx.x % tiles * ROWS, first = a.causal ? k0 / COLS * COLS : 0;
     const int64_t shared = a.heads / a.kv_heads;
-    const int depth = (int)a.head_dim, lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
-    const int64_t first_key = k0 + row, key = first_key + lane / 4; /* and key + 8 */
+    const int depth = (int)a.head_dim, lane = threadIdx.x % 32, row = threadIdx.x / 32 * (16 * M);
+    const int64_t first_key = k0 + row, key = first_key + lane / 4;
     const float scale = (float)a.scale * LOG2_E;
-    float dk[D / 8][4] = {{0}}, dv[D / 8][4] = {{0}};
+    float dk[M][D / 8][4] = {{{0}}}, dv[M][D / 8][4] = {{{0}}};
     head w = {b, kv * shared, kv}, after = w;
     pair<T> rows = pair_of<T, D>(a.k, a.k_stride, a.v, a.v_stride, b, kv, k0, a.kv_len);
     pair<T> next = pair_of<T, D>(a.q, a.q_stride, a.dout, a.do_stride, b, w.h, first, a.q_len);
@@ -621,12 +654,12 @@ static __global__ void __launch_bounds__(THREADS, 2)
         const bool odd = !(inside && (!a.causal || k0 + ROWS - 1 <= q0)) &&
                          (unbounded<T, D>(dout, COLS) | unbounded<T, D>(q, COLS));
 
-        if (inside && (!a.causal || first_key + 15 <= q0)) {
-            add_queries_grad<T, D, COLS, PLAIN, PLAIN>(dk, dv, a, drop, w, scale, queries + stage,
-                                                       k, v, row, q, dout, key, q0, false);
+        if (inside && (!a.causal || first_key + 16 * M - 1 <= q0)) {
+            add_queries_grad<T, D, COLS, M, PLAIN, PLAIN>(
+                dk, dv, a, drop, w, scale, queries + stage, k, v, row, q, dout, key, q0, false);
         } else if (!a.causal || q0 + COLS > first_key) {
-            add_queries_grad<T, D, COLS, PLAIN, false>(dk, dv, a, drop, w, scale, queries + stage,
-                                                       k, v, row, q, dout, key, q0, odd);
+            add_queries_grad<T, D, COLS, M, PLAIN, false>(
+                dk, dv, a, drop, w, scale, queries + stage, k, v, row, q, dout, key, q0, odd);
         }
         if (threadIdx.x < COLS) {
             put<PLAIN>(queries + (stage ^ 1), (int)threadIdx.x, ahead);
@@ -637,10 +670,13 @@ static __global__ void __launch_bounds__(THREADS, 2)
             w.h++;
         }
     }
-    write<T, D>(at<T>(a.dk, a.dk_stride, b, kv, 0), a.dk_stride[2], key, a.kv_len, depth, dk,
-                (float)a.scale, (float)a.scale, aligned);
-    write<T, D>(at<T>(a.dv, a.dv_stride, b, kv, 0), a.dv_stride[2], key, a.kv_len, depth, dv, 1, 1,
-                aligned);
+    MS_UNROLL
+    for (int m = 0; m < M; m++) {
+        write<T, D>(at<T>(a.dk, a.dk_stride, b, kv, 0), a.dk_stride[2], key + 16 * m, a.kv_len,
+                    depth, dk[m], (float)a.scale, (float)a.scale, aligned);
+        write<T, D>(at<T>(a.dv, a.dv_stride, b, kv, 0), a.dv_stride[2], key + 16 * m, a.kv_len,
+                    depth, dv[m], 1, 1, aligned);
+    }
 }
 
 /* -- launching --------------------------------------------------------------------------------- */
@@ -654,36 +690,44 @@ static bool rows_at_16(const void *x, const int64_t stride[3])
 template <class T, int D, bool PLAIN>
 static cudaError_t attend(cudaStream_t stream, const msi_attention_args *a)
 {
-    enum { COLS = 64 };
+    enum { COLS = 64, M = D == 64 && PLAIN ? 2 : 1, ROWS = 16 * M * WARPS };
     const int64_t tiles = (a->q_len + ROWS - 1) / ROWS;
     const bool aligned = a->head_dim % 8 == 0 && rows_at_16(a->q, a->q_stride) &&
                          rows_at_16(a->k, a->k_stride) && rows_at_16(a->v, a->v_stride) &&
                          rows_at_16(a->out, a->o_stride);
 
-    return ms_launch(forward<T, D, COLS, PLAIN>, (unsigned)(a->batch * a->heads * tiles), THREADS,
-                     (ROWS + 4 * COLS) * D * sizeof(T), stream, *a, dropper_of(a), tiles, aligned);
+    return ms_launch(forward<T, D, COLS, M, PLAIN>, (unsigned)(a->batch * a->heads * tiles),
+                     THREADS, (ROWS + 4 * COLS) * D * sizeof(T), stream, *a, dropper_of(a), tiles,
+                     aligned);
 }
 
 template <class T, int D, bool PLAIN>
 static cudaError_t attend_grad(cudaStream_t stream, const msi_attention_args *a)
 {
-    enum { COLS = 32, QUERIES = D == 128 && !PLAIN ? 16 : 32 }; /* more would spill registers */
+    /* more would spill registers */
+    enum { COLS = 32, M = D == 64 && PLAIN ? 2 : 1, ROWS = 16 * M * WARPS };
+    enum {
+        QUERIES = (D == 128 && !PLAIN) || (D == 64 && PLAIN) ? 16 : 32,
+        KEYS_M = D == 64 && PLAIN ? 2 : 1,
+        KEYS = 16 * KEYS_M * WARPS
+    };
     const int64_t query_tiles = (a->q_len + ROWS - 1) / ROWS;
-    const int64_t key_tiles = (a->kv_len + ROWS - 1) / ROWS;
+    const int64_t key_tiles = (a->kv_len + KEYS - 1) / KEYS;
     const size_t shared = (2 * ROWS + 4 * COLS) * D * sizeof(T);
+    const size_t keys_shared =
+        (2 * KEYS + 4 * QUERIES) * D * sizeof(T) + 2 * sizeof(statistics<QUERIES>);
     const bool aligned = a->head_dim % 8 == 0 && rows_at_16(a->q, a->q_stride) &&
                          rows_at_16(a->k, a->k_stride) && rows_at_16(a->v, a->v_stride) &&
                          rows_at_16(a->dout, a->do_stride) && rows_at_16(a->dq, a->dq_stride) &&
                          rows_at_16(a->dk, a->dk_stride) && rows_at_16(a->dv, a->dv_stride);
-    const cudaError_t e = ms_launch(backward_queries<T, D, COLS, PLAIN>,
+    const cudaError_t e = ms_launch(backward_queries<T, D, COLS, M, PLAIN>,
                                     (unsigned)(a->batch * a->heads * query_tiles), THREADS, shared,
                                     stream, *a, dropper_of(a), query_tiles, aligned);
 
     return e != cudaSuccess ? e
-                            : ms_launch(backward_keys<T, D, QUERIES, PLAIN>,
+                            : ms_launch(backward_keys<T, D, QUERIES, KEYS_M, PLAIN>,
                                         (unsigned)(a->batch * a->kv_heads * key_tiles), THREADS,
-                                        shared + 2 * sizeof(statistics<QUERIES>), stream, *a,
-                                        dropper_of(a), key_tiles, aligned);
+                                        keys_shared, stream, *a, dropper_of(a), key_tiles, aligned);
 }
 
 /* With a scale above 0 the largest product has the largest score. */
