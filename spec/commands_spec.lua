@@ -345,6 +345,11 @@ local runs = {
   ['./dev bench default comm --quick'] = function(command)
     finds('all_reduce of 32 MiB', succeeds(command .. SMALL))
   end,
+  ['./dev bench hosts'] = function(command)
+    finds('GPT-2 124M with a rank on each of two hosts', succeeds(command:gsub('hosts', '--help')))
+    finds('state_bytes', succeeds('MS_TEST_HOSTS=2 luajit bench/rows.lua train ranks=2 layers=1 '
+      .. 'width=48 heads=12 context=128 rows=1 vocab=256 dtype=f32 warmup=1 steps=1'))
+  end,
   ['./dev bench --help'] = function(command)
     finds('--no-torch', succeeds(command))
   end,
