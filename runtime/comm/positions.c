@@ -3,7 +3,8 @@
 
 #include <stdio.h>
 
-/* " (pid 4711)", " (pid 4711, stopped)"; "" for a thread or ended process. True: stopped. */
+/* " (pid 4711)", " (pid 4711, stopped)"; "" for a thread or ended process. True: stopped. A process
+ * of another host is not looked at. */
 static bool process_text(const msi_job *job, int32_t rank, char *buffer, size_t nbytes)
 {
     const int32_t pid = atomic_load(&job->block->rank[rank].pid);
@@ -11,8 +12,8 @@ static bool process_text(const msi_job *job, int32_t rank, char *buffer, size_t 
     char state = 0;
 
     buffer[0] = '\0';
-    if (job->threads || pid <= 0 || !msi_job_is_local(job, rank) ||
-        !msi_process_look(pid, &state, &parent)) {
+    if (job->threads || pid <= 0 ||
+        (msi_job_is_local(job, rank) && !msi_process_look(pid, &state, &parent))) {
         return false;
     }
     const bool stopped = state == 'T' || state == 't';
