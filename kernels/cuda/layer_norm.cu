@@ -98,7 +98,26 @@ template <class T> static __global__ void layer_norm_kernel(const msi_layer_norm
     }
 }
 
-/* dx = rstd (g - mean(g) - xhat mean(g xhat)), g = dy w. */
+/* Elements of row i from column j on: dx = rstd (g - mean(g) - xhat mean(g xhat)), g = dy w. */
+template <class T, class R>
+static __device__ inline void store_dx(const msi_layer_norm_grad_args &a, int64_t i, int64_t j,
+                                       bool whole, const group<T> &v, const group<T> &d,
+                                       const group<T> &by, R mean_g, R mean_gx)
+{
+    const R mean = ((const R *)a.mean)[i], rstd = ((const R *)a.rstd)[i];
+    T *dx = (T *)a.dx + i * a.cols;
+    group<T> out = a.dx_accumulate ? load_group(dx, j, a.cols, whole) : d;
+
+    EACH_ELEMENT(T, e, j, a.cols)
+    {
+        const R g = a.w != NULL ? get(d.at[e]) * get(by.at[e]) : get(d.at[e]);
+
+        store(&out.at[e], (g - mean_g - (get(v.at[e]) - mean) * rstd * mean_gx) * rstd,
+              a.dx_accumulate);
+    }
+    store_group(dx, j, a.cols, whole, out);
+}
+
 template <class T>
 static __global__ void layer_norm_dx(const msi_layer_norm_grad_args a, bool whole)
 {
@@ -107,7 +126,6 @@ static __global__ void layer_norm_dx(const msi_layer_norm_grad_args a, bool whol
 
     for (int64_t i = blockIdx.x; i < a.rows; i += gridDim.x) {
         const T *x = (const T *)a.x + i * a.cols, *dy = (const T *)a.dy + i * a.cols;
-        T *dx = (T *)a.dx + i * a.cols;
         const R mean = ((const R *)a.mean)[i], rstd = ((const R *)a.rstd)[i];
         R sum = 0, dot = 0;
 
@@ -132,16 +150,7 @@ static __global__ void layer_norm_dx(const msi_layer_norm_grad_args a, bool whol
             const group<T> v = load_group(x, j, a.cols, whole),
                            d = load_group(dy, j, a.cols, whole);
             const group<T> by = w != NULL ? load_group(w, j, a.cols, whole) : d;
-            group<T> out = a.dx_accumulate ? load_group(dx, j, a.cols, whole) : d;
-
-            EACH_ELEMENT(T, e, j, a.cols)
-            {
-                const R g = w != NULL ? get(d.at[e]) * get(by.at[e]) : get(d.at[e]);
-
-                store(&out.at[e], (g - mean_g - (get(v.at[e]) - mean) * rstd * mean_gx) * rstd,
-                      a.dx_accumulate);
-            }
-            store_group(dx, j, a.cols, whole, out);
+            store_dx<T>(a, i, j, whole, v, d, by, mean_g, mean_gx);
         }
     }
 }
@@ -242,17 +251,7 @@ static __global__ void __launch_bounds__(MOST)
         const R mean_g = block_sum(sum) / (R)a.cols, mean_gx = block_sum(dot) / (R)a.cols;
 
         if (mine) {
-            T *dx = (T *)a.dx + i * a.cols;
-            group<T> out = a.dx_accumulate ? load_group(dx, j, a.cols, whole) : d;
-
-            EACH_ELEMENT(T, e, j, a.cols)
-            {
-                const R g = w != NULL ? get(d.at[e]) * get(by.at[e]) : get(d.at[e]);
-
-                store(&out.at[e], (g - mean_g - (get(v.at[e]) - mean) * rstd * mean_gx) * rstd,
-                      a.dx_accumulate);
-            }
-            store_group(dx, j, a.cols, whole, out);
+            store_dx<T>(a, i, j, whole, v, d, by, mean_g, mean_gx);
         }
     }
     R *to = (R *)a.work + (int64_t)blockIdx.x * 2 * a.cols;
