@@ -14,6 +14,7 @@ local ms = require 'moonshard'
 local flags = require 'moonshard.tools.flags'
 local json = require 'moonshard.base.json'
 local machine = require 'machine'
+local plan_fit = require 'moonshard.tools.plan_fit'
 local report = require 'moonshard.train.report'
 local subprocess = require 'subprocess'
 
@@ -35,34 +36,20 @@ elseif o.help then
 end
 
 local TRIES = {
-  { 'micro', { '1', '2', '4' } },
-  { 'strategy', { 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD' } },
-  { 'wrap', { 'block', 'root' } },
-  { 'recompute', { 'blocks', 'none' } },
+  'micro=1,2,4',
+  'strategy=FULL_SHARD,SHARD_GRAD_OP,NO_SHARD',
+  'wrap=block,root',
+  'recompute=blocks,none',
 }
 
 local MOONSHARD = ('%s %s/../bindings/moonshard'):format(arg[-1] or 'luajit', here)
 local SCRIPT = here .. '/fit_script.lua ' .. o.script
 
-local function combinations()
-  local list = { '' }
-  for _, try in ipairs(TRIES) do
-    local longer = {}
-    for _, words in ipairs(list) do
-      for _, value in ipairs(try[2]) do
-        longer[#longer + 1] = ('%s --%s=%s'):format(words, try[1], value)
-      end
-    end
-    list = longer
-  end
-  return list
-end
-
 -- What rank 0 of a run prints.
 local function run(words)
   local answer, _, why = subprocess.answer(('%s run --no-prefix -n %d %s %s'):format(MOONSHARD,
     o.ranks, SCRIPT, words))
-  return answer or error('no answer from a run with' .. words .. '\n' .. (why or ''))
+  return answer or error('no answer from a run with ' .. words .. '\n' .. (why or ''))
 end
 
 local function output_of(command)
@@ -87,7 +74,7 @@ end
 local function fitted(rates, limit)
   local words = { ('%s plan %s --fit=%d'):format(MOONSHARD, rates, limit) }
   for _, try in ipairs(TRIES) do
-    words[#words + 1] = ('--try=%s=%s'):format(try[1], table.concat(try[2], ','))
+    words[#words + 1] = '--try=' .. try
   end
   local output = output_of(table.concat(words, ' ') .. ' ' .. SCRIPT)
   return output:match 'fastest that fits: ([^\n]*)' or error(output)
@@ -100,13 +87,18 @@ local rates = ('--ranks-per-host=%d --flops=%.4g --memory=%.4g --host-link=%.4g'
   measured_rates.flops, measured_rates.memory, measured_rates.host_link)
 local rows, by_words, is_equal = {}, {}, true
 
-for i, words in ipairs(combinations()) do
+local tries = {}
+for i, try in ipairs(TRIES) do
+  tries[i] = plan_fit.parsed(try, false)
+end
+for i, combination in ipairs(plan_fit.combinations(tries)) do
+  local words = table.concat(combination.words, ' ')
   local plan = planned(rates, words)
   rows[i] = {
-    words = words:sub(2), bytes = plan.peak_total, seconds = plan.seconds / plan.targets,
+    words = words, bytes = plan.peak_total, seconds = plan.seconds / plan.targets,
     least = math.huge, most = 0, -- of the runs
   }
-  by_words[rows[i].words] = rows[i]
+  by_words[words] = rows[i]
 end
 for _ = 1, o.runs do -- in turns, so that a slow minute of the machine hits all alike
   for _, row in ipairs(rows) do

@@ -33,8 +33,10 @@ function plan_fit.parsed(text, rises)
   return try
 end
 
--- All combinations: `words` of the script, and the numbers `at` of its values.
-local function combinations(tries)
+--- All combinations: `words` of the script, and the numbers `at` of its values.
+---@param tries ms.tools.PlanTry[]
+---@return table[] list
+function plan_fit.combinations(tries)
   local list = { { words = {}, at = {} } }
   for _, try in ipairs(tries) do
     local longer = {}
@@ -191,7 +193,7 @@ end
 function plan_fit.run(budget, tries, command)
   local info = B.new('ms_dist_info')
   B.C.ms_dist_info_get(info)
-  local list = combinations(tries)
+  local list = plan_fit.combinations(tries)
   local search = setmetatable({ budget = budget, tries = tries, command = command, planned = {} },
     Search)
   local is_contradicted = search:run(list, info.cores)
