@@ -24,7 +24,7 @@ static ms_status open_unnamed(int *fd, const ms_checkpoint *c)
                     : msi_io_fail("copy a file of another host into", ms_checkpoint_path(c));
 }
 
-/* Bytes [at, at + n) of a file, from `source` to who lacks it; `chunk` has at least as many. */
+/* Bytes [at, at + n) of a file, from `source` to the ranks that lack it, through `chunk`. */
 static ms_status move_chunk(const ms_checkpoint *c, ms_comm *comm, int32_t file, int32_t source,
                             int fd, int64_t at, int64_t n, ms_tensor *chunk, msi_outcome *own)
 {

@@ -81,7 +81,8 @@ static void writer_free(ms_checkpoint_writer *w)
     free(w);
 }
 
-/* Nothing will be published: who made a folder removes it. The next writer sweeps the rest. */
+/* Nothing will be published: the rank that made a folder removes it. The next writer sweeps the
+ * rest. */
 static void remove_written(const ms_checkpoint_writer *w)
 {
     bool others;

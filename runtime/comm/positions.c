@@ -22,7 +22,7 @@ static bool process_text(const msi_job *job, int32_t rank, char *buffer, size_t 
     return stopped;
 }
 
-/* The call of this rank; in the launcher, which is none: the latest call. */
+/* Sequence number of this rank's call; in the launcher, of the latest call of any rank. */
 static uint64_t current_call(const ms_comm *c)
 {
     uint64_t latest = 0;

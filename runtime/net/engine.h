@@ -32,7 +32,7 @@ typedef struct msi_engine {
 typedef struct msi_engine_ops {
     int32_t version;
     const char *kind; /* "ucx" */
-    /* False: not opened; `error` (MSI_ENGINE_ERROR bytes) says why, as below. */
+    /* Both return false if they failed; `error` (MSI_ENGINE_ERROR bytes) is then the reason. */
     bool (*open)(msi_engine *out, char *error);
     /* Valid until close(). */
     bool (*connect)(void *state, void **peer, const void *address, char *error);
