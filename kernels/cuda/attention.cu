@@ -99,7 +99,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
             const R e = sees(a, t, k0 + c) ? exp_of(x[u] - most) : (R)0;
 
             sum += e;
-            p[r * COLS + c] = e != 0 ? e * kept<R>(a, drop, w, t, k0 + c) : e;
+            p[r * COLS + c] = x[u] == -(R)INFINITY ? hidden<R>()
+                              : e != 0             ? e * kept<R>(a, drop, w, t, k0 + c)
+                                                   : e;
         }
         const R shrink = exp_of(m - most);
 
@@ -151,21 +153,24 @@ template <class T> static __global__ void products(const msi_attention_args a, i
     }
 }
 
-/* p and ds of query t and key s from their products; *kept_p: p as dropout leaves it. */
+/* ds of query t and key s, without the scale, from their products; *kept_p: p as dropout leaves it.
+ */
 template <class R>
 static __device__ inline R score_grad(const msi_attention_args &a, const dropper &drop,
                                       const head &w, int64_t t, int64_t s, R qk, R dov, R *kept_p)
 {
     const int64_t i = (w.b * a.heads + w.h) * a.q_len + t;
 
-    *kept_p = 0;
-    if (!sees(a, t, s)) {
-        return 0;
+    const R x = sees(a, t, s) ? score(a, w, t, s, qk) : -(R)INFINITY;
+
+    *kept_p = hidden<R>();
+    if (x == -(R)INFINITY) {
+        return hidden<R>();
     }
-    const R p = exp_of(score(a, w, t, s, qk) - ((const R *)a.max)[i]) * ((const R *)a.rsum)[i];
+    const R p = exp_of(x - ((const R *)a.max)[i]) * ((const R *)a.rsum)[i];
     const R keep = kept<R>(a, drop, w, t, s);
 
-    *kept_p = keep != 0 ? p * keep : (R)0;
+    *kept_p = p * keep;
     return times(p, (keep != 0 ? dov * keep : (R)0) - ((const R *)a.work)[i]);
 }
 
@@ -205,14 +210,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
             const int c = lane + u * LANES;
 
             ds[r * COLS + c] = score_grad(a, drop, w, q0 + r, k0 + c,
-                                          dot(q + r * row, kv + c * row, depth), dov[u], &unused) *
-                               (R)a.scale;
+                                          dot(q + r * row, kv + c * row, depth), dov[u], &unused);
         }
         __syncthreads();
         add_rows(dq + r * row, (R)1, ds + r * COLS, kv, row, lane, depth);
     }
     for (int64_t d = lane; q0 + r < a.q_len && d < depth; d += LANES) {
-        at<T>(a.dq, a.dq_stride, w.b, w.h, q0 + r)[d] = element<T>::put(dq[r * row + d]);
+        at<T>(a.dq, a.dq_stride, w.b, w.h, q0 + r)[d] = element<T>::put(dq[r * row + d] * (R)a.scale);
     }
 }
 
@@ -255,8 +259,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
                 ds[r * COLS + c] =
                     score_grad(a, drop, w, q0 + c, k0 + r, qk[u],
-                               dot(q + c * row, v + r * row, depth), &p[r * COLS + c]) *
-                    (R)a.scale;
+                               dot(q + c * row, v + r * row, depth), &p[r * COLS + c]);
             }
             __syncthreads();
             add_rows(dv + r * row, (R)1, p + r * COLS, q, row, lane, depth);
@@ -267,7 +270,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         }
     }
     for (int64_t d = lane; k0 + r < a.kv_len && d < depth; d += LANES) {
-        at<T>(a.dk, a.dk_stride, b, kv, k0 + r)[d] = element<T>::put(dk[r * row + d]);
+        at<T>(a.dk, a.dk_stride, b, kv, k0 + r)[d] = element<T>::put(dk[r * row + d] * (R)a.scale);
         at<T>(a.dv, a.dv_stride, b, kv, k0 + r)[d] = element<T>::put(dv[r * row + d]);
     }
 }

@@ -28,10 +28,16 @@ static __device__ inline T *at(const void *x, const int64_t *stride, int64_t b, 
     return (T *)x + b * stride[0] + h * stride[1] + t * stride[2];
 }
 
-/* What has no weight is hidden, whatever it is. */
+/* The weight of a key that a query does not see: -0, and what it multiplies counts for nothing, NaN
+ * included. A weight that dropout or rounding made zero is +0. */
+template <class R> static __device__ inline R hidden()
+{
+    return -(R)0;
+}
+
 template <class R> static __device__ inline R times(R weight, R x)
 {
-    return weight != 0 ? weight * x : (R)0;
+    return weight == 0 && signbit(weight) ? weight : weight * x;
 }
 
 static __device__ inline bool sees(const msi_attention_args &a, int64_t t, int64_t s)

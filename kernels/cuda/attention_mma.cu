@@ -152,7 +152,7 @@ template <class T> static __device__ inline float half_of(uint32_t pair, int whi
     return get(T{(uint16_t)(pair >> 16 * which)});
 }
 
-/* combine() where b holds inf or NaN, which count only where they have a weight. */
+/* combine() where b holds inf or NaN, which count only where they are not hidden. */
 template <class T, int D, int COLS>
 static __device__ inline void combine_seen(float c[D / 8][4], const float w[COLS / 8][4], T *b)
 {
@@ -354,8 +354,9 @@ static __device__ inline void add_keys(partial<D, M> &to, const msi_attention_ar
         MS_UNROLL
         for (int i = 0; i < COLS / 4; i++) {
             float *x = &s[r / 2][i / 2][r % 2 * 2 + i % 2];
+            const bool hides = !WHOLE && *x == -(float)INFINITY;
 
-            *x = power<PLAIN>(*x, scale, to.base[r]);
+            *x = hides ? hidden<float>() : power<PLAIN>(*x, scale, to.base[r]);
             to.sum[r] += *x;
             if (!PLAIN && *x != 0) {
                 *x *= kept<float>(a, drop, w, t + 8 * r, k0 + column + i / 2 * 8 + i % 2);
@@ -483,11 +484,13 @@ static __device__ inline void score_grad(const msi_attention_args &a, const drop
         *dp = *s * (*dp - of.delta);
         return;
     }
-    const float x = PLAIN || !seen ? *s : score(a, w, t, key, *s);
-    const float p = seen ? power<PLAIN>(x, scale, of.base) * (PLAIN ? 1 : of.rsum) : 0;
+    const float x = !seen ? -(float)INFINITY : PLAIN ? *s : score(a, w, t, key, *s);
+    const float p = x == -(float)INFINITY
+                        ? hidden<float>()
+                        : power<PLAIN>(x, scale, of.base) * (PLAIN ? 1 : of.rsum);
     const float keep = PLAIN || !seen ? 1 : kept<float>(a, drop, w, t, key);
 
-    *s = keep != 0 ? p * keep : 0;
+    *s = p * keep;
     *dp = times(p, (keep != 0 ? *dp * keep : 0) - of.delta);
 }
 
