@@ -3,6 +3,22 @@ local ms = require 'moonshard'
 local nn = ms.nn
 local checks = require 'support.checks'
 
+describe('scaled_dot_product_attention', function()
+  it('keeps the memory order of transposed heads', function()
+    local q = ms.randn({ 2, 3, 2, 4 }, { seed = 1, requires_grad = true })
+    local heads = q:transpose(2, 3)
+    local y = ms.ops.scaled_dot_product_attention(heads, heads, heads)
+    assert.is_true(y:transpose(2, 3):is_contiguous())
+    local dense = q:detach():transpose(2, 3):contiguous():requires_grad_()
+    local same = ms.ops.scaled_dot_product_attention(dense, dense, dense)
+    assert.is_true(same:is_contiguous())
+    y:pow(2):sum():backward()
+    same:pow(2):sum():backward()
+    assert.same(same:totable(), y:totable())
+    assert.same(dense:grad():transpose(2, 3):totable(), q:grad():totable())
+  end)
+end)
+
 describe('MultiheadAttention', function()
   teardown(function() assert.equal(0, checks.live_handles()) end)
 

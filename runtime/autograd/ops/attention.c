@@ -229,6 +229,16 @@ static ms_status differentiate(msi_bwd *b, const msi_view *q, const msi_view *k,
 
 /* -- separate q, k, v -------------------------------------------------------------------------- */
 
+/* Memory order of an operand (B, H, T, D) that is a transposed (B, T, H, D): results and gradients
+ * have it too, so that transposing them back copies nothing. */
+static void follow(msi_view *out, const msi_view *operand)
+{
+    if (operand->stride[1] < operand->stride[2]) {
+        out->stride[1] = out->shape[3];
+        out->stride[2] = out->shape[1] * out->shape[3];
+    }
+}
+
 static ms_status attention_meta(const msi_meta *m)
 {
     const msi_view *q = m->in[Q], *k = m->in[K], *v = m->in[V];
@@ -244,6 +254,7 @@ static ms_status attention_meta(const msi_meta *m)
     MS_TRY(msi_same_dtype("attention", "q", q, "k", k));
     MS_TRY(msi_same_dtype("attention", "q", q, "v", v));
     MS_TRY(msi_meta_like(m));
+    follow(m->out, q);
     return msi_check_kernel("attention", MSI_K_attention, q->dtype);
 }
 
@@ -276,24 +287,41 @@ out:
     return status;
 }
 
+/* Memory for an operand's gradient. If it is a target's (t->data), the caller closes that, else it
+ * passes the memory on. */
+static ms_status open_gradient(msi_target *t, msi_bwd *b, int32_t i, const msi_view *operand,
+                               msi_view *grad)
+{
+    const bool follows = operand->stride[1] < operand->stride[2];
+
+    t->data = NULL;
+    if (!follows) {
+        MS_TRY(msi_target_open(t, b, i, operand->dtype, 0));
+    }
+    if (t->data != NULL) {
+        *grad = t->view;
+        return MS_OK;
+    }
+    MS_TRY(msi_bwd_temp(b, operand->dtype, 4, operand->shape, grad)); /* the kernel writes all */
+    follow(grad, operand);
+    return MS_OK;
+}
+
 static ms_status backward_of(msi_bwd *b, bool is_masked)
 {
     const msi_view *operand[3], *mask = NULL, *out;
-    msi_view dout, grad[3];
+    msi_view dout = *msi_bwd_grad(b, 0), grad[3];
     msi_target t[3], dmask = {0};
 
     for (int32_t i = 0; i < 3; i++) {
         MS_TRY(msi_bwd_saved(b, SAVED_Q + i, &operand[i]));
     }
     MS_TRY(msi_bwd_saved(b, SAVED_OUT, &out));
-    MS_TRY(msi_bwd_contiguous(b, msi_bwd_grad(b, 0), &dout));
+    if (dout.stride[3] != 1) {
+        MS_TRY(msi_bwd_contiguous(b, msi_bwd_grad(b, 0), &dout));
+    }
     for (int32_t i = 0; i < 3; i++) {
-        MS_TRY(msi_target_open(&t[i], b, i, out->dtype, 0));
-        if (t[i].data != NULL) {
-            grad[i] = t[i].view;
-        } else { /* the kernel writes all three */
-            MS_TRY(msi_bwd_temp(b, out->dtype, 4, operand[i]->shape, &grad[i]));
-        }
+        MS_TRY(open_gradient(&t[i], b, i, operand[i], &grad[i]));
     }
     if (is_masked) {
         MS_TRY(msi_bwd_saved(b, SAVED_MASK, &mask));
@@ -303,7 +331,7 @@ static ms_status backward_of(msi_bwd *b, bool is_masked)
                          dmask.data != NULL ? &dmask.view : NULL));
     MS_TRY(msi_target_close(&dmask));
     for (int32_t i = 0; i < 3; i++) {
-        MS_TRY(msi_target_close(&t[i]));
+        MS_TRY(t[i].data != NULL ? msi_target_close(&t[i]) : msi_bwd_pass(b, i, &grad[i]));
     }
     return MS_OK;
 }
@@ -337,6 +365,7 @@ static ms_status masked_meta(const msi_meta *m)
     MS_TRY(msi_same_dtype(op, "q", q, "k", k));
     MS_TRY(msi_same_dtype(op, "q", q, "v", v));
     MS_TRY(msi_meta_like(m));
+    follow(m->out, q);
     MS_TRY(msi_check_kernel(op, MSI_K_attention, q->dtype));
     if (mask == NULL) {
         return MS_OK;
