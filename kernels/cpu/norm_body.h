@@ -76,6 +76,13 @@ static double LOCAL(powers)(const T *x, int64_t n, double order)
     return total;
 }
 
+static double LOCAL(block_norm)(const T *x, int64_t n, double order)
+{
+    return order == 2          ? LOCAL(squares)(x, n)
+           : order == HUGE_VAL ? LOCAL(magnitude)(x, n)
+                               : LOCAL(powers)(x, n, order);
+}
+
 void MSI_NAME(LOCAL(norm))(const void *args)
 {
     const msi_norm_args *a = args;
@@ -83,14 +90,25 @@ void MSI_NAME(LOCAL(norm))(const void *args)
     for (int64_t b = 0; b * a->block < a->n; b++) {
         const int64_t first = b * a->block;
         const int64_t n = a->n - first < a->block ? a->n - first : a->block;
-        const T *x = (const T *)a->x + first;
 
-        if (a->order == 2) {
-            a->out[b] = LOCAL(squares)(x, n);
-        } else if (a->order == HUGE_VAL) {
-            a->out[b] = LOCAL(magnitude)(x, n);
-        } else {
-            a->out[b] = LOCAL(powers)(x, n, a->order);
+        a->out[b] = LOCAL(block_norm)((const T *)a->x + first, n, a->order);
+    }
+}
+
+void MSI_NAME(LOCAL(norm_cut))(const void *args)
+{
+    const msi_norm_cut_args *a = args;
+
+    for (int64_t k = 0; k < a->n; k++) {
+        T block[MSI_NORM_CUT];
+        int64_t n = 0;
+
+        for (int64_t i = a->first[k]; i < a->first[k + 1]; i++) {
+            const msi_norm_piece *p = &a->pieces[i];
+
+            memcpy(block + n, (const T *)a->in + p->from, (size_t)p->n * sizeof(T));
+            n += p->n;
         }
+        a->out[k] = LOCAL(block_norm)(block, n, a->order);
     }
 }

@@ -60,6 +60,11 @@ template <class T> static __device__ inline double powers(const T *x, int64_t n,
     return total;
 }
 
+template <class T> static __device__ inline double block_norm(const T *x, int64_t n, double order)
+{
+    return order == 2 ? squares(x, n) : order == HUGE_VAL ? magnitude(x, n) : powers(x, n, order);
+}
+
 /* The blocks of n tensors, those of tensor k up to end[k]. */
 struct norms {
     msi_norm_args of[MSI_RUN_ALL];
@@ -79,15 +84,46 @@ template <class T> static __global__ void norm_kernel(const __grid_constant__ no
         const msi_norm_args &a = all.of[k];
         const int64_t b = k > 0 ? c - all.end[k - 1] : c;
         const int64_t left = a.n - b * a.block, n = left < a.block ? left : a.block;
-        const T *x = (const T *)a.x + b * a.block;
-        const double y = a.order == 2          ? squares(x, n)
-                         : a.order == HUGE_VAL ? magnitude(x, n)
-                                               : powers(x, n, a.order);
+        const double y = block_norm((const T *)a.x + b * a.block, n, a.order);
 
         if (threadIdx.x == 0) {
             a.out[b] = y;
         }
     }
+}
+
+/* A warp a block, which it puts together first. */
+template <class T> static __global__ void norm_cut_kernel(const msi_norm_cut_args a)
+{
+    __shared__ T block[MSI_NORM_CUT];
+
+    for (int64_t k = blockIdx.x; k < a.n; k += gridDim.x) {
+        int64_t n = 0;
+
+        __syncthreads(); /* the block before has been read */
+        for (int64_t i = a.first[k]; i < a.first[k + 1]; i++) {
+            const msi_norm_piece p = a.pieces[i];
+
+            for (int64_t e = threadIdx.x; e < p.n; e += 32) {
+                block[n + e] = ((const T *)a.in)[p.from + e];
+            }
+            n += p.n;
+        }
+        __syncthreads();
+        const double y = block_norm((const T *)block, n, a.order);
+
+        if (threadIdx.x == 0) {
+            a.out[k] = y;
+        }
+    }
+}
+
+template <class T> static cudaError_t norm_cut(cudaStream_t stream, const void *args)
+{
+    const msi_norm_cut_args *a = (const msi_norm_cut_args *)args;
+
+    return ms_launch(norm_cut_kernel<T>, (unsigned)(a->n < 65536 ? a->n : 65536), 32, 0, stream,
+                     *a);
 }
 
 /* The sum has the order of the host's, which folds the blocks of several ranks: one thread adds,
@@ -170,6 +206,14 @@ static cudaError_t norm(cudaStream_t stream, const void *args, int64_t stride, i
         return op<type>(stream, args, 0, 1);                                                       \
     }
 MS_FLOATS(ENTER, norm)
+#undef ENTER
+
+#define ENTER(op, dtype, type)                                                                     \
+    MS_ENTRY(op, dtype)                                                                            \
+    {                                                                                              \
+        return op<type>(stream, args);                                                             \
+    }
+MS_FLOATS(ENTER, norm_cut)
 
 MS_ENTRY(norm_fold, f64)
 {

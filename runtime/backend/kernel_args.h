@@ -377,14 +377,31 @@ typedef struct msi_lion_args {
 
 /** Per block of `block` elements (the last shorter): the sum in f64 of |x|^order (0: of elements
  * that are not 0), or for HUGE_VAL the largest magnitude. Looked up by the dtype of x. NaN
- * propagates, except with order 0. Sums add in the CPU kernel's order on every device, as the host
- * sums blocks that a shard boundary cuts. */
+ * propagates, except with order 0. Sums add in the CPU kernel's order on every device. */
 typedef struct msi_norm_args {
     int64_t n, block;
     const void *x;
     double *out;
     double order;
 } msi_norm_args;
+
+/** Elements in[from, from + n), a part of a block. */
+typedef struct msi_norm_piece {
+    int64_t from, n;
+} msi_norm_piece;
+
+/** out[k] = the same of `n` blocks of at most MSI_NORM_CUT elements that are in pieces, in order:
+ * block k has pieces [first[k], first[k + 1]). Looked up by the dtype of `in`. */
+typedef struct msi_norm_cut_args {
+    int64_t n;
+    const int64_t *first; /**< (n + 1) */
+    const msi_norm_piece *pieces;
+    const void *in;
+    double *out;
+    double order;
+} msi_norm_cut_args;
+
+enum { MSI_NORM_CUT = 4096 };
 
 /** The norm of block results, folded in order, and the factor that clips gradients to max_norm, by
  * norm_fold.h. Looked up as f64. */

@@ -98,6 +98,7 @@
     X(adagrad, msi_adagrad_args)                                                                   \
     X(lion, msi_lion_args)                                                                         \
     X(norm, msi_norm_args)                                                                         \
+    X(norm_cut, msi_norm_cut_args)                                                                 \
     X(norm_fold, msi_norm_fold_args)                                                               \
     X(tree, msi_tree_args)                                                                         \
     X(gemm, msi_gemm_args) /* own: for f64, tiny shapes, or without a library */

@@ -181,6 +181,10 @@ ms_status msi_comm_gather_bytes(ms_comm *comm, const char *what, const void *in,
 /* The same with a label, "state_dict of unit 'h.0'", and a model. */
 ms_status msi_comm_gather_named(ms_comm *comm, const msi_label *what, int32_t model, const void *in,
                                 int64_t nbytes, void *out);
+/* The same between the members' devices: memory of the device, in order of stream COMPUTE. `in` may
+ * be this rank's part of `out`. Waits for peers at the first call alone. */
+ms_status msi_comm_gather_devices(ms_comm *comm, const msi_label *what, int32_t model,
+                                  const void *in, int64_t nbytes, void *out);
 /* The communicator of the members' devices, made on the first call: collective. NULL in a group
  * without peers. */
 ms_status msi_comm_devices(ms_comm *comm, struct msi_device_comm **out);

@@ -131,6 +131,14 @@ static ms_status fold(const msi_norm *norm, const double *blocks, int64_t n, dou
     return msi_dispatch("norm", MSI_K_norm_fold, MS_DTYPE_F64, &args);
 }
 
+double *msi_norm_room(msi_norm *norm, int64_t n)
+{
+    double *room = number_at(norm, BLOCKS + norm->n_blocks);
+
+    norm->n_blocks += n;
+    return room;
+}
+
 ms_status msi_norm_add(msi_norm *norm, const msi_view *v)
 {
     const int64_t n = msi_norm_n_blocks(msi_view_numel(v));

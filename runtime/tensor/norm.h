@@ -36,6 +36,8 @@ ms_status msi_norm_open(msi_norm *norm, ms_context *ctx, int64_t n_blocks, doubl
                         int32_t dtype);
 /* Append the blocks of `v`, which stays until they are folded. */
 ms_status msi_norm_add(msi_norm *norm, const msi_view *v);
+/* Room for the results of `n` more blocks, which the caller computes in stream order. */
+double *msi_norm_room(msi_norm *norm, int64_t n);
 /* Fold the blocks. */
 ms_status msi_norm_fold_blocks(msi_norm *norm, double max_norm);
 /* Instead of blocks: set the norm to `value`. */

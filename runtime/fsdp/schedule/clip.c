@@ -1,8 +1,8 @@
 /* Clipping by the total gradient norm, with the same bits for every strategy, policy and world
  * size.
  *
- * If ranks exchange messages (norm_messages.h), the host waits once, to read its own. Otherwise
- * kernels compute norm and factor, and nothing waits. */
+ * If ranks exchange messages by the host (norm_messages.h), it waits once, to read its own.
+ * Otherwise kernels compute norm and factor, and nothing waits. */
 #include "gradient.h"
 #include "norm_messages.h"
 
@@ -43,7 +43,7 @@ static int32_t grad_dtype(const msi_listed_param *at)
 static ms_status total_norm(ms_fsdp_tree *tree, const msi_param_list *o, double max_norm,
                             double order, msi_norm *norm)
 {
-    const bool sent = any_is_sent(tree, o);
+    const bool sent = any_is_sent(tree, o), by_host = sent && !msi_norm_on_devices(tree, o, order);
     int64_t n_blocks = 0;
     int32_t dtype = MS_DTYPE_NONE;
     double value;
@@ -51,12 +51,15 @@ static ms_status total_norm(ms_fsdp_tree *tree, const msi_param_list *o, double 
     for (int32_t i = 0; i < o->n; i++) {
         dtype = msi_norm_dtype(dtype, grad_dtype(&o->places[i]));
     }
-    for (int32_t i = 0; i < o->n && !sent; i++) {
-        n_blocks += msi_norm_kept_blocks(tree, &o->places[i]);
+    for (int32_t i = 0; i < o->n && !by_host; i++) {
+        n_blocks += msi_norm_blocks_of(tree, &o->places[i]);
     }
     MS_TRY(msi_norm_open(norm, tree->ctx, n_blocks, order, dtype));
     if (!sent) {
         return norm_of_own(o, max_norm, norm);
+    }
+    if (!by_host) {
+        return msi_norm_of_devices(tree, o, max_norm, norm);
     }
     MS_TRY(msi_norm_of_ranks(tree, o, order, &value));
     return msi_norm_set(norm, max_norm, value);

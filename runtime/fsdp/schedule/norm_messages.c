@@ -9,17 +9,17 @@
 #include "norm_messages.h"
 
 #include "array.h"
+#include "blocks.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* One rank's message: block results, then fragments, each padded to 8 bytes. `plain` are the blocks
- * of plain parameters, a message of their own. Entry r of an array of messages has the sharded
- * parts of rank r of the shard group, and the plain ones of rank r of the tree. */
+/* What this rank writes: its sharded message, which has block results, then fragments, each padded
+ * to 8 bytes; the blocks of plain parameters, a message of their own; and blocks that it keeps. */
 typedef struct message {
     double *blocks;
     char *fragments;
-    double *plain;
+    double *plain, *kept;
 } message;
 
 /* Cut parameters whose pieces are equal on every rank, measured once. */
@@ -33,7 +33,14 @@ typedef struct room_of {
     measured *cut; /* (n_cut) */
     int32_t n_cut;
     int64_t sharded, plain, kept;
+    int64_t n_blocks, n_pieces; /* in all; fragments of all ranks */
 } room_of;
+
+/* Of one rank's sharded message. */
+typedef struct extent {
+    int64_t blocks, fragments; /* bytes */
+    int64_t n_pieces;
+} extent;
 
 /* A range of one parameter inside one block. */
 typedef struct stretch {
@@ -81,12 +88,17 @@ static int64_t plain_blocks(const msi_listed_param *at)
     return msi_norm_n_blocks(msi_view_numel(&at->tensor->v));
 }
 
-int64_t msi_norm_kept_blocks(const ms_fsdp_tree *tree, const msi_listed_param *at)
+int64_t msi_norm_blocks_of(const ms_fsdp_tree *tree, const msi_listed_param *at)
 {
     const ms_tensor *grad = at->tensor->grad;
 
-    return msi_norm_is_sent(tree, at) || grad == NULL ? 0
-                                                      : msi_norm_n_blocks(msi_view_numel(&grad->v));
+    if (is_cut(at)) {
+        return msi_norm_n_blocks(at->unit->params[at->index].numel);
+    }
+    if (msi_norm_is_sent(tree, at)) {
+        return plain_blocks(at);
+    }
+    return grad != NULL ? msi_norm_n_blocks(msi_view_numel(&grad->v)) : 0;
 }
 
 static bool are_alike(const ms_fsdp_unit *a, const ms_fsdp_unit *b)
@@ -121,8 +133,8 @@ static int32_t collect(const msi_param_list *o, measured *out)
     return n;
 }
 
-/* Add bytes of the block results and fragments of a rank of the shard group. */
-static ms_status measure_param(const measured *m, int32_t rank, int64_t *blocks, int64_t *fragments)
+/* Add what a rank of the shard group sends. */
+static ms_status measure_param(const measured *m, int32_t rank, extent *e)
 {
     const ms_fsdp_unit *u = m->at->unit;
     const int64_t numel = u->params[m->at->index].numel;
@@ -134,32 +146,26 @@ static ms_status measure_param(const measured *m, int32_t rank, int64_t *blocks,
         const int64_t stop = s.whole ? whole_until(end, numel) : first + s.n;
 
         if (s.whole) {
-            *blocks += m->times * msi_norm_n_blocks(stop - first) * (int64_t)sizeof(double);
+            e->blocks += m->times * msi_norm_n_blocks(stop - first) * (int64_t)sizeof(double);
         } else {
-            *fragments += m->times * padded(u, s.n);
+            e->fragments += m->times * padded(u, s.n);
+            e->n_pieces += m->times;
         }
         first = stop;
     }
     return MS_OK;
 }
 
-/* Bytes of the block results and fragments of a rank of the shard group. */
-static ms_status measure(const room_of *room, int32_t rank, int64_t *blocks, int64_t *fragments)
+static ms_status measure(const room_of *room, int32_t rank, extent *e)
 {
-    *blocks = *fragments = 0;
+    *e = (extent){0};
     for (int32_t i = 0; i < room->n_cut; i++) {
-        MS_TRY(measure_param(&room->cut[i], rank, blocks, fragments));
+        MS_TRY(measure_param(&room->cut[i], rank, e));
     }
     return MS_OK;
 }
 
 /* -- this rank's messages ---------------------------------------------------------------------- */
-
-/* One rank's contribution: its messages, and blocks that are not sent. */
-typedef struct knowledge {
-    message sent;
-    double *kept;
-} knowledge;
 
 /* View of elements [first, first + n) of this rank's gradient of a parameter. */
 static msi_view grad_view(const ms_fsdp_unit *u, const msi_unit_param *p, int64_t first, int64_t n)
@@ -213,205 +219,270 @@ static ms_status write_param(const ms_fsdp_unit *u, const msi_unit_param *p, dou
 }
 
 static ms_status write_all(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
-                           knowledge own)
+                           message own)
 {
     for (int32_t i = 0; i < o->n; i++) {
         const msi_listed_param *at = &o->places[i];
         const ms_tensor *grad = at->tensor->grad;
 
         if (is_cut(at)) {
-            MS_TRY(write_param(at->unit, &at->unit->params[at->index], order, &own.sent));
+            MS_TRY(write_param(at->unit, &at->unit->params[at->index], order, &own));
         } else if (msi_norm_is_sent(tree, at)) {
-            MS_TRY(write_blocks(grad, plain_blocks(at), order, &own.sent.plain));
+            MS_TRY(write_blocks(grad, plain_blocks(at), order, &own.plain));
         } else {
-            MS_TRY(write_blocks(grad, msi_norm_kept_blocks(tree, at), order, &own.kept));
+            MS_TRY(write_blocks(grad, msi_norm_blocks_of(tree, at), order, &own.kept));
         }
     }
     return MS_OK;
 }
 
-static int64_t total_room(const room_of *room)
-{
-    return room->sharded + room->plain + room->kept;
-}
-
-/* Compute this rank's messages, then its kept blocks, by kernels, at `to`. */
+/* Compute this rank's messages by kernels: the sharded one, and at `rest` the plain one, then the
+ * kept blocks. */
 static ms_status make_messages(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
-                               const room_of *room, char *to)
+                               const room_of *room, char *sharded, char *rest)
 {
-    int64_t blocks, fragments;
+    extent e;
 
-    MS_TRY(measure(room, tree->shard_rank, &blocks, &fragments));
-    char *plain = to + room->sharded;
-    const knowledge own = {{(double *)(void *)to, to + blocks, (double *)(void *)plain},
-                           (double *)(void *)(plain + room->plain)};
-
-    MS_TRY(msi_mem_set(tree->ctx, to, 0, total_room(room)));
-    return write_all(tree, o, order, own);
+    MS_TRY(measure(room, tree->shard_rank, &e));
+    MS_TRY(msi_mem_set(tree->ctx, sharded, 0, room->sharded));
+    MS_TRY(msi_mem_set(tree->ctx, rest, 0, room->plain + room->kept));
+    return write_all(tree, o, order,
+                     (message){(double *)(void *)sharded, sharded + e.blocks,
+                               (double *)(void *)rest, (double *)(void *)(rest + room->plain)});
 }
 
-/* Write this rank's sharded message, its plain one, then the blocks that are not sent, to host
- * memory at `to`. Waits for the device. */
+/* The same into host memory, one behind another. Waits for the device. */
 static ms_status make_on_host(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
                               const room_of *room, char *to)
 {
+    const int64_t nbytes = room->sharded + room->plain + room->kept;
     msi_mem_block *made;
     ms_status status;
 
     if (tree->ctx->device == NULL) {
-        return make_messages(tree, o, order, room, to);
+        return make_messages(tree, o, order, room, to, to + room->sharded);
     }
-    MS_TRY(msi_alloc(tree->ctx, total_room(room), MS_MEM_SCRATCH, &made));
-    MS_TRY_GOTO(make_messages(tree, o, order, room, made->data), done);
-    MS_TRY_GOTO(msi_mem_copy(tree->ctx, to, made->data, total_room(room)), done);
+    MS_TRY(msi_alloc(tree->ctx, nbytes, MS_MEM_SCRATCH, &made));
+    char *at = made->data;
+
+    MS_TRY_GOTO(make_messages(tree, o, order, room, at, at + room->sharded), done);
+    MS_TRY_GOTO(msi_mem_copy(tree->ctx, to, at, nbytes), done);
     status = msi_settle_stream(tree->ctx);
 done:
     msi_release(made);
     return status;
 }
 
-/* -- the total --------------------------------------------------------------------------------- */
+/* -- all ranks' messages ----------------------------------------------------------------------- */
 
-/* Fold one parameter's blocks from the messages of its shard group's ranks. */
-static ms_status fold_param(const ms_fsdp_unit *u, int32_t index, double order, message *messages,
-                            double *total)
+/* [Note: places] The fold reads one piece of memory: every rank's sharded message, every rank's
+ * plain one, this rank's kept blocks, then results of the blocks that are cut, which a kernel
+ * computes from their fragments. Its list has the place of each block's result, parameter by
+ * parameter. */
+typedef struct places {
+    int64_t n_blocks, n_cut, n_pieces;
+    int64_t *of_block;                /* (n_blocks) in f64, from 1 */
+    int64_t *first;                   /* (n_cut + 1) of the pieces of each cut block */
+    msi_norm_piece *pieces;           /* (n_pieces) */
+    int64_t *dtype;                   /* (n_cut) of the gradients */
+    int64_t plain, kept, cut, nbytes; /* offsets and size of the memory */
+    msi_mem_block *block;             /* host memory of the arrays */
+} places;
+
+/* Where the list has come in the messages of a rank. */
+typedef struct cursor {
+    int64_t block;    /* in f64, from 1 */
+    int64_t fragment; /* in bytes */
+} cursor;
+
+static int64_t place_at(int64_t offset)
 {
-    double cut[MSI_NORM_BLOCK]; /* elements of a cut block, in the gradients' dtype */
-    int64_t size = ms_dtype_size(u->grad_dtype), numel = u->params[index].numel;
+    return offset / (int64_t)sizeof(double) + 1;
+}
+
+static ms_status list_cut(places *p, const ms_fsdp_unit *u, int32_t index, cursor *at)
+{
+    const int64_t size = ms_dtype_size(u->grad_dtype), numel = u->params[index].numel;
 
     for (int32_t q = 0; q < u->shard_world; q++) {
         ms_layout_piece piece;
 
         MS_TRY(ms_layout_piece_get(u->layout, q, index, &piece));
-        for (int64_t at = piece.start, end = piece.start + piece.numel; at < end;) {
-            stretch s = stretch_at(at, end, numel);
-            int64_t in_block = s.first % MSI_NORM_BLOCK;
-            double result;
+        for (int64_t first = piece.start, end = piece.start + piece.numel; first < end;) {
+            const stretch s = stretch_at(first, end, numel);
 
-            at += s.n;
+            first += s.n;
             if (s.whole) {
-                *total = msi_norm_fold(*total, messages[q].blocks++, 1, order);
+                p->of_block[p->n_blocks++] = at[q].block++;
                 continue;
             }
-            memcpy((char *)cut + in_block * size, messages[q].fragments, (size_t)(s.n * size));
-            messages[q].fragments += padded(u, s.n);
-            if (at % MSI_NORM_BLOCK == 0 || at == numel) { /* the block is complete */
-                msi_norm_args args = {.n = in_block + s.n,
-                                      .block = MSI_NORM_BLOCK,
-                                      .x = cut,
-                                      .out = &result,
-                                      .order = order};
-
-                MS_TRY(msi_dispatch_host("norm", MSI_K_norm, u->grad_dtype, &args));
-                *total = msi_norm_fold(*total, &result, 1, order);
+            p->pieces[p->n_pieces++] = (msi_norm_piece){at[q].fragment / size, s.n};
+            at[q].fragment += padded(u, s.n);
+            if (first % MSI_NORM_BLOCK == 0 || first == numel) { /* the block is complete */
+                p->of_block[p->n_blocks++] = place_at(p->cut) + p->n_cut;
+                p->dtype[p->n_cut++] = u->grad_dtype;
+                p->first[p->n_cut] = p->n_pieces;
             }
         }
     }
     return MS_OK;
 }
 
-/* The value of a block for which every rank sent a result. */
-static double agreed_block(const ms_fsdp_tree *tree, message *messages, double order)
+static ms_status list_all(places *p, const ms_fsdp_tree *tree, const msi_param_list *o,
+                          const room_of *room, cursor *at)
 {
-    double first = *messages[0].plain, total = 0;
-    bool equal = true;
+    int64_t plain = place_at(p->plain), kept = place_at(p->kept);
 
-    for (int32_t q = 0; q < tree->world; q++) {
-        double result = *messages[q].plain++;
+    for (int32_t q = 0; q < tree->shard_world; q++) {
+        extent e;
 
-        equal = equal && memcmp(&result, &first, sizeof(first)) == 0;
-        total = msi_norm_fold(total, &result, 1, order);
+        MS_TRY(measure(room, q, &e));
+        at[q] = (cursor){place_at(q * room->sharded), q * room->sharded + e.blocks};
     }
-    return equal ? first : order == HUGE_VAL ? total : total / tree->world;
-}
-
-/* Fold one parameter's blocks. */
-static ms_status fold_listed(const ms_fsdp_tree *tree, const msi_listed_param *at, double order,
-                             message *messages, const double **kept, double *total)
-{
-    if (is_cut(at)) {
-        return fold_param(at->unit, at->index, order, messages, total);
-    }
-    if (msi_norm_is_sent(tree, at)) {
-        for (int64_t n = plain_blocks(at); n > 0; n--) {
-            double result = agreed_block(tree, messages, order);
-
-            *total = msi_norm_fold(*total, &result, 1, order);
-        }
-    } else {
-        const int64_t n = msi_norm_kept_blocks(tree, at);
-
-        *total = msi_norm_fold(*total, *kept, n, order);
-        *kept += n;
-    }
-    return MS_OK;
-}
-
-/* Fold all blocks of `messages` (the tree's W), consuming them, and `kept`. */
-static ms_status fold_all(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
-                          message *messages, const double *kept, double *total)
-{
-    *total = 0;
+    p->first[0] = 0;
     for (int32_t i = 0; i < o->n; i++) {
-        double one = 0; /* order 0 counts tensors, not blocks */
+        const msi_listed_param *listed = &o->places[i];
 
-        MS_TRY(fold_listed(tree, &o->places[i], order, messages, &kept, order == 0 ? &one : total));
-        *total = order == 0 ? *total + (one != 0) : *total;
+        if (is_cut(listed)) {
+            MS_TRY(list_cut(p, listed->unit, listed->index, at));
+            continue;
+        }
+        int64_t *next = msi_norm_is_sent(tree, listed) ? &plain : &kept;
+
+        for (int64_t n = msi_norm_blocks_of(tree, listed); n > 0; n--) {
+            p->of_block[p->n_blocks++] = (*next)++;
+        }
     }
     return MS_OK;
 }
 
-/* -- exchange ---------------------------------------------------------------------------------- */
+/* The caller releases p->block, in any case. */
+static ms_status places_new(places *p, const ms_fsdp_tree *tree, const msi_param_list *o,
+                            const room_of *room)
+{
+    /* a block that is cut has two pieces at least */
+    const int64_t n_cut = room->n_pieces / 2;
+    const int64_t words =
+        room->n_blocks + n_cut + 1 + 2 * room->n_pieces + n_cut + 2 * (int64_t)tree->shard_world;
+
+    p->plain = room->sharded * tree->shard_world;
+    p->kept = p->plain + room->plain * tree->world;
+    p->cut = p->kept + room->kept;
+    p->nbytes = p->cut + n_cut * (int64_t)sizeof(double);
+    MS_TRY(msi_host_alloc(tree->ctx, words * (int64_t)sizeof(int64_t), MS_MEM_SCRATCH, &p->block));
+    p->of_block = p->block->data;
+    p->first = p->of_block + room->n_blocks;
+    p->pieces = (msi_norm_piece *)(void *)(p->first + n_cut + 1);
+    p->dtype = (int64_t *)(void *)(p->pieces + room->n_pieces);
+    return list_all(p, tree, o, room, (cursor *)(void *)(p->dtype + n_cut));
+}
+
+/* Compute the results of blocks that are cut in `memory`, by `run`, from the list at `first` and
+ * `pieces`. */
+static ms_status cut_norms(const places *p, const int64_t *first, const msi_norm_piece *pieces,
+                           char *memory, double order,
+                           ms_status (*run)(const char *op, int32_t kernel, int32_t dtype,
+                                            const void *args))
+{
+    for (int64_t k = 0, end; k < p->n_cut; k = end) {
+        for (end = k + 1; end < p->n_cut && p->dtype[end] == p->dtype[k];) {
+            end++;
+        }
+        const msi_norm_cut_args args = {.n = end - k,
+                                        .first = first + k,
+                                        .pieces = pieces,
+                                        .in = memory,
+                                        .out = (double *)(void *)(memory + p->cut) + k,
+                                        .order = order};
+
+        MS_TRY(run("norm", MSI_K_norm_cut, (int32_t)p->dtype[k], &args));
+    }
+    return MS_OK;
+}
 
 /* Maximum size of any rank's messages, and size of this rank's kept blocks. The caller frees
  * `room->cut`, in any case. */
 static ms_status measure_all(const ms_fsdp_tree *tree, const msi_param_list *o, room_of *room)
 {
-    int64_t blocks, fragments;
-
     MS_TRY(msi_new_array(&room->cut, o->n, "parameters to measure"));
     room->n_cut = collect(o, room->cut);
     for (int32_t q = 0; q < tree->shard_world; q++) {
-        MS_TRY(measure(room, q, &blocks, &fragments));
-        room->sharded = blocks + fragments > room->sharded ? blocks + fragments : room->sharded;
+        extent e;
+
+        MS_TRY(measure(room, q, &e));
+        room->sharded =
+            e.blocks + e.fragments > room->sharded ? e.blocks + e.fragments : room->sharded;
+        room->n_pieces += e.n_pieces;
     }
     for (int32_t i = 0; i < o->n; i++) {
         const msi_listed_param *at = &o->places[i];
+        const int64_t n = msi_norm_blocks_of(tree, at);
 
-        room->kept += msi_norm_kept_blocks(tree, at) * (int64_t)sizeof(double);
-        if (!is_cut(at) && msi_norm_is_sent(tree, at)) {
-            room->plain += plain_blocks(at) * (int64_t)sizeof(double);
+        room->n_blocks += n;
+        if (!is_cut(at)) {
+            *(msi_norm_is_sent(tree, at) ? &room->plain : &room->kept) +=
+                n * (int64_t)sizeof(double);
         }
     }
     return MS_OK;
 }
 
-/* Gather the messages at `mine` into `all`: the sharded ones of the shard group, then the plain
- * ones of all ranks. */
-static ms_status exchange(ms_fsdp_tree *tree, const char *mine, const room_of *room, char *all,
-                          message *messages)
+/* -- by the host ------------------------------------------------------------------------------- */
+
+/* Put the value of each plain block, for which every rank sent a result, into the first message. */
+static void agree_on_plain(const ms_fsdp_tree *tree, const room_of *room, double order,
+                           double *messages)
 {
-    char *plain = all + room->sharded * tree->shard_world;
-    int64_t blocks, fragments;
+    const int64_t n = room->plain / (int64_t)sizeof(double);
 
-    if (room->sharded > 0) {
-        MS_TRY(
-            msi_tree_gather_over(tree, tree->shards, "clip_grad_norm_", mine, room->sharded, all));
-    }
-    if (room->plain > 0) {
-        MS_TRY(msi_tree_gather(tree, "clip_grad_norm_", mine + room->sharded, room->plain, plain));
-    }
-    msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* equivalent collective */
-    for (int32_t q = 0; q < tree->world; q++) {
-        messages[q].plain = (double *)(void *)(plain + q * room->plain);
-        if (q < tree->shard_world) {
-            char *sharded = all + q * room->sharded;
+    for (int64_t b = 0; b < n; b++) {
+        double total = 0;
+        bool equal = true;
 
-            MS_TRY(measure(room, q, &blocks, &fragments));
-            messages[q].blocks = (double *)(void *)sharded;
-            messages[q].fragments = sharded + blocks;
+        for (int32_t q = 0; q < tree->world; q++) {
+            const double *result = &messages[q * n + b];
+
+            equal = equal && memcmp(result, &messages[b], sizeof(*result)) == 0;
+            total = msi_norm_fold(total, result, 1, order);
+        }
+        if (!equal) {
+            messages[b] = order == HUGE_VAL ? total : total / tree->world;
         }
     }
+}
+
+static double fold_all(const ms_fsdp_tree *tree, const msi_param_list *o, const places *p,
+                       const double *memory, double order)
+{
+    const int64_t *place = p->of_block;
+    double total = 0;
+
+    for (int32_t i = 0; i < o->n; i++) {
+        double folded = order == 0 ? 0 : total; /* order 0 counts tensors, not blocks */
+
+        for (int64_t n = msi_norm_blocks_of(tree, &o->places[i]); n > 0; n--) {
+            folded = msi_norm_fold(folded, &memory[*place++ - 1], 1, order);
+        }
+        total = order == 0 ? total + (folded != 0) : folded;
+    }
+    return total;
+}
+
+/* Gather the messages at `mine`: the sharded ones of the shard group, then the plain ones of all
+ * ranks. */
+static ms_status exchange(ms_fsdp_tree *tree, const char *mine, const room_of *room,
+                          const places *p, char *memory)
+{
+    if (room->sharded > 0) {
+        MS_TRY(msi_tree_gather_over(tree, tree->shards, "clip_grad_norm_", mine, room->sharded,
+                                    memory));
+    }
+    if (room->plain > 0) {
+        MS_TRY(msi_tree_gather(tree, "clip_grad_norm_", mine + room->sharded, room->plain,
+                               memory + p->plain));
+    }
+    memcpy(memory + p->kept, mine + room->sharded + room->plain, (size_t)room->kept);
+    msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* equivalent collective */
     return MS_OK;
 }
 
@@ -427,41 +498,114 @@ static void plan(const ms_fsdp_tree *tree, const room_of *room)
     msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE);
 }
 
+static ms_status fold_on_host(ms_fsdp_tree *tree, const msi_param_list *o, double order,
+                              const room_of *room, const char *mine, double *total)
+{
+    places p = {0};
+    msi_mem_block *all = NULL;
+    ms_status status;
+
+    MS_TRY_GOTO(places_new(&p, tree, o, room), done);
+    MS_TRY_GOTO(msi_host_alloc(tree->ctx, p.nbytes, MS_MEM_SCRATCH, &all), done);
+    char *memory = all->data;
+
+    MS_TRY_GOTO(exchange(tree, mine, room, &p, memory), done);
+    agree_on_plain(tree, room, order, (double *)(void *)(memory + p.plain));
+    MS_TRY_GOTO(cut_norms(&p, p.first, p.pieces, memory, order, msi_dispatch_host), done);
+    *total = fold_all(tree, o, &p, all->data, order);
+    *total = msi_plain_nan(msi_norm_finish(*total, order));
+done:
+    msi_release(all);
+    msi_release(p.block);
+    return status;
+}
+
 ms_status msi_norm_of_ranks(ms_fsdp_tree *tree, const msi_param_list *o, double order,
                             double *total)
 {
     room_of room = {0};
-    msi_mem_block *mine = NULL, *all = NULL, *of_ranks = NULL;
+    msi_mem_block *mine = NULL;
     ms_status status;
 
     MS_TRY_GOTO(measure_all(tree, o, &room), done);
-    MS_TRY_GOTO(msi_host_alloc(tree->ctx,
-                               room.sharded * tree->shard_world + room.plain * tree->world,
-                               MS_MEM_SCRATCH, &all),
-                done);
     MS_TRY_GOTO(
         msi_host_alloc(tree->ctx, room.sharded + room.plain + room.kept, MS_MEM_SCRATCH, &mine),
         done);
-    MS_TRY_GOTO(msi_host_alloc(tree->ctx, (int64_t)sizeof(message) * tree->world, MS_MEM_SCRATCH,
-                               &of_ranks),
-                done);
-    message *messages = of_ranks->data;
-    char *own = mine->data;
-    const char *kept = own + room.sharded + room.plain;
-
-    MS_TRY_GOTO(make_on_host(tree, o, order, &room, own), done);
+    MS_TRY_GOTO(make_on_host(tree, o, order, &room, mine->data), done);
     if (ms_comm_is_fake(tree->comm)) {
         plan(tree, &room);
         *total = 0;
-        goto done;
+    } else {
+        status = fold_on_host(tree, o, order, &room, mine->data, total);
     }
-    MS_TRY_GOTO(exchange(tree, own, &room, all->data, messages), done);
-    status = fold_all(tree, o, order, messages, (const double *)(const void *)kept, total);
-    *total = msi_plain_nan(msi_norm_finish(*total, order));
 done:
-    msi_release(of_ranks);
     msi_release(mine);
+    free(room.cut);
+    return status;
+}
+
+/* -- by the devices ---------------------------------------------------------------------------- */
+
+bool msi_norm_on_devices(const ms_fsdp_tree *tree, const msi_param_list *o, double order)
+{
+    bool all = tree->layout == MSI_SLOTS_NCCL && order != 0;
+
+    for (int32_t i = 0; i < o->n && all; i++) {
+        all = is_cut(&o->places[i]) || !msi_norm_is_sent(tree, &o->places[i]);
+    }
+    return all;
+}
+
+/* Copy the list to the device; the caller releases `*out`. */
+static ms_status upload(ms_context *ctx, const places *p, msi_mem_block **out)
+{
+    const int64_t nbytes = (int64_t)((char *)p->dtype - (char *)p->of_block);
+
+    MS_TRY(msi_alloc(ctx, nbytes, MS_MEM_SCRATCH, out));
+    return msi_mem_copy(ctx, (*out)->data, p->of_block, nbytes);
+}
+
+static ms_status fold_on_device(const places *p, msi_norm *norm, double max_norm,
+                                const int64_t *list, char *memory)
+{
+    const int64_t *first = list + (p->first - p->of_block);
+    const void *pieces = list + ((int64_t *)(void *)p->pieces - p->of_block);
+    const msi_gather_args args = {
+        .loop = {.ndim = 1, .shape = {p->n_blocks}, .stride = {{1}, {1}, {0}}},
+        .size = p->nbytes / (int64_t)sizeof(double),
+        .step = 1,
+        .index = list,
+        .in = memory,
+        .out = msi_norm_room(norm, p->n_blocks)};
+
+    MS_TRY(cut_norms(p, first, pieces, memory, norm->order, msi_dispatch));
+    MS_TRY(msi_dispatch("norm", MSI_K_gather, MS_DTYPE_F64, &args));
+    return msi_norm_fold_blocks(norm, max_norm);
+}
+
+ms_status msi_norm_of_devices(ms_fsdp_tree *tree, const msi_param_list *o, double max_norm,
+                              msi_norm *norm)
+{
+    ms_context *ctx = tree->ctx;
+    room_of room = {0};
+    places p = {0};
+    msi_mem_block *all = NULL, *list = NULL;
+    ms_status status;
+
+    MS_TRY_GOTO(measure_all(tree, o, &room), done);
+    MS_TRY_GOTO(places_new(&p, tree, o, &room), done);
+    MS_TRY_GOTO(msi_alloc(ctx, p.nbytes, MS_MEM_SCRATCH, &all), done);
+    MS_TRY_GOTO(upload(ctx, &p, &list), done);
+    char *memory = all->data, *own = memory + tree->shard_rank * room.sharded;
+
+    MS_TRY_GOTO(make_messages(tree, o, norm->order, &room, own, memory + p.kept), done);
+    MS_TRY_GOTO(msi_tree_gather_devices(tree, "clip_grad_norm_", own, room.sharded, memory), done);
+    msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* equivalent collective */
+    status = fold_on_device(&p, norm, max_norm, list->data, memory);
+done:
+    msi_release(list);
     msi_release(all);
+    msi_release_later(ctx, p.block); /* the copy reads it */
     free(room.cut);
     return status;
 }

@@ -12,6 +12,16 @@ ms_status msi_tree_gather_over(ms_fsdp_tree *tree, ms_comm *comm, const char *wh
     return msi_progress_gather(&tree->run.progress, comm, &label, tree->run.model, in, nbytes, out);
 }
 
+ms_status msi_tree_gather_devices(ms_fsdp_tree *tree, const char *what, const void *in,
+                                  int64_t nbytes, void *out)
+{
+    msi_label label;
+
+    msi_label_set(&label, what);
+    msi_progress_commit(&tree->run.progress);
+    return msi_comm_gather_devices(tree->shards, &label, tree->run.model, in, nbytes, out);
+}
+
 ms_status msi_tree_gather(ms_fsdp_tree *tree, const char *what, const void *in, int64_t nbytes,
                           void *out)
 {

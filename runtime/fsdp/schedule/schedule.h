@@ -185,6 +185,10 @@ ms_status msi_tree_gather_over(ms_fsdp_tree *tree, ms_comm *comm, const char *wh
                                int64_t nbytes, void *out);
 ms_status msi_tree_gather(ms_fsdp_tree *tree, const char *what, const void *in, int64_t nbytes,
                           void *out);
+/* The same between the devices of the shard group: memory of the device, in order of stream
+ * COMPUTE. `in` may be this rank's part of `out`. */
+ms_status msi_tree_gather_devices(ms_fsdp_tree *tree, const char *what, const void *in,
+                                  int64_t nbytes, void *out);
 /* After a failure with the thread's last error: report to the peers that this rank does not finish
  * what it committed in `what` ("": the error says it). */
 void msi_tree_give_up(ms_fsdp_tree *tree, const char *what);
