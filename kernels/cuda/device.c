@@ -678,15 +678,24 @@ static void find_driver_calls(cuda_device *d)
                      can != 0 && cuda_driver_call("cuMemCreate") != NULL;
 }
 
+/* Other ranks wait for what runs in GATHER and REDUCE: its blocks start before those of kernels of
+ * COMPUTE that wait for processors. */
 static cudaError_t open_streams(cuda_device *d)
 {
+    int lowest = 0, highest = 0;
     cudaError_t e = cudaSetDevice(d->index);
 
     if (e == cudaSuccess) {
         e = cudaGetDeviceProperties(&d->properties, d->index);
     }
+    if (e == cudaSuccess) {
+        e = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+    }
     for (int32_t i = 0; i < MSI_STREAMS && e == cudaSuccess; i++) {
-        e = cudaStreamCreateWithFlags(&d->streams[i].handle, cudaStreamNonBlocking);
+        const bool urgent = i == MSI_STREAM_GATHER || i == MSI_STREAM_REDUCE;
+
+        e = cudaStreamCreateWithPriority(&d->streams[i].handle, cudaStreamNonBlocking,
+                                         urgent ? highest : lowest);
     }
     return e;
 }

@@ -589,11 +589,24 @@ cudaError_t cudaHostGetDevicePointer(void **out, void *host, unsigned flags)
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
+enum { LOWEST = 0, HIGHEST = -5 }; /* priorities */
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *lowest, int *highest)
+{
+    *lowest = LOWEST;
+    *highest = HIGHEST;
+    return cudaSuccess;
+}
+
+/* A priority outside the range is an error here; a card would take the nearest one. */
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority)
 {
     locked hold(lock);
 
     (void)flags;
+    if (priority > LOWEST || priority < HIGHEST) {
+        misused("a stream's priority is outside the range of the card");
+    }
     *out = new cudasim_stream();
     (*out)->enqueue = enqueue;
     (*out)->check_reach = check_reach;
