@@ -211,6 +211,7 @@ template <class T> static cudaError_t tree(cudaStream_t stream, const void *args
     return aligned ? ms_launch(a.n_src == 1   ? tree_kernel<T, 1, 4>
                                : a.n_src == 2 ? tree_kernel<T, 2, 4>
                                : a.n_src == 4 ? tree_kernel<T, 4, 4>
+                               : a.n_src == 8 ? tree_kernel<T, 8, 4>
                                               : tree_kernel<T, 0, 4>,
                                ms_grid(a.n / 4), (unsigned)MS_THREADS, 0, stream, a, src)
                    : ms_launch(tree_kernel<T, 0, 1>, ms_grid(a.n), (unsigned)MS_THREADS, 0, stream,

@@ -121,6 +121,40 @@ static void test_backend_card__attends(void **state)
     ms_tensor_free(q);
 }
 
+/* Sums of as many sources as a job has ranks, with the CPU's bits. */
+static void test_backend_card__sums_sources_as_the_cpu_does(void **state)
+{
+    const int32_t n_sources[] = {8, 9, 65, MS_MAX_RANKS};
+    msi_tree_source src[MS_MAX_RANKS];
+    msi_device *d = card();
+    float want[N];
+    void *data, *out;
+
+    (void)state;
+    assert_done(d, d->ops->take(d, sizeof(want) * MS_MAX_RANKS, MSI_PLACE_PINNED, &data));
+    assert_done(d, d->ops->take(d, sizeof(want), MSI_PLACE_PINNED, &out));
+    for (int32_t i = 0; i < N * MS_MAX_RANKS; i++) {
+        ((float *)data)[i] = 1.0f / (float)(1 + i * 7919 % 10007);
+        src[i / N] = (msi_tree_source){(float *)data + i / N * N, MS_DTYPE_F32};
+    }
+    for (int32_t i = 0; i < 2 * MSI_COUNT(n_sources); i++) {
+        msi_tree_args args = {.n = N - i % 2, /* by four, and one by one */
+                              .n_src = n_sources[i / 2],
+                              .src = src,
+                              .out = out,
+                              .round_dtype = MS_DTYPE_F32,
+                              .factor = 1.0 / 3};
+
+        assert_done(d, d->ops->run(d, MSI_STREAM_REDUCE, MSI_K_tree, MS_DTYPE_F32, &args));
+        await_stream(d, MSI_STREAM_REDUCE);
+        args.out = want;
+        msi_kernels()->fn[MSI_K_tree][MS_DTYPE_F32](&args);
+        assert_memory_equal(out, want, args.n * (int64_t)sizeof(float));
+    }
+    d->ops->give(d, out, sizeof(want), MSI_PLACE_PINNED);
+    d->ops->give(d, data, sizeof(want) * MS_MAX_RANKS, MSI_PLACE_PINNED);
+}
+
 /* A stream waits for a word that another one stores. */
 static void test_backend_card__posts_and_awaits_a_word(void **state)
 {
@@ -266,6 +300,7 @@ int main(void)
         cmocka_unit_test(test_backend_card__copies_both_ways_behind_an_event),
         cmocka_unit_test(test_backend_card__multiplies),
         cmocka_unit_test(test_backend_card__attends),
+        cmocka_unit_test(test_backend_card__sums_sources_as_the_cpu_does),
         cmocka_unit_test(test_backend_card__posts_and_awaits_a_word),
         cmocka_unit_test(test_backend_card__shares_memory),
         cmocka_unit_test(test_backend_card__a_group_of_one),
