@@ -710,6 +710,14 @@ static int32_t cuda_count(char *error)
     return e == cudaSuccess ? n : 0;
 }
 
+static bool cuda_bus(int32_t index, char *text)
+{
+    int n = 0;
+
+    return cudaGetDeviceCount(&n) == cudaSuccess && n > 0 &&
+           cudaDeviceGetPCIBusId(text, MSI_BUS_TEXT, index % n) == cudaSuccess;
+}
+
 static bool switched_on(const char *name)
 {
     const char *value = getenv(name);
@@ -762,6 +770,7 @@ static int32_t cuda_open(msi_device **out, const msi_device_host *host, int32_t 
 static const msi_device_ops cuda_ops = {.version = MSI_DEVICE_VERSION,
                                         .kind = "cuda",
                                         .count = cuda_count,
+                                        .bus = cuda_bus,
                                         .open = cuda_open,
                                         .close = cuda_close,
                                         .finish = cuda_finish,

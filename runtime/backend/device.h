@@ -18,7 +18,7 @@
 
 #include <stdatomic.h>
 
-enum { MSI_DEVICE_VERSION = 12 }; /* of this file, kernel_args.h, kernel names */
+enum { MSI_DEVICE_VERSION = 13 }; /* of this file, kernel_args.h, kernel names */
 
 enum {
     MSI_STREAM_COMPUTE,
@@ -42,6 +42,8 @@ enum {
     MSI_PLACE_DEVICE, /* only enqueued work accesses it */
     MSI_PLACE_PINNED  /* host memory that kernels can access */
 };
+
+enum { MSI_BUS_TEXT = 32 };
 
 /* A point in a stream: a plain value, never freed. ticket 0: passed. */
 typedef struct msi_mark {
@@ -83,6 +85,8 @@ typedef struct msi_device_ops {
 
     /* Number of devices; 0, with the reason, if none is usable. NULL: any number. */
     int32_t (*count)(char *error);
+    /* PCI address of device `index`, counted as in open(): MSI_BUS_TEXT bytes. NULL: none. */
+    bool (*bus)(int32_t index, char *text);
     /* `error` has room for MSI_DEVICE_ERROR bytes, here and below */
     int32_t (*open)(msi_device **out, const msi_device_host *host, int32_t index, char *error);
     void (*close)(msi_device *d); /* all work has run; so for give(), detach() */

@@ -120,6 +120,7 @@ typedef struct ms_context {
     const char *device_kind;   /* chosen by ms_device_use(); NULL: MS_DEVICE's */
     int32_t device_index;      /* chosen with it; -1: by the rank */
     ms_status (*open_device)(struct ms_context *ctx); /* at its first allocation */
+    void (*joined)(struct ms_context *ctx);           /* it has become a rank of a job */
     /* Before closing or process exit: waits for enqueued work and returns its error. NULL without a
      * device, and in a forked process. */
     ms_status (*end_work)(struct ms_context *ctx);

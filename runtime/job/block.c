@@ -97,6 +97,7 @@ static void fill(msi_block *b, const msi_job *job, msi_job_size size, int64_t nb
     b->magic = BLOCK_MAGIC;
     b->layout = layout_id(job->guest);
     b->cores = msi_cores_allowed();
+    (void)sched_getaffinity(0, sizeof(b->allowed), &b->allowed); /* none: ranks are not moved */
     if (getrandom(&b->nonce, sizeof(b->nonce), 0) < 0) {
         b->nonce = (uint64_t)msi_now_ns();
     }

@@ -150,6 +150,9 @@ ms_status msi_dist_enter(msi_dist *d, msi_job *job, int32_t rank, int32_t launch
     d->launcher = launcher;
     d->owns_job = owns_job;
     pthread_once(&process_watched, watch_process);
+    if (d->ctx->joined != NULL) {
+        d->ctx->joined(d->ctx);
+    }
     return MS_OK;
 }
 

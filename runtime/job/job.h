@@ -13,6 +13,7 @@
 #include "mirror.h"
 #include "moonshard/job.h"
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/types.h>
 
@@ -66,6 +67,7 @@ typedef struct msi_block {
     int32_t n_hosts, host, first, n_local;
     msi_secret secret; /* of connections between hosts */
     int32_t cores;     /* usable by the launcher */
+    cpu_set_t allowed; /* these */
     int64_t nbytes, guest_at;
     int64_t spin_ns, timeout_ns;
     int64_t announce_ns;                 /* length of a wait that is announced; 0: never */
@@ -275,8 +277,18 @@ ms_status msi_stop_catch(const msi_dist *d);
 
 /* -- affinity.c -------------------------------------------------------------------------------- */
 int32_t msi_cores_allowed(void);
-/* Pin the calling thread to its share of the process's cores, if there are enough. */
+/* Pin the calling thread to its part of the process's cores, if there are enough. */
 void msi_cores_pin(int32_t rank, int32_t world);
+/* The PCI address (MSI_BUS_TEXT bytes) of the card that local rank `index` opens unless it chooses
+ * another. */
+typedef bool (*msi_bus_of)(int32_t index, char *text);
+/* Local rank `rank`'s part of the allowed cores of its card's NUMA node, shared with the ranks of
+ * `n` whose cards are there. `sys`: "/sys". False: the node or its cores are unknown. */
+bool msi_cores_near(cpu_set_t *out, const char *sys, const cpu_set_t *allowed, msi_bus_of bus,
+                    int32_t rank, int32_t n);
+/* Move this rank, which has opened card `index`, and its threads to those cores. Nothing changes
+ * if the launcher did not pin it, or its cores or card were chosen otherwise. `d` may be NULL. */
+void msi_cores_follow(const msi_dist *d, const char *sys, msi_bus_of bus, int32_t index);
 
 /* -- dist.c: a context's place in its job ------------------------------------------------------ */
 /* The context's, made on first use; NULL if memory is out (error set). */

@@ -520,6 +520,12 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int index)
     return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetPCIBusId(char *text, int room, int index)
+{
+    snprintf(text, (size_t)room, "FFFF:%02X:00.0", index + 1);
+    return result(index < n_cards() ? cudaSuccess : cudaErrorInvalidValue);
+}
+
 cudaError_t cudaRuntimeGetVersion(int *version)
 {
     *version = 13000;
