@@ -8,6 +8,7 @@
 
 /* The driver's calls. */
 typedef struct driver {
+    CUresult (*attribute)(int *, CUdevice_attribute, CUdevice);
     CUresult (*granularity)(size_t *, const CUmemAllocationProp *,
                             CUmemAllocationGranularity_flags);
     CUresult (*create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
@@ -25,7 +26,8 @@ typedef struct driver {
 
 static bool find(driver *d)
 {
-    static const char *const names[] = {"cuMemGetAllocationGranularity",
+    static const char *const names[] = {"cuDeviceGetAttribute",
+                                        "cuMemGetAllocationGranularity",
                                         "cuMemCreate",
                                         "cuMemExportToShareableHandle",
                                         "cuMemImportFromShareableHandle",
@@ -49,19 +51,28 @@ static bool find(driver *d)
     return true;
 }
 
-static CUmemAllocationProp prop_of(int index, bool shared)
+/* NCCL registers only memory made for GPUDirect RDMA with network adapters; else messages between
+ * hosts are copied through its own buffers. */
+static CUmemAllocationProp prop_of(const driver *d, int index, bool shared)
 {
+    int direct = 0;
+
+    if (d->attribute(&direct, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, index) !=
+        CUDA_SUCCESS) {
+        direct = 0;
+    }
     return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                  .requestedHandleTypes =
                                      shared ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
                                             : CU_MEM_HANDLE_TYPE_NONE,
-                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = index}};
+                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = index},
+                                 .allocFlags = {.gpuDirectRDMACapable = direct != 0}};
 }
 
 /* nbytes in whole pieces of the card. */
 static bool whole(const driver *d, int index, int64_t nbytes, size_t *out)
 {
-    const CUmemAllocationProp prop = prop_of(index, true);
+    const CUmemAllocationProp prop = prop_of(d, index, true);
     size_t piece = 0;
 
     if (d->granularity(&piece, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS ||
@@ -114,7 +125,6 @@ static CUresult map(const driver *d, int index, CUmemGenericAllocationHandle han
 
 int32_t cuda_memory_new(int index, int64_t nbytes, void **out, int32_t *fd, char *text)
 {
-    const CUmemAllocationProp prop = prop_of(index, fd != NULL);
     CUmemGenericAllocationHandle handle;
     driver d;
     size_t n;
@@ -122,6 +132,7 @@ int32_t cuda_memory_new(int index, int64_t nbytes, void **out, int32_t *fd, char
     if (!find(&d) || !whole(&d, index, nbytes, &n)) {
         return MSI_DEV_UNSUPPORTED;
     }
+    const CUmemAllocationProp prop = prop_of(&d, index, fd != NULL);
     CUresult e = d.create(&handle, n, &prop, 0);
 
     if (e != CUDA_SUCCESS) {

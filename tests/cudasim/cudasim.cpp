@@ -775,7 +775,8 @@ static CUresult attribute(int *out, CUdevice_attribute which, CUdevice device)
 {
     (void)device;
     *out = which == CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS ||
-           which == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+           which == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ||
+           which == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
     return CUDA_SUCCESS;
 }
 
@@ -801,6 +802,9 @@ static CUresult create(CUmemGenericAllocationHandle *out, size_t n, const CUmemA
     (void)flags;
     if (prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || n % (1 << 16)) {
         return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (prop->allocFlags.gpuDirectRDMACapable != 1) {
+        misused("memory is made that network adapters cannot read, which the card allows");
     }
     if (!take(n)) {
         close(fd);

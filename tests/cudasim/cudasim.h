@@ -97,6 +97,7 @@ typedef int CUdevice_attribute;
 enum { CU_STREAM_WAIT_VALUE_GEQ = 0, CU_STREAM_WRITE_VALUE_DEFAULT = 0 };
 enum {
     CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
+    CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110,
     CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS = 122
 };
 
@@ -123,6 +124,9 @@ typedef struct CUmemAllocationProp {
     CUmemAllocationType type;
     CUmemAllocationHandleType requestedHandleTypes;
     CUmemLocation location;
+    struct {
+        unsigned char gpuDirectRDMACapable;
+    } allocFlags;
 } CUmemAllocationProp;
 typedef struct CUmemAccessDesc {
     CUmemLocation location;
