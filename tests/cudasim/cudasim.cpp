@@ -1205,12 +1205,14 @@ static double gelu_tanh(double x)
     return 0.5 * x * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
 }
 
-static void multiply(const cudasim_matmul &d, double alpha, const void *a, const cudasim_layout &la,
-                     const void *b, const cudasim_layout &lb, double beta, const void *c,
-                     const cudasim_layout &lc, void *out, const cudasim_layout &lout)
+/* `aligned`: by the algorithm for operands at 16 bytes; the other adds in another order, in f32. */
+static void multiply(const cudasim_matmul &d, bool aligned, double alpha, const void *a,
+                     const cudasim_layout &la, const void *b, const cudasim_layout &lb, double beta,
+                     const void *c, const cudasim_layout &lc, void *out, const cudasim_layout &lout)
 {
     const bool ta = d.trans_a == CUBLAS_OP_T, tb = d.trans_b == CUBLAS_OP_T;
     const int64_t k = ta ? la.rows : la.cols, m = lout.rows;
+    const bool rounds = !aligned && d.compute != CUBLAS_COMPUTE_64F;
     std::vector<double> column((size_t)m);
 
     for (int64_t p = 0; p < lout.batch; p++) {
@@ -1220,7 +1222,8 @@ static void multiply(const cudasim_matmul &d, double alpha, const void *a, const
             for (int64_t i = 0; i < m; i++) {
                 column[(size_t)i] = 0;
             }
-            for (int64_t l = 0; l < k; l++) {
+            for (int64_t at = 0; at < k; at++) {
+                const int64_t l = rounds ? k - 1 - at : at;
                 const double y = cudasim::number(
                     b, lb.type, p * lb.offset + (tb ? j + l * lb.ld : l + j * lb.ld));
 
@@ -1229,6 +1232,8 @@ static void multiply(const cudasim_matmul &d, double alpha, const void *a, const
                     column[(size_t)i] +=
                         y * cudasim::number(a, la.type,
                                             p * la.offset + (ta ? l + i * la.ld : i + l * la.ld));
+                    column[(size_t)i] =
+                        rounds ? (double)(float)column[(size_t)i] : column[(size_t)i];
                 }
             }
             if (d.has(OF_BGRADB)) {
@@ -1269,6 +1274,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
                                     out,
                                     d->has(OF_BIAS) || d->has(OF_BGRADB) ? d->bias : NULL,
                                     d->has(OF_AUX) ? d->aux : NULL};
+    const bool one_algorithm = setting("MS_CUDASIM_ALIGNMENT", 0) == 0;
     chosen by;
 
     (void)h;
@@ -1288,7 +1294,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
         if (workspace_bytes > 0) {
             memset(workspace, 0xff, workspace_bytes);
         }
-        multiply(desc, x, a, ca, b, cb, y, c, cc, out, cout);
+        multiply(desc, one_algorithm || by.alignment[0] >= 16, x, a, ca, b, cb, y, c, cc, out,
+                 cout);
     });
     return CUBLAS_STATUS_SUCCESS;
 }
