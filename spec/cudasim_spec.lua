@@ -209,6 +209,9 @@ describe('the CUDA plug-in on the CPU', function()
       assert.equal(row[2], tonumber(calls), output)
       assert.is_true(tonumber(ms) > 0)
     end
+    local ms, rate = output:match 'gemm [^\n]- +300 +([%d.]+)[^\n]*%% +([%d.e-]+)\n'
+    local expected = 300 * 2 * 64 * 48 * 32 / ms * 1e-9 -- both numbers are rounded
+    assert.is_true(math.abs(tonumber(rate) / expected - 1) < 0.02, output)
   end)
 
   it('goes on after memory has ended', function()

@@ -1,4 +1,5 @@
-/* MS_CUDA_TIME=1: device time by kernel, dtype and shape of product, by events around each call. */
+/* MS_CUDA_TIME=1: device time by kernel, dtype and shape of product, by events around each call;
+ * of products also the operations in a second. */
 #include "cuda_device.h"
 
 #include <stdio.h>
@@ -167,13 +168,20 @@ static void print(cuda_timing *t, int card, const char *(*kernel_name)(int32_t))
     }
     qsort(t->rows, (size_t)t->n_rows, sizeof(*t->rows), by_time);
     fprintf(f, "moonshard: device time by kernel, card %d (MS_CUDA_TIME)\n", card);
-    fprintf(f, "%-58s %9s %12s %11s %7s\n", "kernel", "calls", "total ms", "mean us", "share");
+    fprintf(f, "%-58s %9s %12s %11s %7s %8s\n", "kernel", "calls", "total ms", "mean us", "share",
+            "TFLOP/s");
     for (int32_t i = 0; i < t->n_rows; i++) {
         const row *r = &t->rows[i];
+        const cuda_timed *w = &r->what;
+        const double flops = 2.0 * (double)w->m * (double)w->n * (double)w->k * (double)w->batch;
 
-        name(label, sizeof(label), &r->what, kernel_name);
-        fprintf(f, "%-58s %9llu %12.3f %11.2f %6.1f%%\n", label, (unsigned long long)r->calls,
-                r->ms, 1000 * r->ms / (double)r->calls, ms > 0 ? 100 * r->ms / ms : 0);
+        name(label, sizeof(label), w, kernel_name);
+        fprintf(f, "%-58s %9llu %12.3f %11.2f %6.1f%%", label, (unsigned long long)r->calls, r->ms,
+                1000 * r->ms / (double)r->calls, ms > 0 ? 100 * r->ms / ms : 0);
+        if (flops > 0 && r->ms > 0) {
+            fprintf(f, " %8.3g", flops * (double)r->calls / r->ms * 1e-9);
+        }
+        fputc('\n', f);
     }
     fprintf(f, "%-58s %9llu %12.3f\n", "all", (unsigned long long)calls, ms);
     if (fclose(f) == 0) {
