@@ -19,9 +19,10 @@ for program in "${programs[@]}"; do
   strip -o "$folder/tests/$program" "$build/tests/$program"
 done
 cp -L "$(command -v luajit)" "$folder/bin/luajit"
-cp -r /usr/share/lua/5.1/. /usr/lib/x86_64-linux-gnu/lua/5.1/. "$folder/lua"
+cp -rL /usr/share/lua/5.1/. /usr/lib/x86_64-linux-gnu/lua/5.1/. "$folder/lua" # -L: modules in C are links
 printf "%s\n" "require 'busted.runner' { standalone = false }" >"$folder/bin/busted.lua"
 ldd "$folder/bin/luajit" "$folder"/tests/* "$folder"/lib*.so "$folder"/moonshard_lua.so |
   sed -nE 's/^\t(lib(luajit|cmocka|jansson|xxhash)[^ ]*) => ([^ ]+).*/\3/p' | sort -u | xargs cp -Lt "$folder/lib"
 tar -C "$(dirname "$folder")" -czf "$folder.tar.gz" "$(basename "$folder")"
-du -h "$folder.tar.gz"
+glibc=$({ find "$folder" -type f -exec objdump -T {} + 2>/dev/null || true; } | grep -oE 'GLIBC_[0-9.]+' | sort -Vu | tail -n 1)
+echo "$(du -h "$folder.tar.gz"), needs ${glibc/_/ }"
