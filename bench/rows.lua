@@ -120,15 +120,36 @@ local function trained_model(o)
   return sharded, optim.AdamW(trained, { lr = 3e-4, weight_decay = 0.1 }), flops
 end
 
--- Tokens drawn once; every step sees the same. Positions are those of documents of o.document
--- tokens.
+-- The words of a text in order, each as the number of words that first occurred before it. Some are
+-- frequent, as tokens are, which the gradient of an embedding depends on.
+local function text_ids(path, vocab)
+  local file = assert(io.open(path))
+  local ids, id_of, n = {}, {}, 0
+  for word in file:read('*a'):gmatch '%S+' do
+    if not id_of[word] then
+      id_of[word], n = n % vocab, n + 1
+    end
+    ids[#ids + 1] = id_of[word]
+  end
+  file:close()
+  return ids
+end
+
+-- Tokens drawn once, or those of the file o.text; every step sees the same. Positions are those of
+-- documents of o.document tokens.
 local function batch(o, rank)
   local ids, targets, positions = {}, {}, {}
+  local text = o.text and text_ids(o.text, o.vocab)
   math.randomseed(rank + 1)
   for b = 1, o.rows do
     ids[b], targets[b], positions[b] = {}, {}, {}
     for t = 1, o.context do
-      ids[b][t], targets[b][t] = math.random(0, o.vocab - 1), math.random(0, o.vocab - 1)
+      if text then
+        local at = ((rank * o.rows + b - 1) * o.context + t - 1) % (#text - 1) + 1
+        ids[b][t], targets[b][t] = text[at], text[at + 1]
+      else
+        ids[b][t], targets[b][t] = math.random(0, o.vocab - 1), math.random(0, o.vocab - 1)
+      end
       positions[b][t] = (t - 1) % (o.document or o.context)
     end
   end
