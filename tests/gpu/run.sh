@@ -101,24 +101,83 @@ version() { # version NAME: of doctor's line
   sed -n "s/^$1   *//p" "$logs/doctor" | tr -d '"' | head -n 1
 }
 took=0
-torch=$(python3 -c 'import torch; print(torch.__version__, "CUDA", torch.version.cuda)' 2>/dev/null || echo none)
+torch=none
+[ -n "$simulated" ] || torch=$(python3 -c 'import torch; print(torch.__version__, "CUDA", torch.version.cuda)' 2>/dev/null || echo none)
 row card "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | sort | uniq -c |
   sed 's/^ *//' | grep . || grep -m 1 'compute capability' "$logs/card")" "$(printf '"driver":"%s","cudart":"%s","cublaslt":"%s","cudnn":"%s","nccl":"%s","torch":"%s","cards":%d' \
   "$(version driver)" "$(grep -oEm 1 'CUDA [0-9]+' "$logs/card" | cut -d' ' -f2)" "$(version cuBLASLt)" "$(version cuDNN)" \
   "$(version NCCL)" "$torch" "$cards")"
+[ "$torch" != none ] || row PyTorch 'none: its rows are left out'
+
+# -- rates of single things -----------------------------------------------------------------------
+
+field() { # field FILE NAME
+  grep -o "\"$2\":[0-9.e+-]*" "$logs/$1" | head -n 1 | cut -d: -f2
+}
+
+scaled() { # scaled FILE DIVISOR NAME...: numbers with commas
+  local name
+  for name in "${@:3}"; do
+    awk -v x="$(field "$1" "$name")" -v d="$2" 'BEGIN { printf "%.4g, ", x / d }'
+  done | sed 's/, $//'
+}
+
+rates() { # rates LABEL DIVISOR TEXT NAMES RATE KEY=VALUE...: a row of what rates.lua measures
+  local log=${1//[^A-Za-z0-9]/-}
+  if timed "$log" 60 env MS_DEVICE=cuda luajit tests/gpu/rates.lua "${@:5}"; then
+    # shellcheck disable=SC2086
+    row "$1" "$(scaled "$log" "$2" $4) $3" "\"data\":$(grep "^{" "$logs/$log" | tail -n 1)"
+  else
+    failed "$1" "$log"
+  fi
+}
+
+bytes=256000000 heads=(rows=16 heads=12 length=1024 width=64)
+if [ -n "$simulated" ]; then
+  bytes=2000000 heads=(rows=1 heads=2 length=32 width=64)
+fi
+rates 'copies on the card, to it, from it' 1e9 'GB/s' 'on_card to_card from_card' copy bytes="$bytes"
+for n in 2 4 8; do
+  [ "$cards" -lt "$n" ] || rates "all-gather, exchange, reduce-scatter, $n cards" 1e9 'GB/s a rank' \
+    'all_gather exchange reduce_scatter' collectives bytes="$bytes" ranks="$n"
+done
+beside='no PyTorch'
+if [ "$torch" != none ]; then
+  if timed attention-torch 60 python3 tests/gpu/torch_train.py attention "${heads[@]}"; then
+    beside="PyTorch $(scaled attention-torch 1e12 forward backward)"
+  else
+    failed 'attention, PyTorch' attention-torch
+    beside='PyTorch failed'
+  fi
+fi
+rates 'attention, forward, backward' 1e12 "TFLOP/s; $beside" 'forward backward' attention "${heads[@]}"
 
 # -- speed and memory beside PyTorch --------------------------------------------------------------
 
-field() { # field FILE NAME
-  grep -o "\"$2\":[0-9.e+]*" "$logs/$1" | head -n 1 | cut -d: -f2
+ours() { # ours LOG LIMIT KEY=VALUE...
+  timed "$1" "$2" env MS_LOG=info "${timing[@]}" MS_DEVICE=cuda luajit bench/rows.lua train peak=0 dtype=bf16 \
+    text="$logs/text" "${@:3}"
 }
 
-ours() { # ours LOG LIMIT KEY=VALUE...
-  timed "$1" "$2" env MS_LOG=info "${timing[@]}" MS_DEVICE=cuda luajit bench/rows.lua train peak=0 dtype=bf16 "${@:3}"
+head_rates() { # head_rates LOG COLUMNS: of the products with so many logits: forward, gradients of input and weight
+  awk -v v="$2" '/^gemm/ { if ($7 == v) y = $NF; else if ($9 + 0 == v) x = $NF; else if ($5 == v) w = $NF }
+    END { if (y x w == "") exit 1; printf "%s, %s, %s", y, x, w }' "$logs/$1"
+}
+
+products() { # products LOG COLUMNS MORE KEY=VALUE...: TFLOP/s by shape from LOG-kernels; logits' beside those of MORE columns
+  local log=$1 odd even
+  sed -nE 's/^gemm ([^,]*), ([^,]*), batch ([0-9]+) .*[% ]([0-9.e+-]+)$/    \2, \1: \4/p' "$logs/$log-kernels" >"$logs/$log-products"
+  if ours "$log-logits" "$limit" ranks=1 "${@:4}" layers=1 vocab="$3" steps=3 &&
+    odd=$(head_rates "$log-kernels" "$2") && even=$(head_rates "$log-logits" "$3"); then
+    row '  products, TFLOP/s' "logits $2: $odd; $3: $even" "\"data\":\"$logs/$log-products\""
+    cat "$logs/$log-products"
+  else
+    failed '  products, TFLOP/s' "$log-logits" 'FAILED: no products of logits in the table of times'
+  fi
 }
 
 speeds() { # speeds LABEL LIMIT RANKS KEY=VALUE...
-  local label=$1 limit=$2 ranks=$3 name wait torch=() modes=(eager compile fsdp2) log=${1//[^A-Za-z0-9]/-} timing=()
+  local label=$1 limit=$2 ranks=$3 name wait launch=() modes=(eager compile fsdp2) log=${1//[^A-Za-z0-9]/-} timing=()
   shift 3
   if ours "$log" "$limit" ranks="$ranks" "$@"; then
     row "$label, layout $(grep -om 1 'slots: layout [a-z]*' "$logs/$log" | cut -d' ' -f3)" \
@@ -134,15 +193,16 @@ speeds() { # speeds LABEL LIMIT RANKS KEY=VALUE...
   if ours "$log-kernels" "$limit" ranks="$ranks" "$@" steps=3; then
     row '  time by kernel' "$logs/$log-kernels"
     sed -n '/device time by kernel/,$p' "$logs/$log-kernels" | sed -n '2,14s/^/    /p'
+    [ "$ranks" -gt 1 ] || [ "$label" != "$small_label" ] || products "$log" "${logits[@]}" "$@"
   else
     failed '  time by kernel' "$log-kernels"
   fi
-  [ -z "$simulated" ] || return 0
-  [ "$ranks" -eq 1 ] || modes=(fsdp2) torch=(-m torch.distributed.run --nproc-per-node="$ranks")
+  [ "$torch" != none ] || return 0
+  [ "$ranks" -eq 1 ] || modes=(fsdp2) launch=(-m torch.distributed.run --nproc-per-node="$ranks")
   for name in "${modes[@]}"; do
     wait=$limit
     [ "$name" != compile ] || wait=$((3 * limit)) # compiling takes minutes
-    if timed "$log-$name" "$wait" python3 "${torch[@]}" tests/gpu/torch_train.py "$name" "$@"; then
+    if timed "$log-$name" "$wait" python3 "${launch[@]}" tests/gpu/torch_train.py "$name" text="$logs/text" "$@"; then
       row "  PyTorch $name" "$(awk -v s="$(field "$log-$name" tokens_per_s)" -v b="$(field "$log-$name" device_bytes)" \
         -v o="$(field "$log" tokens_per_s)" 'BEGIN { printf "%.0f tok/s, %.1f GiB; ours %.2f x", s, b / 2^30, o / s }')" \
         "\"data\":$(grep '^{' "$logs/$log-$name" | tail -n 1)"
@@ -156,16 +216,26 @@ ranks=0 # one a card
 for n in 2 4 8; do
   [ "$cards" -lt "$n" ] || ranks=$n
 done
+small_label='GPT-2 124M, T=1024, B=16' logits=(50257 50304)
 small=(layers=12 width=768 heads=12 context=1024 rows=16 vocab=50257 warmup=5 steps=15)
+large_label='GPT-2 1558M, T=1024, B=4'
+large=(layers=48 width=1600 heads=25 context=1024 rows=4 vocab=50257 warmup=3 steps=5)
 if [ -n "$simulated" ]; then
-  small=(layers=1 width=32 heads=2 context=16 rows=2 vocab=64 warmup=1 steps=2)
-  speeds 'GPT, tiny' "$limit" 1 "${small[@]}"
-else
-  timed peak 60 python3 tests/gpu/torch_train.py peak && peak=$(field peak flops) &&
-    row 'bf16 product, 8192 cubed, PyTorch' "$(awk -v p="$peak" 'BEGIN { printf "%.0f TFLOP/s", p / 1e12 }')"
-  speeds 'GPT-2 124M, T=1024, B=16' 60 1 "${small[@]}"
-  speeds 'GPT-2 1558M, T=1024, B=4' 90 1 layers=48 width=1600 heads=25 context=1024 rows=4 vocab=50257 warmup=3 steps=5
+  small_label='GPT, tiny, in place of 124M' logits=(65 80)
+  small=(layers=1 width=32 heads=2 context=16 rows=2 vocab=65 warmup=1 steps=2)
+  large_label='GPT, tiny, in place of 1558M'
+  large=(layers=2 width=32 heads=2 context=16 rows=1 vocab=65 warmup=1 steps=2)
 fi
+if [ "$torch" != none ]; then
+  if timed peak 60 python3 tests/gpu/torch_train.py peak; then
+    peak=$(field peak flops)
+    row 'bf16 product, 8192 cubed, PyTorch' "$(scaled peak 1e12 flops) TFLOP/s"
+  else
+    failed 'bf16 product, 8192 cubed, PyTorch' peak
+  fi
+fi
+speeds "$small_label" "$limit" 1 "${small[@]}"
+speeds "$large_label" "$((limit * 3 / 2))" 1 "${large[@]}"
 [ "$ranks" -eq 0 ] || speeds "  $ranks cards" "$((2 * limit))" "$ranks" "${small[@]}"
 
 # -- bits -----------------------------------------------------------------------------------------

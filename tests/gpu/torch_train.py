@@ -1,5 +1,5 @@
 """PyTorch's side of run.sh's training rows: `python3 torch_train.py MODE key=value ...`, MODE being
-eager, compile, fsdp2 or peak; fsdp2 also in ranks of torchrun. As bench/torch_rows.py's train, on a GPU, in bf16 with f32 masters."""
+eager, compile, fsdp2, peak or attention; fsdp2 also in ranks of torchrun. As bench/torch_rows.py's train, on a GPU, in bf16 with f32 masters."""
 
 import json
 import os
@@ -15,6 +15,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "bench"))
 import torch_rows  # noqa: E402
 
 WORLD, LOCAL_RANK = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_RANK", 0))
+RANK = int(os.environ.get("RANK", 0))
 SIDE = 8192  # of the products that measure the peak; random operands, which draw more power
 
 
@@ -29,6 +30,36 @@ def peak():
     a, b = (torch.randn(SIDE, SIDE, dtype=torch.bfloat16) for _ in range(2))
     seconds = [timed(lambda: a @ b) for _ in range(20)]
     return {"flops": 2 * SIDE**3 / min(seconds)}
+
+
+def attention(o):
+    """As rates.lua's attention."""
+    shape = (o["rows"], o["heads"], o["length"], o["width"])
+    q, k, v = (torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    g, calls = torch.randn(shape, dtype=torch.bfloat16), 10
+
+    def forward():
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def seconds(fn):
+        return min(timed(lambda: [fn() for _ in range(calls)]) for _ in range(6)) / calls
+
+    with torch.no_grad():
+        first = seconds(forward)
+    both = seconds(lambda: torch.autograd.grad(forward(), (q, k, v), g))
+    flops = 2 * o["rows"] * o["heads"] * o["length"] ** 2 * o["width"]
+    return {"forward": flops / first, "backward": 2.5 * flops / (both - first)}
+
+
+def text_batch(o):
+    """As the text of bench/rows.lua."""
+    id_of = {}
+    with open(o["text"], "rb") as file:
+        text = [id_of.setdefault(word, len(id_of) % o["vocab"]) for word in file.read().split()]
+    n = o["rows"] * o["context"]
+    ids = [text[at % (len(text) - 1)] for at in range(RANK * n, (RANK + 1) * n)]
+    targets = [text[at % (len(text) - 1) + 1] for at in range(RANK * n, (RANK + 1) * n)]
+    return (torch.tensor(t).view(o["rows"], o["context"]) for t in (ids, targets))
 
 
 def train(mode, o):
@@ -46,7 +77,7 @@ def train(mode, o):
     elif mode == "compile":
         model.compile()
     opt = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
-    ids, targets = (torch.randint(o["vocab"], (o["rows"], o["context"])) for _ in range(2))
+    ids, targets = text_batch(o)
 
     def step():
         with torch.autocast("cuda", torch.bfloat16, enabled=mode != "fsdp2"):
@@ -72,7 +103,7 @@ def main():
     for word in sys.argv[2:]:
         key, value = word.split("=", 1)
         o[key] = int(value) if value.isdigit() else value
-    result = peak() if mode == "peak" else train(mode, o)
+    result = peak() if mode == "peak" else attention(o) if mode == "attention" else train(mode, o)
     if LOCAL_RANK == 0:
         print(json.dumps(result))
 
