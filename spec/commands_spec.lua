@@ -242,6 +242,9 @@ local runs = {
       './dev luajit')
     finds('7\t8\n', succeeds(command))
   end,
+  ['luajit bench/roofline.lua'] = function(command)
+    finds(succeeds(command), shell.read(TREE .. '/docs/gpu.md')) -- the page has its table
+  end,
   ['./dev train'] = trained,
   ['./dev train --help'] = function(command)
     finds('--validate', succeeds(command))
