@@ -27,7 +27,7 @@ simulated=${MOONSHARD_GPU_PLUGIN:+yes}
 plugin=$(realpath "${MOONSHARD_GPU_PLUGIN:-$build}")
 draws=200 context=128 shape=() limit=60 cards=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 if [ -n "$simulated" ]; then
-  draws=60 context=16 shape=(--context=16 --layers=1 --width=32 --heads=2) limit=300 cards=${MS_CUDASIM_CARDS:-1}
+  draws=60 context=16 shape=(--context=16 --layers=1 --width=32 --heads=2) limit=600 cards=${MS_CUDASIM_CARDS:-1}
 fi
 one=CUDA_VISIBLE_DEVICES=0 # card for all ranks
 [ -z "$simulated" ] || one=MS_CUDASIM_CARDS=1
