@@ -76,6 +76,13 @@ static cuda_conv *opened(cuda_conv **conv)
     return c;
 }
 
+void *cuda_conv_handle(cuda_conv **conv)
+{
+    const cuda_conv *c = opened(conv);
+
+    return c != NULL ? c->handle : NULL;
+}
+
 void cuda_conv_close(cuda_conv *c)
 {
     if (c == NULL) {
@@ -366,6 +373,12 @@ cudaError_t cuda_conv_run(cuda_conv **conv, cudaStream_t stream, const msi_conv_
 }
 
 #else /* no headers of cuDNN: its own kernel */
+
+void *cuda_conv_handle(cuda_conv **conv)
+{
+    (void)conv;
+    return NULL;
+}
 
 void cuda_conv_close(cuda_conv *c)
 {

@@ -1,5 +1,5 @@
-/* The CUDA device's own parts: conv_cudnn.c, device.c, driver.c, matmul.c,
- * memory.c, table.c, timing.c. */
+/* The CUDA device's own parts: attention_cudnn.c, conv_cudnn.c, device.c,
+ * driver.c, matmul.c, memory.c, table.c, timing.c. */
 #ifndef MS_CUDA_DEVICE_H
 #define MS_CUDA_DEVICE_H
 
@@ -122,5 +122,19 @@ int64_t cuda_conv_bytes(cuda_conv **conv, const msi_conv_args *a, int32_t dtype,
 /* cudaErrorNotSupported: not by cuDNN, nothing was enqueued. */
 cudaError_t cuda_conv_run(cuda_conv **conv, cudaStream_t stream, const msi_conv_args *a,
                           int32_t dtype, bool gradient);
+/* A cudnnHandle_t, which attention shares. NULL: there is no cuDNN. */
+void *cuda_conv_handle(cuda_conv **conv);
+
+/* -- attention_cudnn.c ------------------------------------------------------------------------- */
+
+typedef struct cuda_attention cuda_attention; /* made on demand */
+
+void cuda_attention_close(cuda_attention *c);
+/* Scratch of cuda_attention_run(). */
+int64_t cuda_attention_bytes(cuda_attention **attention, cuda_conv **conv,
+                             const msi_attention_args *a, int32_t dtype, bool gradient);
+/* cudaErrorNotSupported: not by cuDNN, own kernels must write all results. */
+cudaError_t cuda_attention_run(cuda_attention **attention, cuda_conv **conv, cudaStream_t stream,
+                               const msi_attention_args *a, int32_t dtype, bool gradient);
 
 #endif

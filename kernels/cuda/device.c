@@ -44,6 +44,7 @@ typedef struct cuda_device {
     char library[128];
     cuda_matmul *matmul;
     cuda_conv *conv;
+    cuda_attention *attention;
     cuda_timing *timing; /* MS_CUDA_TIME=1, else NULL */
     stream streams[MSI_STREAMS];
     waiting *waiting;
@@ -332,6 +333,9 @@ static int32_t cuda_run(msi_device *base, int32_t to, int32_t kernel, int32_t dt
 
     if (kernel == MSI_K_conv || kernel == MSI_K_conv_grad) {
         e = cuda_conv_run(&d->conv, s, args, dtype, kernel == MSI_K_conv_grad);
+    } else if (kernel == MSI_K_attention || kernel == MSI_K_attention_grad) {
+        e = cuda_attention_run(&d->attention, &d->conv, s, args, dtype,
+                               kernel == MSI_K_attention_grad);
     }
     return enqueued(d, s, e == cudaErrorNotSupported ? cuda_kernels[kernel][dtype](s, args) : e);
 }
@@ -399,6 +403,7 @@ static int64_t cuda_work_bytes(msi_device *base, int32_t kernel, int32_t dtype, 
 {
     const msi_attention_args *a = args;
     cuda_device *d = of(base);
+    int64_t own, by_library;
 
     switch (kernel) {
     case MSI_K_gemm:
@@ -407,14 +412,19 @@ static int64_t cuda_work_bytes(msi_device *base, int32_t kernel, int32_t dtype, 
         return msi_cuda_layer_norm_grad_work(dtype, args);
     case MSI_K_embedding_grad:
         return msi_cuda_embedding_grad_work(dtype, args);
-    case MSI_K_attention:
-        return 0;
     case MSI_K_conv:
     case MSI_K_conv_grad:
         bind(d);
         return cuda_conv_bytes(&d->conv, args, dtype, kernel == MSI_K_conv_grad);
+    case MSI_K_attention:
     case MSI_K_attention_grad:
-        return a->batch * a->heads * a->q_len * (dtype == MS_DTYPE_F64 ? 8 : 4);
+        bind(d);
+        by_library =
+            cuda_attention_bytes(&d->attention, &d->conv, a, dtype, kernel == MSI_K_attention_grad);
+        own = kernel == MSI_K_attention
+                  ? 0
+                  : a->batch * a->heads * a->q_len * (dtype == MS_DTYPE_F64 ? 8 : 4);
+        return by_library > own ? by_library : own;
     default:
         return -1;
     }
@@ -637,6 +647,7 @@ static void cuda_close(msi_device *base)
 
     cuda_finish(base);
     cuda_matmul_close(d->matmul);
+    cuda_attention_close(d->attention);
     cuda_conv_close(d->conv);
     for (int32_t i = 0; i < MSI_STREAMS; i++) {
         stream *s = &d->streams[i];

@@ -103,6 +103,11 @@ static cudnnStatus_t enqueue(cudnnHandle_t h, int result, const cudasim_conv &c,
     return CUDNN_STATUS_SUCCESS;
 }
 
+cudaStream_t cudasim_stream_of(cudnnHandle_t h)
+{
+    return h->stream;
+}
+
 cudnnStatus_t cudnnCreate(cudnnHandle_t *out)
 {
     *out = new cudnnContext();

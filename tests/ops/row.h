@@ -64,7 +64,7 @@ typedef struct call {
 enum {
     ROW_IN_PLACE = 1, /* writes into memory: no gradient, no meta function */
     ROW_FINITE = 2,   /* operands are finite numbers of at most 1e4 */
-    ROW_LIBRARY = 4,  /* the matrix library's products depend on the operands' strides */
+    ROW_LIBRARY = 4,  /* a library's results depend on the operands' strides */
     ROW_CONSTANT = 8  /* has no gradient, though results depend on operands smoothly */
 };
 

@@ -309,7 +309,7 @@ static bool plan_attention(call *c)
     return true;
 }
 
-static void begin_attention(call *c)
+static void begin_heads(call *c)
 {
     static const int32_t most[N_SIZES][4] = {{2, 2, 5, 5}, {2, 2, 20, 28}, {1, 1, 70, 6}};
     form *x = &c->in[0];
@@ -317,6 +317,14 @@ static void begin_attention(call *c)
     x->ndim = 4;
     for (int32_t d = 0; d < 4; d++) {
         x->shape[d] = 1 + below(c->rng, most[c->size][d]);
+    }
+}
+
+static void begin_attention(call *c)
+{
+    begin_heads(c);
+    if (below(c->rng, 3) == 0) { /* head dimensions that libraries take */
+        c->in[0].shape[3] = 8 * (1 + below(c->rng, 3));
     }
 }
 
@@ -431,7 +439,8 @@ static void begin_attention_packed(call *c)
     x->ndim = 3;
     x->shape[0] = 1 + below(c->rng, 2);
     x->shape[1] = 1 + below(c->rng, c->size ? 30 : 5);
-    x->shape[2] = 6 * (1 + below(c->rng, c->size ? 5 : 2));
+    x->shape[2] = below(c->rng, 3) == 0 ? 48 * (1 + below(c->rng, 2))
+                                        : 6 * (1 + below(c->rng, c->size ? 5 : 2));
 }
 
 RUN(attention_packed, ms_op_attention_packed(out, in[0], (int32_t)c->i[1], c->i[0], c->p[0]))
@@ -462,10 +471,11 @@ const op_row matrix_rows[] = {
     OP(linear_padded, plan_linear, .flags = ROW_LIBRARY),
     OP(linear_gelu, plan_linear, .flags = ROW_LIBRARY),
     OP(rotary, plan_rotary),
-    OP(attention, plan_attention, .begin = begin_attention, .flags = ROW_FINITE, .grad_error = 256),
-    OP(scaled_dot_product_attention, plan_scaled_dot_product_attention, .begin = begin_attention,
-       .flags = ROW_FINITE, .grad_error = 256),
+    OP(attention, plan_attention, .begin = begin_attention, .flags = ROW_FINITE | ROW_LIBRARY,
+       .grad_error = 256),
+    OP(scaled_dot_product_attention, plan_scaled_dot_product_attention, .begin = begin_heads,
+       .flags = ROW_FINITE | ROW_LIBRARY, .grad_error = 256),
     OP(attention_packed, plan_attention_packed, .begin = begin_attention_packed,
-       .flags = ROW_FINITE, .grad_error = 256),
+       .flags = ROW_FINITE | ROW_LIBRARY, .grad_error = 256),
     {0},
 };
