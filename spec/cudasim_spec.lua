@@ -225,36 +225,39 @@ describe('the CUDA plug-in on the CPU', function()
     assert.truthy(output:find '1000000%s2000000', output)
   end)
 
-  -- bf16 by tensor cores, f32 by the plain kernel.
-  it('computes attention of both kinds', function()
-    local output, code = scripts.shell('env ' .. simulated .. [[ luajit -e "
-      local ms = require 'moonshard'
-      local function run(x, opts)
-        local leaves = { x[1]:detach(), x[2]:detach(), x[3]:detach() }
-        for _, t in ipairs(leaves) do t:requires_grad_() end
-        ms.manual_seed(5)
-        local y = ms.ops.scaled_dot_product_attention(leaves[1], leaves[2], leaves[3], opts)
-        y:backward(x[4])
-        return { y:detach(), leaves[1]:grad(), leaves[2]:grad(), leaves[3]:grad() }
-      end
-      for _, c in ipairs { { 150, 128, 2 }, { 130, 72, 1, 0.25 }, { 300, 64, 1 },
-          { 70, 33, 2 } } do
-        local T, D, heads, p = unpack(c, 1, 4)
-        local narrow, wide = {}, {}
-        for i = 1, 4 do
-          narrow[i] = ms.randn({ 1, i % 4 < 2 and 2 or heads, T, D }):to 'bf16'
-          wide[i] = narrow[i]:to 'f32'
+  -- bf16 by tensor cores or cuDNN, also in slices and with one direction refused; f32 by the
+  -- plain kernel.
+  for _, by in ipairs { 'MS_CUDNN_ATTENTION=0', 'MS_CUDASIM_WORK=200', 'MS_CUDASIM_REFUSE=2' } do
+    it('computes attention of both kinds, ' .. by, function()
+      local output, code = scripts.shell('env ' .. by .. ' ' .. simulated .. [[ luajit -e "
+        local ms = require 'moonshard'
+        local function run(x, opts)
+          local leaves = { x[1]:detach(), x[2]:detach(), x[3]:detach() }
+          for _, t in ipairs(leaves) do t:requires_grad_() end
+          ms.manual_seed(5)
+          local y = ms.ops.scaled_dot_product_attention(leaves[1], leaves[2], leaves[3], opts)
+          y:backward(x[4])
+          return { y:detach(), leaves[1]:grad(), leaves[2]:grad(), leaves[3]:grad() }
         end
-        local opts = { is_causal = true, dropout_p = p, enable_gqa = heads < 2 or nil }
-        local found, expected = run(narrow, opts), run(wide, opts)
-        for i = 1, 4 do
-          local error = (found[i]:to 'f32' - expected[i]):abs():max():item()
-          local most = 0.01 * expected[i]:abs():max():item()
-          assert(error < most, ('%d %d %d: %g'):format(T, D, i, error))
-        end
-      end"]])
-    assert.equal(0, code, output)
-  end)
+        for _, c in ipairs { { 150, 128, 2 }, { 130, 72, 1, 0.25 }, { 300, 64, 1 },
+            { 70, 33, 2 }, { 40, 24, 2, batch = 2 } } do
+          local T, D, heads, p = unpack(c, 1, 4)
+          local narrow, wide = {}, {}
+          for i = 1, 4 do
+            narrow[i] = ms.randn({ c.batch or 1, i % 4 < 2 and 2 or heads, T, D }):to 'bf16'
+            wide[i] = narrow[i]:to 'f32'
+          end
+          local opts = { is_causal = true, dropout_p = p, enable_gqa = heads < 2 or nil }
+          local found, expected = run(narrow, opts), run(wide, opts)
+          for i = 1, 4 do
+            local error = (found[i]:to 'f32' - expected[i]):abs():max():item()
+            local most = 0.01 * expected[i]:abs():max():item()
+            assert(error < most, ('%d %d %d: %g'):format(T, D, i, error))
+          end
+        end"]])
+      assert.equal(0, code, output)
+    end)
+  end
 
   it('sums the columns of tall matrices', function()
     local output, code = scripts.shell('env ' .. simulated .. [[ luajit -e "

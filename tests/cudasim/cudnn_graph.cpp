@@ -6,10 +6,14 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <vector>
 
 typedef cudnnBackendAttributeName_t attribute;
+
+enum { TENSORS = 128 /* ids are below */ };
 
 struct program;
 struct descriptor {
@@ -217,7 +221,7 @@ static std::shared_ptr<program> program_of(const descriptor &graph)
                 hash = (hash ^ (uint64_t)x) * 1099511628211u;
             }
         }
-        if (o.in.empty() || known.count(o.out.id) != 0 || !sizes_fit(o)) {
+        if (o.in.empty() || known.count(o.out.id) != 0 || o.out.id >= TENSORS || !sizes_fit(o)) {
             return nullptr;
         }
         known[o.out.id] = o.out;
@@ -240,28 +244,28 @@ static cudaDataType data_type(cudnnDataType_t type)
 
 /* Tensors by id: memory of the device, or numbers at the offsets of its elements. */
 struct memory {
-    std::map<int64_t, void *> device;
-    std::map<int64_t, std::vector<double>> between;
+    std::vector<void *> device = std::vector<void *>(TENSORS);
+    std::vector<std::vector<double>> between = std::vector<std::vector<double>>(TENSORS);
 
     double get(const operand &t, int64_t offset)
     {
         return t.is_virtual || t.by_value
-                   ? between[t.id][(size_t)offset]
-                   : cudasim::number(device[t.id], data_type(t.type), offset);
+                   ? between[(size_t)t.id][(size_t)offset]
+                   : cudasim::number(device[(size_t)t.id], data_type(t.type), offset);
     }
     void put(const operand &t, int64_t offset, double x)
     {
         uint64_t room;
 
         if (!t.is_virtual) {
-            cudasim::set_number(device[t.id], data_type(t.type), offset, x);
+            cudasim::set_number(device[(size_t)t.id], data_type(t.type), offset, x);
             return;
         }
         if (t.type != CUDNN_DATA_INT32 && t.type != CUDNN_DATA_BOOLEAN) {
             cudasim::set_number(&room, data_type(t.type), 0, x);
             x = cudasim::number(&room, data_type(t.type), 0);
         }
-        between[t.id][(size_t)offset] = x;
+        between[(size_t)t.id][(size_t)offset] = x;
     }
     /* The element of `t` that position `at` of `whole` reads. */
     double read(const operand &t, const int64_t at[4], const operand &whole)
@@ -318,7 +322,7 @@ static void compute(const operation &o, memory *m)
     if (y.is_virtual) {
         const int64_t last[4] = {y.size[0] - 1, y.size[1] - 1, y.size[2] - 1, y.size[3] - 1};
 
-        m->between[y.id].assign((size_t)y.offset(last) + 1, NAN);
+        m->between[(size_t)y.id].assign((size_t)y.offset(last) + 1, NAN);
     }
     if (o.kind == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR) {
         std::map<int64_t, double> sum; /* by offset */
@@ -403,7 +407,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t to, attribute na
     return CUDNN_STATUS_SUCCESS;
 }
 
-/* Two configurations: the first one's sums do not repeat, and it does not run. */
+/* Two configurations: the first one's sums do not repeat. */
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t from, attribute name,
                                        cudnnBackendAttributeType_t, int64_t room, int64_t *n,
                                        void *values)
@@ -463,7 +467,13 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t what)
     return CUDNN_STATUS_SUCCESS;
 }
 
-/* Refuses missing or misaligned tensors. Numbers of the host are read now. */
+[[noreturn]] static void misused(const char *how)
+{
+    fprintf(stderr, "cudasim: cudnnBackendExecute(): %s\n", how);
+    abort();
+}
+
+/* Numbers of the host are read now. */
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t h, cudnnBackendDescriptor_t plan,
                                   cudnnBackendDescriptor_t with)
 {
@@ -475,10 +485,10 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t h, cudnnBackendDescriptor_t plan
     memory m;
 
     if (!p->repeats || !pack.finalized) {
-        return CUDNN_STATUS_EXECUTION_FAILED;
+        misused(pack.finalized ? "sums do not repeat" : "the variant pack is not finalized");
     }
     for (size_t i = 0; i < n; i++) {
-        m.device[pack.get<int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, i)] =
+        m.device[pack.get<size_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, i)] =
             pack.get<void *>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, i);
     }
     for (const operation &o : p->operations) {
@@ -486,13 +496,13 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t h, cudnnBackendDescriptor_t plan
 
         all.push_back(o.out);
         for (const operand &t : all) {
-            const uintptr_t at = t.is_virtual ? 0 : (uintptr_t)m.device[t.id];
+            const uintptr_t at = t.is_virtual ? 0 : (uintptr_t)m.device[(size_t)t.id];
 
             if (!t.is_virtual && (at == 0 || (!t.by_value && at % (uintptr_t)t.alignment != 0))) {
-                return CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER;
+                misused("a tensor is missing or not aligned");
             }
             if (t.by_value) {
-                m.between[t.id] = {*(const float *)at};
+                m.between[(size_t)t.id] = {*(const float *)at};
             } else if (!t.is_virtual) {
                 used.push_back((void *)at);
             }
@@ -500,8 +510,9 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t h, cudnnBackendDescriptor_t plan
     }
     cudasim::check_arguments(used.data(), used.size() * sizeof(used[0]));
     (void)cudaMemsetAsync(work, 0xff, (size_t)p->work_bytes, cudasim_stream_of(h));
-    cudasim::later(cudasim_stream_of(h), [p, m]() mutable {
-        for (const operation &o : p->operations) {
+    cudasim::later(cudasim_stream_of(h), [p, m, work]() mutable {
+        for (const operation &o : p->operations) { /* work space changes all the time */
+            memset(work, 0xff, (size_t)std::min<int64_t>(p->work_bytes, 4096));
             compute(o, &m);
         }
     });
