@@ -114,7 +114,7 @@ static void test_backend_card__attends(void **state)
     assert_ok(ms_op_attention(&y, q, q, v, true, 0));
     assert_ok(ms_tensor_to_doubles(y, values, MSI_COUNT(values)));
     for (int32_t i = 0; i < T * D; i++) {
-        assert_float_equal(values[i], (i / D) / 2.0, 0.02);
+        assert_float_equal(values[i], (i / D) / 2.0, 0.05); /* weights may be rounded to bf16 */
     }
     ms_tensor_free(y);
     ms_tensor_free(v);
