@@ -338,6 +338,20 @@ static ms_status read_late(ms_checkpoint_loader *l)
     return MS_OK;
 }
 
+/* Copy what was read to the tensor, which is contiguous. */
+static ms_status copy_staged(const staged *s)
+{
+    const msi_view *to = &s->local->v;
+    msi_view from = {0};
+
+    msi_view_set_contiguous(&from, to->dtype, to->ndim, to->shape);
+    MS_TRY(msi_storage_of_host(&from.storage, s->local->ctx, s->bytes, s->nbytes));
+    const ms_status status = msi_copy(to, &from, false);
+
+    msi_storage_release(from.storage);
+    return status;
+}
+
 ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)
 {
     msi_outcome all[ms_comm_size(l->comm)];
@@ -353,8 +367,7 @@ ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)
     }
 
     for (staged *s = l->list; s != NULL && status == MS_OK; s = s->next) {
-        status = msi_mem_copy(s->local->ctx, msi_view_address(&s->local->v), s->bytes, s->nbytes);
-        msi_drain(s->local->ctx);
+        status = copy_staged(s);
         s->local->v.storage->version++;
         free(s->bytes);
         s->bytes = NULL;
