@@ -1,8 +1,8 @@
 /* All-gathers of bytes. */
 #include "group.h"
 
-static ms_status gather(ms_comm *c, const msi_transport *via, const msi_label *what, int32_t model,
-                        const void *in, int64_t nbytes, void *out)
+ms_status msi_comm_gather_via(ms_comm *c, const msi_transport *via, const msi_label *what,
+                              int32_t model, const void *in, int64_t nbytes, void *out)
 {
     const msi_fingerprint fp = {.kind = MSI_COLL_ALL_GATHER,
                                 .dtype = MS_DTYPE_NONE,
@@ -21,16 +21,7 @@ static ms_status gather(ms_comm *c, const msi_transport *via, const msi_label *w
 ms_status msi_comm_gather_named(ms_comm *c, const msi_label *what, int32_t model, const void *in,
                                 int64_t nbytes, void *out)
 {
-    return gather(c, c->via, what, model, in, nbytes, out);
-}
-
-ms_status msi_comm_gather_devices(ms_comm *c, const msi_label *what, int32_t model, const void *in,
-                                  int64_t nbytes, void *out)
-{
-    struct msi_device_comm *devices;
-
-    MS_TRY(msi_comm_devices(c, &devices));
-    return gather(c, &msi_transport_devices, what, model, in, nbytes, out);
+    return msi_comm_gather_via(c, c->via, what, model, in, nbytes, out);
 }
 
 ms_status msi_comm_gather_bytes(ms_comm *c, const char *what, const void *in, int64_t nbytes,

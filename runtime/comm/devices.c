@@ -133,6 +133,15 @@ ms_status msi_comm_are_apart(ms_comm *c, bool *apart)
     return MS_OK;
 }
 
+ms_status msi_comm_gather_devices(ms_comm *c, const msi_label *what, int32_t model, const void *in,
+                                  int64_t nbytes, void *out)
+{
+    msi_device_comm *devices;
+
+    MS_TRY(msi_comm_devices(c, &devices));
+    return msi_comm_gather_via(c, &msi_transport_devices, what, model, in, nbytes, out);
+}
+
 ms_status msi_devices_route(ms_comm *c, const msi_view *v, int64_t nbytes,
                             const msi_transport **via)
 {

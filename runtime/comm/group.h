@@ -264,6 +264,11 @@ void msi_groups_leave(void);
 /* The same at process exit, without waiting for its device. */
 void msi_groups_end(void);
 
+/* -- bytes.c ----------------------------------------------------------------------------------- */
+/* msi_comm_gather_named() by a transport. */
+ms_status msi_comm_gather_via(ms_comm *c, const msi_transport *via, const msi_label *what,
+                              int32_t model, const void *in, int64_t nbytes, void *out);
+
 /* -- devices.c --------------------------------------------------------------------------------- */
 /* Free the devices' communicator, after its work has run. */
 void msi_devices_leave(const ms_comm *c);

@@ -815,8 +815,8 @@ static void test_ops_values__row(void **state)
 
 /* Kernels that no operator of the table runs: optimizers, initial values, reductions of ranks, and
  * the comparison of ms_tensor_allclose(). */
-static const int32_t elsewhere[] = {MSI_K_init,    MSI_K_sgd,  MSI_K_adam, MSI_K_rmsprop,
-                                    MSI_K_adagrad, MSI_K_lion, MSI_K_norm, MSI_K_norm_cut,
+static const int32_t elsewhere[] = {MSI_K_init,      MSI_K_sgd,   MSI_K_adam, MSI_K_rmsprop,
+                                    MSI_K_adagrad,   MSI_K_lion,  MSI_K_norm, MSI_K_norm_cut,
                                     MSI_K_norm_fold, MSI_K_scale, MSI_K_tree, MSI_K_close};
 
 static void test_ops_values__rows_reach_every_kernel(void **state)
