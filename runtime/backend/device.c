@@ -247,7 +247,7 @@ static ms_status gemm_on(msi_device *d, const msi_gemm_args *args)
     msi_mem_block *block = NULL;
     int32_t outcome;
 
-    if (nbytes > 0 && args->work == NULL) { /* a plan has it */
+    if (nbytes > 0) {
         MS_TRY(msi_alloc(d->ctx, nbytes, MS_MEM_SCRATCH, &block));
         with_work.work = block->data;
     }
