@@ -5,6 +5,10 @@
  * The library's epilogues add a bias, apply GELU and add up A's rows; where it refuses them,
  * kernels of their own follow the product.
  *
+ * Its algorithms also differ with the alignment of addresses, which depends on where a parameter
+ * lies in its unit. Each is chosen for multiples of 16 bytes; any other operand is copied to the
+ * work space, or computed there and copied from it.
+ *
  * The library is opened at run time, of either CUDA version: the plug-in itself needs none.
  *
  * cuBLASLt is column-major: C (M, N) row-major is its C^T (N, M), so operands change places. */
@@ -30,12 +34,17 @@
     X(cublasLtMatmulAlgoGetHeuristic)                                                              \
     X(cublasLtMatmul)
 
-enum { WORK_BYTES = 32 << 20 /* at most */, WORK_ALIGNMENT = 256, BUCKETS = 256 };
+enum {
+    WORK_BYTES = 32 << 20, /* of the library, at most */
+    WORK_ALIGNMENT = 256,
+    ALIGNMENT = 16, /* bytes; of operands, as algorithms see them */
+    BUCKETS = 256
+};
 
 /* What an algorithm is chosen for. Compared by bytes: zeroed first. */
 typedef struct shape {
     int64_t m, n, k, a_ld, b_ld, c_ld, batch, a_batch, b_batch, c_batch;
-    int32_t dtype, c_dtype, alignment;
+    int32_t dtype, c_dtype;
     bool a_trans, b_trans, bias, gelu, before, a_sum;
 } shape;
 
@@ -132,17 +141,6 @@ static cudaDataType_t type_of(int32_t dtype)
                                     : CUDA_R_32F;
 }
 
-/* The largest power of two up to 16 that divides all addresses, and the bias's if the library adds
- * it: its kernels read it as they do C. */
-static int32_t alignment_of(const msi_gemm_args *g, bool bias)
-{
-    const uintptr_t all = (uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->c |
-                          (bias ? (uintptr_t)g->bias : 0) | (uintptr_t)g->before |
-                          (uintptr_t)g->a_sum | 16;
-
-    return (int32_t)(all & -all);
-}
-
 static int64_t at_least(int64_t x, int64_t least)
 {
     return x > least ? x : least;
@@ -174,7 +172,6 @@ static shape shape_of(const msi_gemm_args *g)
     s.gelu = g->gelu;
     s.before = g->before != NULL;
     s.a_sum = g->a_sum != NULL;
-    s.alignment = alignment_of(g, s.bias);
     return s;
 }
 
@@ -229,7 +226,7 @@ static bool describe_epilogue(const cuda_matmul *m, const plan *p)
 {
     const shape *s = &p->of;
     const cublasLtEpilogue_t epilogue = epilogue_of(s);
-    const void *aligned = (const void *)(uintptr_t)s->alignment;
+    const void *aligned = (const void *)(uintptr_t)ALIGNMENT;
 
     return m->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
                                              sizeof(epilogue)) == CUBLAS_STATUS_SUCCESS &&
@@ -266,7 +263,7 @@ static bool choose(const cuda_matmul *m, plan *p)
     const uint64_t work = WORK_BYTES;
     const uint32_t schemes =
         CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const uint32_t alignment = (uint32_t)p->of.alignment;
+    const uint32_t alignment = ALIGNMENT;
     static const cublasLtMatmulPreferenceAttributes_t aligned[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
@@ -356,47 +353,128 @@ static msi_gemm_args without_epilogue(const msi_gemm_args *g)
     return plain;
 }
 
+/* -- operands off 16 bytes --------------------------------------------------------------------- */
+
+enum { A, B, BIAS, C, BEFORE, A_SUM, OPERANDS }; /* from C on: results */
+
+/* `batch` matrices of rows whose elements are neighbours; distances in elements. */
+typedef struct operand {
+    void *at; /* NULL: not the library's */
+    int32_t dtype;
+    int64_t batch, rows, cols, batch_step, row_step;
+} operand;
+
+static void operands_of(operand to[OPERANDS], const msi_gemm_args *g, const shape *s)
+{
+    const int64_t a_count = s->a_batch != 0 ? s->batch : 1,
+                  b_count = s->b_batch != 0 ? s->batch : 1;
+    const int64_t m = s->m, n = s->n, k = s->k;
+    const int32_t in = s->dtype, out = s->c_dtype;
+    void *a = (void *)(uintptr_t)g->a, *b = (void *)(uintptr_t)g->b;
+    void *bias = s->bias ? (void *)(uintptr_t)g->bias : NULL;
+
+    to[A] = (operand){a, in, a_count, s->a_trans ? k : m, s->a_trans ? m : k, s->a_batch, s->a_ld};
+    to[B] = (operand){b, in, b_count, s->b_trans ? n : k, s->b_trans ? k : n, s->b_batch, s->b_ld};
+    to[BIAS] = (operand){bias, in, 1, 1, n, 0, n};
+    to[C] = (operand){g->c, out, s->batch, m, n, s->c_batch, s->c_ld};
+    to[BEFORE] = (operand){g->before, out, 1, m, n, 0, s->c_ld};
+    to[A_SUM] = (operand){g->a_sum, out, 1, 1, m, 0, m};
+}
+
+/* Bytes of an operand's copy, 0 if it needs none. Distances stay: algorithms are chosen by them. */
+static int64_t copy_bytes(const operand *o)
+{
+    const int64_t n = (o->batch - 1) * o->batch_step + (o->rows - 1) * o->row_step + o->cols;
+    const int64_t each = o->dtype == MS_DTYPE_F64 ? 8 : o->dtype == MS_DTYPE_F32 ? 4 : 2;
+
+    return (uintptr_t)o->at % ALIGNMENT != 0 ? msi_round_up(n * each, WORK_ALIGNMENT) : 0;
+}
+
+/* An operand's elements, at the same distances. */
+static cudaError_t copy(cudaStream_t stream, const operand *o, void *to, const void *from)
+{
+    msi_ew_args args = {.out = to, .in = {from}, .in_dtype = o->dtype};
+    const int64_t counts[] = {o->batch, o->rows, o->cols};
+    const int64_t steps[] = {o->batch_step, o->row_step, 1};
+
+    args.loop.ndim = MSI_COUNT(counts);
+    for (int32_t d = 0; d < args.loop.ndim; d++) {
+        args.loop.shape[d] = counts[d];
+        args.loop.stride[0][d] = args.loop.stride[1][d] = steps[d];
+    }
+    return cuda_kernels[MSI_K_copy][o->dtype](stream, &args);
+}
+
 int64_t cuda_matmul_work_bytes(cuda_matmul *m, const msi_gemm_args *g)
 {
     const plan *p = g->m > 0 && g->n > 0 && g->k > 0 && g->batch > 0 ? plan_of(m, g) : NULL;
+    const msi_gemm_args plain = without_epilogue(g);
 
     if (p != NULL && !p->supported && has_epilogue(g)) {
-        const msi_gemm_args plain = without_epilogue(g);
-
-        p = plan_of(m, &plain);
+        g = &plain;
+        p = plan_of(m, g);
     }
-    return p != NULL && p->supported && p->work_bytes > 0 ? (int64_t)p->work_bytes + WORK_ALIGNMENT
-                                                          : 0;
+    if (p == NULL || !p->supported) {
+        return 0;
+    }
+    operand of[OPERANDS];
+    int64_t nbytes = msi_round_up((int64_t)p->work_bytes, WORK_ALIGNMENT);
+
+    operands_of(of, g, &p->of);
+    for (int32_t i = 0; i < OPERANDS; i++) {
+        nbytes += copy_bytes(&of[i]);
+    }
+    return nbytes > 0 ? nbytes + WORK_ALIGNMENT : 0;
 }
 
 /* -- running ----------------------------------------------------------------------------------- */
 
-/* cudaErrorNotSupported: the library has no algorithm, nothing was enqueued. */
+/* cudaErrorNotSupported: the library has no algorithm, no operand was changed. */
 static cudaError_t by_library(cuda_matmul *m, cudaStream_t stream, const msi_gemm_args *g)
 {
     plan *p = g->k > 0 ? plan_of(m, g) : NULL;
-    char *work =
-        (char *)(((uintptr_t)g->work + WORK_ALIGNMENT - 1) / WORK_ALIGNMENT * WORK_ALIGNMENT);
+    char *work = (char *)(uintptr_t)msi_round_up((int64_t)(uintptr_t)g->work, WORK_ALIGNMENT);
     const float one = 1, old = g->accumulate ? 1 : 0;
     const double one_wide = 1, old_wide = old;
     const bool wide = g->dtype == MS_DTYPE_F64;
+    operand of[OPERANDS];
+    void *at[OPERANDS];
+    cudaError_t e = cudaSuccess;
 
     if (p == NULL || !p->supported) {
         return p == NULL && g->k > 0 ? cudaErrorMemoryAllocation : cudaErrorNotSupported;
     }
+    char *room = work + msi_round_up((int64_t)p->work_bytes, WORK_ALIGNMENT);
+
+    operands_of(of, g, &p->of);
+    for (int32_t i = 0; i < OPERANDS; i++) {
+        const int64_t nbytes = copy_bytes(&of[i]);
+
+        at[i] = nbytes > 0 ? room : of[i].at;
+        room += nbytes;
+        if (nbytes > 0 && e == cudaSuccess && (i < C || (i == C && g->accumulate))) {
+            e = copy(stream, &of[i], at[i], of[i].at);
+        }
+    }
+    if (e != cudaSuccess) {
+        return e;
+    }
     if (p->of.bias || p->of.before || p->of.a_sum) {
-        (void)point(m, p, p->of.a_sum ? g->a_sum : g->bias, g->before);
+        (void)point(m, p, at[p->of.a_sum ? A_SUM : BIAS], at[BEFORE]);
     }
     const cublasStatus_t status =
-        m->cublasLtMatmul(m->handle, p->desc, wide ? (const void *)&one_wide : &one, g->b, p->a,
-                          g->a, p->b, wide ? (const void *)&old_wide : &old, g->c, p->c, g->c, p->c,
-                          &p->algo, work, p->work_bytes, stream);
+        m->cublasLtMatmul(m->handle, p->desc, wide ? (const void *)&one_wide : &one, at[B], p->a,
+                          at[A], p->b, wide ? (const void *)&old_wide : &old, at[C], p->c, at[C],
+                          p->c, &p->algo, work, p->work_bytes, stream);
 
     if (status != CUBLAS_STATUS_SUCCESS) {
         return status == CUBLAS_STATUS_NOT_SUPPORTED ? cudaErrorNotSupported
                                                      : cudaErrorInvalidValue;
     }
-    return g->bias != NULL && !p->of.bias ? msi_cuda_add_bias(stream, g) : cudaSuccess;
+    for (int32_t i = C; i < OPERANDS && e == cudaSuccess; i++) {
+        e = at[i] != of[i].at ? copy(stream, &of[i], of[i].at, at[i]) : cudaSuccess;
+    }
+    return e == cudaSuccess && g->bias != NULL && !p->of.bias ? msi_cuda_add_bias(stream, g) : e;
 }
 
 /* By the library, else by the own kernel. */
