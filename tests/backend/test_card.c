@@ -96,6 +96,73 @@ static void test_backend_card__multiplies(void **state)
     }
 }
 
+enum { SIDE = 16, INNER = 40, PART = 8192 /* bytes of each operand */ };
+enum { WITH_GELU, WITH_A_SUM, BATCHED, PRODUCTS };
+
+/* Operands from `room` on, of which `off`, or of 6 all, begin one element later; results: `out`. */
+static void multiply_at(msi_device *d, char *room, int32_t product, int32_t off, char *out)
+{
+    const int32_t dtype = product == WITH_GELU ? MS_DTYPE_BF16 : MS_DTYPE_F32;
+    const int64_t each = ms_dtype_size(dtype);
+    char *at[6];
+
+    for (int32_t k = 0; k < 6; k++) {
+        at[k] = room + k * PART + (off == k || off == 6 ? each : 0);
+        for (int32_t i = 0; i < 2 * SIDE * INNER; i++) {
+            const float x = 1.0f / (float)(1 + (i + k) * 7919 % 10007);
+
+            memcpy(at[k] + i * each, (const char *)&x + sizeof(x) - each, (size_t)each);
+        }
+    }
+    const msi_gemm_args g = {.m = SIDE,
+                             .n = SIDE,
+                             .k = INNER,
+                             .a = at[0],
+                             .b = at[1],
+                             .c = at[2],
+                             .a_row = INNER,
+                             .a_col = 1,
+                             .b_row = SIDE,
+                             .b_col = 1,
+                             .c_row = SIDE,
+                             .batch = product == BATCHED ? 2 : 1,
+                             .a_batch = SIDE * INNER,
+                             .b_batch = 0,
+                             .c_batch = SIDE * SIDE,
+                             .dtype = dtype,
+                             .c_dtype = dtype,
+                             .bias = product != WITH_A_SUM ? at[5] : NULL,
+                             .accumulate = product != WITH_GELU,
+                             .gelu = product == WITH_GELU,
+                             .before = product == WITH_GELU ? at[3] : NULL,
+                             .a_sum = product == WITH_A_SUM ? at[4] : NULL};
+
+    assert_ok(msi_gemm(msi_context(), &g));
+    await_stream(d, MSI_STREAM_COMPUTE);
+    for (int32_t k = 0; k < 3; k++) {
+        memcpy(out + k * PART, at[2 + k], (size_t)(2 * SIDE * INNER * each));
+    }
+}
+
+/* Each operand in turn lies off 16 bytes, then all do. */
+static void test_backend_card__multiplies_with_the_same_bits_at_any_address(void **state)
+{
+    static char want[3 * PART], found[3 * PART];
+    msi_device *d = card();
+    void *room;
+
+    (void)state;
+    assert_done(d, d->ops->take(d, 6 * PART, MSI_PLACE_PINNED, &room));
+    for (int32_t product = 0; product < PRODUCTS; product++) {
+        multiply_at(d, room, product, -1, want);
+        for (int32_t off = 0; off <= 6; off++) {
+            multiply_at(d, room, product, off, found);
+            assert_memory_equal(found, want, sizeof(want));
+        }
+    }
+    d->ops->give(d, room, 6 * PART, MSI_PLACE_PINNED);
+}
+
 /* Queries of zeros weigh all keys alike: row t is the mean of values 0 to t, which is t / 2. */
 static void test_backend_card__attends(void **state)
 {
@@ -299,6 +366,7 @@ int main(void)
         cmocka_unit_test(test_backend_card__opens),
         cmocka_unit_test(test_backend_card__copies_both_ways_behind_an_event),
         cmocka_unit_test(test_backend_card__multiplies),
+        cmocka_unit_test(test_backend_card__multiplies_with_the_same_bits_at_any_address),
         cmocka_unit_test(test_backend_card__attends),
         cmocka_unit_test(test_backend_card__sums_sources_as_the_cpu_does),
         cmocka_unit_test(test_backend_card__posts_and_awaits_a_word),
