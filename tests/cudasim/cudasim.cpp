@@ -1274,7 +1274,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
                                     out,
                                     d->has(OF_BIAS) || d->has(OF_BGRADB) ? d->bias : NULL,
                                     d->has(OF_AUX) ? d->aux : NULL};
-    const bool one_algorithm = setting("MS_CUDASIM_ALIGNMENT", 0) == 0;
     chosen by;
 
     (void)h;
@@ -1294,8 +1293,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
         if (workspace_bytes > 0) {
             memset(workspace, 0xff, workspace_bytes);
         }
-        multiply(desc, one_algorithm || by.alignment[0] >= 16, x, a, ca, b, cb, y, c, cc, out,
-                 cout);
+        multiply(desc, by.alignment[0] >= 16, x, a, ca, b, cb, y, c, cc, out, cout);
     });
     return CUBLAS_STATUS_SUCCESS;
 }
