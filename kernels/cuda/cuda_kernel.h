@@ -209,26 +209,27 @@ template <> struct element<truth> {
     }
 };
 
-/* `old` + x in the destination's arithmetic; integers wrap, bool is "or". */
+/* `old` + x in the destination's arithmetic; integers wrap, bool is "or". A product x is rounded
+ * first: fused, it would have other bits in some of the kernels that compute it. */
 template <class T, class X> static __device__ inline T add_to(T old, X x)
 {
     return element<T>::put((int64_t)((uint64_t)get(old) + (uint64_t)whole(x)));
 }
 template <class X> static __device__ inline float add_to(float old, X x)
 {
-    return old + (float)x;
+    return __fadd_rn(old, (float)x);
 }
 template <class X> static __device__ inline double add_to(double old, X x)
 {
-    return old + (double)x;
+    return __dadd_rn(old, (double)x);
 }
 template <class X> static __device__ inline bf16 add_to(bf16 old, X x)
 {
-    return element<bf16>::put(get(old) + (float)x);
+    return element<bf16>::put(__fadd_rn(get(old), (float)x));
 }
 template <class X> static __device__ inline f16 add_to(f16 old, X x)
 {
-    return element<f16>::put(get(old) + (float)x);
+    return element<f16>::put(__fadd_rn(get(old), (float)x));
 }
 template <class X> static __device__ inline truth add_to(truth old, X x)
 {
