@@ -181,6 +181,12 @@ describe('the CUDA plug-in on the CPU', function()
     assert.truthy(output:find('all_reduce(f32 (100000), sum, between devices)', 1, true), output)
   end)
 
+  it('ends if one rank clips by its host and another by its device', function()
+    local output = run('MS_SLOTS=nccl', 2, 'FULL_SHARD', 'model:clip_grad_norm_(1, world.rank)')
+    assert.truthy(output:find('rank 0: [^\n]*CommError: [^\n]*mismatch'), output)
+    assert.truthy(output:find('in clip_grad_norm_, between devices', 1, true), output)
+  end)
+
   it('gives the same bits in every legal order of streams', function()
     local first, second = losses(simulated .. ' MS_CUDASIM_SEED=1', 'f32'),
       losses(simulated .. ' MS_CUDASIM_SEED=2 MS_CUDASIM_SHUFFLE=1', 'f32')

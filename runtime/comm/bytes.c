@@ -8,7 +8,7 @@ ms_status msi_comm_gather_via(ms_comm *c, const msi_transport *via, const msi_la
                                 .dtype = MS_DTYPE_NONE,
                                 .ndim = -1,
                                 .count = nbytes,
-                                .slot = -1,
+                                .slot = msi_slot_of(via),
                                 .model = model,
                                 .name = *what};
     uint64_t seq;

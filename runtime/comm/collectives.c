@@ -7,11 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int32_t slot_of(const msi_transport *via)
-{
-    return via == &msi_transport_devices ? MSI_SLOT_DEVICES : -1;
-}
-
 static int64_t bytes_of(const msi_view *v)
 {
     return msi_view_numel(v) * ms_dtype_size(v->dtype);
@@ -36,7 +31,7 @@ static ms_status begin(ms_comm *c, const msi_transport *via, uint32_t kind, cons
     fp.dtype = v->dtype;
     fp.ndim = v->ndim;
     fp.count = msi_view_numel(v);
-    fp.slot = slot_of(via);
+    fp.slot = msi_slot_of(via);
     fp.root = root;
     fp.forward = forward;
     memcpy(fp.shape, v->shape, sizeof(*v->shape) * (size_t)v->ndim);
@@ -255,7 +250,7 @@ static ms_status exchange_rows(ms_comm *c, const msi_transport *via, int32_t dty
                                 .dtype = (int16_t)dtype,
                                 .ndim = -1,
                                 .count = row,
-                                .slot = slot_of(via),
+                                .slot = msi_slot_of(via),
                                 .forward = forward};
     const int64_t row_bytes = row * ms_dtype_size(dtype);
     int64_t in_bytes[MS_MAX_RANKS], out_bytes[MS_MAX_RANKS];

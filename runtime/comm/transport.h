@@ -88,4 +88,10 @@ extern const msi_transport msi_transport_alone; /* alone.c: this rank only, or f
 /* device_transport.c: between GPUs; only collectives on tensors, and on their device memory. */
 extern const msi_transport msi_transport_devices;
 
+/* The slot in a fingerprint, so that members that choose different transports differ. */
+static inline int32_t msi_slot_of(const msi_transport *via)
+{
+    return via == &msi_transport_devices ? MSI_SLOT_DEVICES : -1;
+}
+
 #endif
