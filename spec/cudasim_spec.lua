@@ -187,6 +187,23 @@ describe('the CUDA plug-in on the CPU', function()
     assert.truthy(output:find('in clip_grad_norm_, between devices', 1, true), output)
   end)
 
+  it('takes as much scratch for a clip in a fake group as on a rank', function()
+    local function scratch(group, rank)
+      local output
+      scripts.with_script(([[
+        local world, group = %s
+        local model = ms.fsdp.FSDP(ms.nn.Linear(99, 87), { process_group = group })
+        model(ms.ones(2, 99)):sum():backward()
+        model:clip_grad_norm_(1)
+        if %s == 1 then print(ms.memory().peak.scratch) end]]):format(group, rank), function(path)
+          output = scripts.shell(('env MS_CUDASIM_CARDS=2 %s luajit %s'):format(simulated, path))
+        end)
+      return assert(output:match '^(%d+)\n$', output)
+    end
+    assert.equal(scratch('ms.dist.init { ranks = 2 }', 'world.rank'),
+      scratch('nil, ms.dist.fake { rank = 1, world = 2 }', 'group:rank()'))
+  end)
+
   it('gives the same bits in every legal order of streams', function()
     local first, second = losses(simulated .. ' MS_CUDASIM_SEED=1', 'f32'),
       losses(simulated .. ' MS_CUDASIM_SEED=2 MS_CUDASIM_SHUFFLE=1', 'f32')

@@ -356,7 +356,7 @@ static ms_status list_all(places *p, const ms_fsdp_tree *tree, const msi_param_l
     return MS_OK;
 }
 
-/* The caller releases p->block, in any case. */
+/* The caller releases p->block, in any case. In a fake group the arrays are not filled. */
 static ms_status places_new(places *p, const ms_fsdp_tree *tree, const msi_param_list *o,
                             const room_of *room)
 {
@@ -374,7 +374,9 @@ static ms_status places_new(places *p, const ms_fsdp_tree *tree, const msi_param
     p->first = p->of_block + room->n_blocks;
     p->pieces = (msi_norm_piece *)(void *)(p->first + n_cut + 1);
     p->dtype = (int64_t *)(void *)(p->pieces + room->n_pieces);
-    return list_all(p, tree, o, room, (cursor *)(void *)(p->dtype + n_cut));
+    return ms_comm_is_fake(tree->comm)
+               ? MS_OK
+               : list_all(p, tree, o, room, (cursor *)(void *)(p->dtype + n_cut));
 }
 
 /* Compute the results of blocks that are cut in `memory`, by `run`, from the list at `first` and
@@ -486,7 +488,7 @@ static ms_status exchange(ms_fsdp_tree *tree, const char *mine, const room_of *r
     return MS_OK;
 }
 
-/* The exchange of a group whose other ranks have no messages. */
+/* The exchange of a fake group, whose other ranks have no messages. Its memory is a real rank's. */
 static void plan(const ms_fsdp_tree *tree, const room_of *room)
 {
     if (room->sharded > 0) {
@@ -507,6 +509,11 @@ static ms_status fold_on_host(ms_fsdp_tree *tree, const msi_param_list *o, doubl
 
     MS_TRY_GOTO(places_new(&p, tree, o, room), done);
     MS_TRY_GOTO(msi_host_alloc(tree->ctx, p.nbytes, MS_MEM_SCRATCH, &all), done);
+    if (ms_comm_is_fake(tree->comm)) {
+        plan(tree, room);
+        *total = 0;
+        goto done;
+    }
     char *memory = all->data;
 
     MS_TRY_GOTO(exchange(tree, mine, room, &p, memory), done);
@@ -532,12 +539,7 @@ ms_status msi_norm_of_ranks(ms_fsdp_tree *tree, const msi_param_list *o, double 
         msi_host_alloc(tree->ctx, room.sharded + room.plain + room.kept, MS_MEM_SCRATCH, &mine),
         done);
     MS_TRY_GOTO(make_on_host(tree, o, order, &room, mine->data), done);
-    if (ms_comm_is_fake(tree->comm)) {
-        plan(tree, &room);
-        *total = 0;
-    } else {
-        status = fold_on_host(tree, o, order, &room, mine->data, total);
-    }
+    status = fold_on_host(tree, o, order, &room, mine->data, total);
 done:
     msi_release(mine);
     free(room.cut);
@@ -548,7 +550,7 @@ done:
 
 bool msi_norm_on_devices(const ms_fsdp_tree *tree, const msi_param_list *o, double order)
 {
-    bool all = tree->layout == MSI_SLOTS_NCCL && order != 0;
+    bool all = tree->layout == MSI_SLOTS_NCCL && tree->ctx->device != NULL && order != 0;
 
     for (int32_t i = 0; i < o->n && all; i++) {
         all = is_cut(&o->places[i]) || !msi_norm_is_sent(tree, &o->places[i]);
@@ -599,6 +601,11 @@ ms_status msi_norm_of_devices(ms_fsdp_tree *tree, const msi_param_list *o, doubl
     char *memory = all->data, *own = memory + tree->shard_rank * room.sharded;
 
     MS_TRY_GOTO(make_messages(tree, o, norm->order, &room, own, memory + p.kept), done);
+    if (ms_comm_is_fake(tree->comm)) {
+        plan(tree, &room);
+        status = msi_norm_set(norm, max_norm, 0);
+        goto done;
+    }
     MS_TRY_GOTO(msi_tree_gather_devices(tree, "clip_grad_norm_", own, room.sharded, memory), done);
     msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* equivalent collective */
     status = fold_on_device(&p, norm, max_norm, list->data, memory);
