@@ -252,6 +252,21 @@ describe('the CUDA plug-in on the CPU', function()
     assert.truthy(output:find '1000000%s2000000', output)
   end)
 
+  it('loads a checkpoint to a card that has no room for a copy', function()
+    local output = scripts.shell('env MS_CUDASIM_MEMORY=96 ' .. simulated .. [[ luajit -e "
+      local ms = require 'moonshard'
+      local root = os.tmpname()
+      os.remove(root)
+      local model = ms.nn.Linear(4000, 4000)
+      ms.nn.init.constant_(model.weight, 3)
+      local path = ms.checkpoint.save(root, 'first', { model = model, step = 1 })
+      ms.no_grad(model.weight.fill_, model.weight, 7)
+      print(pcall(ms.checkpoint.load, path, { model = model }))
+      print(model.weight:detach():max():item(), model.weight:detach():min():item())
+      os.execute('rm -r ' .. root)"]])
+    assert.truthy(output:find '^true%s[^\n]*\n3%s3\n$', output)
+  end)
+
   -- bf16 by tensor cores or cuDNN, also in slices and with one direction refused; f32 by the
   -- plain kernel.
   for _, by in ipairs { 'MS_CUDNN_ATTENTION=0', 'MS_CUDASIM_WORK=200', 'MS_CUDASIM_REFUSE=2' } do

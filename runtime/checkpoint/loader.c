@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { CHUNK = 8 << 20 };
+
 /* Staged values of a tensor. */
 typedef struct staged {
     struct staged *next;
@@ -338,27 +340,36 @@ static ms_status read_late(ms_checkpoint_loader *l)
     return MS_OK;
 }
 
-/* Copy what was read to the tensor, which is contiguous. */
-static ms_status copy_staged(const staged *s)
+/* Copy what was read to the tensor, which is contiguous: to a device by CHUNK bytes of pinned
+ * memory; NULL: there is no device. */
+static ms_status copy_staged(const staged *s, const msi_mem_block *pinned)
 {
-    const msi_view *to = &s->local->v;
-    msi_view from = {0};
+    char *to = msi_view_address(&s->local->v);
 
-    msi_view_set_contiguous(&from, to->dtype, to->ndim, to->shape);
-    MS_TRY(msi_storage_of_host(&from.storage, s->local->ctx, s->bytes, s->nbytes));
-    const ms_status status = msi_copy(to, &from, false);
+    if (pinned == NULL) {
+        return msi_mem_copy(s->local->ctx, to, s->bytes, s->nbytes);
+    }
+    for (int64_t at = 0; at < s->nbytes; at += CHUNK) {
+        const int64_t n = s->nbytes - at < CHUNK ? s->nbytes - at : CHUNK;
 
-    msi_storage_release(from.storage);
-    return status;
+        memcpy(pinned->data, (char *)s->bytes + at, (size_t)n);
+        MS_TRY(msi_mem_copy(s->local->ctx, to + at, pinned->data, n));
+        MS_TRY(msi_settle_stream(s->local->ctx));
+    }
+    return MS_OK;
 }
 
 ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)
 {
     msi_outcome all[ms_comm_size(l->comm)];
+    msi_mem_block *pinned = NULL;
 
     msi_op_host(msi_context(), "tensors are read from a checkpoint");
     for (staged *s = l->list; s != NULL && l->own.status == MS_OK; s = s->next) {
         msi_outcome_keep(&l->own, msi_tensor_check_write(s->local, "checkpoint"));
+    }
+    if (msi_context()->device != NULL) {
+        msi_outcome_keep(&l->own, msi_host_alloc(msi_context(), CHUNK, MS_MEM_SCRATCH, &pinned));
     }
     ms_status status = read_late(l);
 
@@ -367,11 +378,12 @@ ms_status ms_checkpoint_load_commit(ms_checkpoint_loader *l)
     }
 
     for (staged *s = l->list; s != NULL && status == MS_OK; s = s->next) {
-        status = copy_staged(s);
+        status = copy_staged(s, pinned);
         s->local->v.storage->version++;
         free(s->bytes);
         s->bytes = NULL;
     }
+    msi_release(pinned);
     loader_free(l);
     return status;
 }
