@@ -57,6 +57,7 @@ describe('ms.device', function()
       assert(x:device() == kind .. ':0')
       assert(ms.device(kind) == kind)
       raises('before any tensor exists', ms.device, 'cpu')
+      raises(("choose '%s:1' before any tensor exists"):format(kind), ms.device, kind, 1)
       ms.close()
       if kind == 'cuda' then
         ms.device('cuda:99')

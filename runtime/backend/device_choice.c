@@ -106,13 +106,18 @@ static ms_status check_unused(ms_context *ctx, const char *kind, int32_t index)
     }
     const char *now = d != NULL ? d->ops->kind : kinds[0];
 
-    return strcmp(now, kind) == 0 && (index < 0 || index == info.index)
+    if (strcmp(now, kind) != 0) {
+        return MS_FAIL(MS_RUNTIME_ERROR,
+                       "device: the device of this process is '%s' since its first tensor; choose "
+                       "'%s' before any tensor exists",
+                       now, kind);
+    }
+    return index < 0 || index == info.index
                ? MS_OK
-               : MS_FAIL(
-                     MS_RUNTIME_ERROR,
-                     "device: the device of this process is '%s' since its first tensor; choose "
-                     "'%s' before any tensor exists",
-                     now, kind);
+               : MS_FAIL(MS_RUNTIME_ERROR,
+                         "device: the device of this process is '%s:%d' since its first tensor; "
+                         "choose '%s:%d' before any tensor exists",
+                         now, (int)info.index, kind, (int)index);
 }
 
 ms_status ms_device_use(const char *kind, int32_t index)
