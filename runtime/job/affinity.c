@@ -126,7 +126,7 @@ static int compare(const void *a, const void *b)
                                 : (x->number > y->number) - (x->number < y->number);
 }
 
-/* Hardware threads of one core become neighbours, so that ranks do not share it. */
+/* Hardware threads of one core become neighbours, so that only a core at a cut is shared. */
 static void sort_by_core(const char *sys, core *cores, int32_t n)
 {
     char file[128], line[LINE];
