@@ -6,13 +6,9 @@
  * model's order. For plain parameters every rank sends all blocks to all ranks of the tree,
  * replicas among them. If they differ (nobody reduced their gradients) the mean over ranks counts,
  * so that all ranks clip by one norm. */
-#include "norm_messages.h"
+#include "norm_places.h"
 
 #include "array.h"
-#include "blocks.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 /* What this rank writes: its sharded message, which has block results, then fragments, each padded
  * to 8 bytes; the blocks of plain parameters, a message of their own; and blocks that it keeps. */
@@ -21,20 +17,6 @@ typedef struct message {
     char *fragments;
     double *plain, *kept;
 } message;
-
-/* Cut parameters whose pieces are equal on every rank, measured once. */
-typedef struct measured {
-    const msi_listed_param *at;
-    int64_t times;
-} measured;
-
-/* Bytes of a rank's two messages, and of the blocks it keeps to itself. */
-typedef struct room_of {
-    measured *cut; /* (n_cut) */
-    int32_t n_cut;
-    int64_t sharded, plain, kept;
-    int64_t n_blocks, n_pieces; /* in all; fragments of all ranks */
-} room_of;
 
 /* Of one rank's sharded message. */
 typedef struct extent {
@@ -107,7 +89,7 @@ static bool are_alike(const ms_fsdp_unit *a, const ms_fsdp_unit *b)
 }
 
 /* The list's cut parameters; units in a row that are alike count as one. Returns their number. */
-static int32_t collect(const msi_param_list *o, measured *out)
+static int32_t collect(const msi_param_list *o, msi_norm_measured *out)
 {
     const ms_fsdp_unit *last = NULL;
     int32_t n = 0, first = 0, next = 0; /* the latest unit that was new, and its next parameter */
@@ -126,7 +108,7 @@ static int32_t collect(const msi_param_list *o, measured *out)
         if (next < n && out[next].at->index == at->index) {
             out[next++].times++;
         } else {
-            out[n++] = (measured){at, 1};
+            out[n++] = (msi_norm_measured){at, 1};
             next = n;
         }
     }
@@ -134,7 +116,7 @@ static int32_t collect(const msi_param_list *o, measured *out)
 }
 
 /* Add what a rank of the shard group sends. */
-static ms_status measure_param(const measured *m, int32_t rank, extent *e)
+static ms_status measure_param(const msi_norm_measured *m, int32_t rank, extent *e)
 {
     const ms_fsdp_unit *u = m->at->unit;
     const int64_t numel = u->params[m->at->index].numel;
@@ -156,7 +138,7 @@ static ms_status measure_param(const measured *m, int32_t rank, extent *e)
     return MS_OK;
 }
 
-static ms_status measure(const room_of *room, int32_t rank, extent *e)
+static ms_status measure(const msi_norm_sizes *room, int32_t rank, extent *e)
 {
     *e = (extent){0};
     for (int32_t i = 0; i < room->n_cut; i++) {
@@ -238,8 +220,8 @@ static ms_status write_all(const ms_fsdp_tree *tree, const msi_param_list *o, do
 
 /* Compute this rank's messages by kernels: the sharded one, and at `rest` the plain one, then the
  * kept blocks. */
-static ms_status make_messages(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
-                               const room_of *room, char *sharded, char *rest)
+ms_status msi_norm_write(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
+                         const msi_norm_sizes *room, char *sharded, char *rest)
 {
     extent e;
 
@@ -251,43 +233,7 @@ static ms_status make_messages(const ms_fsdp_tree *tree, const msi_param_list *o
                                (double *)(void *)rest, (double *)(void *)(rest + room->plain)});
 }
 
-/* The same into host memory, one behind another. Waits for the device. */
-static ms_status make_on_host(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
-                              const room_of *room, char *to)
-{
-    const int64_t nbytes = room->sharded + room->plain + room->kept;
-    msi_mem_block *made;
-    ms_status status;
-
-    if (tree->ctx->device == NULL) {
-        return make_messages(tree, o, order, room, to, to + room->sharded);
-    }
-    MS_TRY(msi_alloc(tree->ctx, nbytes, MS_MEM_SCRATCH, &made));
-    char *at = made->data;
-
-    MS_TRY_GOTO(make_messages(tree, o, order, room, at, at + room->sharded), done);
-    MS_TRY_GOTO(msi_mem_copy(tree->ctx, to, at, nbytes), done);
-    status = msi_settle_stream(tree->ctx);
-done:
-    msi_release(made);
-    return status;
-}
-
 /* -- all ranks' messages ----------------------------------------------------------------------- */
-
-/* [Note: places] The fold reads one piece of memory: every rank's sharded message, every rank's
- * plain one, this rank's kept blocks, then results of the blocks that are cut, which a kernel
- * computes from their fragments. Its list has the place of each block's result, parameter by
- * parameter. */
-typedef struct places {
-    int64_t n_blocks, n_cut, n_pieces;
-    int64_t *of_block;                /* (n_blocks) in f64, from 1 */
-    int64_t *first;                   /* (n_cut + 1) of the pieces of each cut block */
-    msi_norm_piece *pieces;           /* (n_pieces) */
-    int64_t *dtype;                   /* (n_cut) of the gradients */
-    int64_t plain, kept, cut, nbytes; /* offsets and size of the memory */
-    msi_mem_block *block;             /* host memory of the arrays */
-} places;
 
 /* Where the list has come in the messages of a rank. */
 typedef struct cursor {
@@ -300,7 +246,7 @@ static int64_t place_at(int64_t offset)
     return offset / (int64_t)sizeof(double) + 1;
 }
 
-static ms_status list_cut(places *p, const ms_fsdp_unit *u, int32_t index, cursor *at)
+static ms_status list_cut(msi_norm_places *p, const ms_fsdp_unit *u, int32_t index, cursor *at)
 {
     const int64_t size = ms_dtype_size(u->grad_dtype), numel = u->params[index].numel;
 
@@ -328,8 +274,8 @@ static ms_status list_cut(places *p, const ms_fsdp_unit *u, int32_t index, curso
     return MS_OK;
 }
 
-static ms_status list_all(places *p, const ms_fsdp_tree *tree, const msi_param_list *o,
-                          const room_of *room, cursor *at)
+static ms_status list_all(msi_norm_places *p, const ms_fsdp_tree *tree, const msi_param_list *o,
+                          const msi_norm_sizes *room, cursor *at)
 {
     int64_t plain = place_at(p->plain), kept = place_at(p->kept);
 
@@ -357,8 +303,8 @@ static ms_status list_all(places *p, const ms_fsdp_tree *tree, const msi_param_l
 }
 
 /* The caller releases p->block, in any case. In a fake group the arrays are not filled. */
-static ms_status places_new(places *p, const ms_fsdp_tree *tree, const msi_param_list *o,
-                            const room_of *room)
+ms_status msi_norm_places_new(msi_norm_places *p, const ms_fsdp_tree *tree, const msi_param_list *o,
+                              const msi_norm_sizes *room)
 {
     /* a block that is cut has two pieces at least */
     const int64_t n_cut = room->n_pieces / 2;
@@ -379,32 +325,9 @@ static ms_status places_new(places *p, const ms_fsdp_tree *tree, const msi_param
                : list_all(p, tree, o, room, (cursor *)(void *)(p->dtype + n_cut));
 }
 
-/* Compute the results of blocks that are cut in `memory`, by `run`, from the list at `first` and
- * `pieces`. */
-static ms_status cut_norms(const places *p, const int64_t *first, const msi_norm_piece *pieces,
-                           char *memory, double order,
-                           ms_status (*run)(const char *op, int32_t kernel, int32_t dtype,
-                                            const void *args))
-{
-    for (int64_t k = 0, end; k < p->n_cut; k = end) {
-        for (end = k + 1; end < p->n_cut && p->dtype[end] == p->dtype[k];) {
-            end++;
-        }
-        const msi_norm_cut_args args = {.n = end - k,
-                                        .first = first + k,
-                                        .pieces = pieces,
-                                        .in = memory,
-                                        .out = (double *)(void *)(memory + p->cut) + k,
-                                        .order = order};
-
-        MS_TRY(run("norm", MSI_K_norm_cut, (int32_t)p->dtype[k], &args));
-    }
-    return MS_OK;
-}
-
 /* Maximum size of any rank's messages, and size of this rank's kept blocks. The caller frees
  * `room->cut`, in any case. */
-static ms_status measure_all(const ms_fsdp_tree *tree, const msi_param_list *o, room_of *room)
+ms_status msi_norm_measure(const ms_fsdp_tree *tree, const msi_param_list *o, msi_norm_sizes *room)
 {
     MS_TRY(msi_new_array(&room->cut, o->n, "parameters to measure"));
     room->n_cut = collect(o, room->cut);
@@ -427,192 +350,4 @@ static ms_status measure_all(const ms_fsdp_tree *tree, const msi_param_list *o, 
         }
     }
     return MS_OK;
-}
-
-/* -- by the host ------------------------------------------------------------------------------- */
-
-/* Put the value of each plain block, for which every rank sent a result, into the first message. */
-static void agree_on_plain(const ms_fsdp_tree *tree, const room_of *room, double order,
-                           double *messages)
-{
-    const int64_t n = room->plain / (int64_t)sizeof(double);
-
-    for (int64_t b = 0; b < n; b++) {
-        double total = 0;
-        bool equal = true;
-
-        for (int32_t q = 0; q < tree->world; q++) {
-            const double *result = &messages[q * n + b];
-
-            equal = equal && memcmp(result, &messages[b], sizeof(*result)) == 0;
-            total = msi_norm_fold(total, result, 1, order);
-        }
-        if (!equal) {
-            messages[b] = order == HUGE_VAL ? total : total / tree->world;
-        }
-    }
-}
-
-static double fold_all(const ms_fsdp_tree *tree, const msi_param_list *o, const places *p,
-                       const double *memory, double order)
-{
-    const int64_t *place = p->of_block;
-    double total = 0;
-
-    for (int32_t i = 0; i < o->n; i++) {
-        double folded = order == 0 ? 0 : total; /* order 0 counts tensors, not blocks */
-
-        for (int64_t n = msi_norm_blocks_of(tree, &o->places[i]); n > 0; n--) {
-            folded = msi_norm_fold(folded, &memory[*place++ - 1], 1, order);
-        }
-        total = order == 0 ? total + (folded != 0) : folded;
-    }
-    return total;
-}
-
-/* Gather the messages at `mine`: the sharded ones of the shard group, then the plain ones of all
- * ranks. */
-static ms_status exchange(ms_fsdp_tree *tree, const char *mine, const room_of *room,
-                          const places *p, char *memory)
-{
-    if (room->sharded > 0) {
-        MS_TRY(msi_tree_gather_over(tree, tree->shards, "clip_grad_norm_", mine, room->sharded,
-                                    memory));
-    }
-    if (room->plain > 0) {
-        MS_TRY(msi_tree_gather(tree, "clip_grad_norm_", mine + room->sharded, room->plain,
-                               memory + p->plain));
-    }
-    memcpy(memory + p->kept, mine + room->sharded + room->plain, (size_t)room->kept);
-    msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* equivalent collective */
-    return MS_OK;
-}
-
-/* The exchange of a fake group, whose other ranks have no messages. Its memory is a real rank's. */
-static void plan(const ms_fsdp_tree *tree, const room_of *room)
-{
-    if (room->sharded > 0) {
-        msi_comm_plan(tree->shards, MSI_COLL_ALL_GATHER, room->sharded);
-    }
-    if (room->plain > 0) {
-        msi_comm_plan(tree->comm, MSI_COLL_ALL_GATHER, room->plain);
-    }
-    msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE);
-}
-
-static ms_status fold_on_host(ms_fsdp_tree *tree, const msi_param_list *o, double order,
-                              const room_of *room, const char *mine, double *total)
-{
-    places p = {0};
-    msi_mem_block *all = NULL;
-    ms_status status;
-
-    MS_TRY_GOTO(places_new(&p, tree, o, room), done);
-    MS_TRY_GOTO(msi_host_alloc(tree->ctx, p.nbytes, MS_MEM_SCRATCH, &all), done);
-    if (ms_comm_is_fake(tree->comm)) {
-        plan(tree, room);
-        *total = 0;
-        goto done;
-    }
-    char *memory = all->data;
-
-    MS_TRY_GOTO(exchange(tree, mine, room, &p, memory), done);
-    agree_on_plain(tree, room, order, (double *)(void *)(memory + p.plain));
-    MS_TRY_GOTO(cut_norms(&p, p.first, p.pieces, memory, order, msi_dispatch_host), done);
-    *total = fold_all(tree, o, &p, all->data, order);
-    *total = msi_plain_nan(msi_norm_finish(*total, order));
-done:
-    msi_release(all);
-    msi_release(p.block);
-    return status;
-}
-
-ms_status msi_norm_of_ranks(ms_fsdp_tree *tree, const msi_param_list *o, double order,
-                            double *total)
-{
-    room_of room = {0};
-    msi_mem_block *mine = NULL;
-    ms_status status;
-
-    MS_TRY_GOTO(measure_all(tree, o, &room), done);
-    MS_TRY_GOTO(
-        msi_host_alloc(tree->ctx, room.sharded + room.plain + room.kept, MS_MEM_SCRATCH, &mine),
-        done);
-    MS_TRY_GOTO(make_on_host(tree, o, order, &room, mine->data), done);
-    status = fold_on_host(tree, o, order, &room, mine->data, total);
-done:
-    msi_release(mine);
-    free(room.cut);
-    return status;
-}
-
-/* -- by the devices ---------------------------------------------------------------------------- */
-
-bool msi_norm_on_devices(const ms_fsdp_tree *tree, const msi_param_list *o, double order)
-{
-    bool all = tree->layout == MSI_SLOTS_NCCL && tree->ctx->device != NULL && order != 0;
-
-    for (int32_t i = 0; i < o->n && all; i++) {
-        all = is_cut(&o->places[i]) || !msi_norm_is_sent(tree, &o->places[i]);
-    }
-    return all;
-}
-
-/* Copy the list to the device; the caller releases `*out`. */
-static ms_status upload(ms_context *ctx, const places *p, msi_mem_block **out)
-{
-    const int64_t nbytes = (int64_t)((char *)p->dtype - (char *)p->of_block);
-
-    MS_TRY(msi_alloc(ctx, nbytes, MS_MEM_SCRATCH, out));
-    return msi_mem_copy(ctx, (*out)->data, p->of_block, nbytes);
-}
-
-static ms_status fold_on_device(const places *p, msi_norm *norm, double max_norm,
-                                const int64_t *list, char *memory)
-{
-    const int64_t *first = list + (p->first - p->of_block);
-    const void *pieces = list + ((int64_t *)(void *)p->pieces - p->of_block);
-    const msi_gather_args args = {
-        .loop = {.ndim = 1, .shape = {p->n_blocks}, .stride = {{1}, {1}, {0}}},
-        .size = p->nbytes / (int64_t)sizeof(double),
-        .step = 1,
-        .index = list,
-        .in = memory,
-        .out = msi_norm_room(norm, p->n_blocks)};
-
-    MS_TRY(cut_norms(p, first, pieces, memory, norm->order, msi_dispatch));
-    MS_TRY(msi_dispatch("norm", MSI_K_gather, MS_DTYPE_F64, &args));
-    return msi_norm_fold_blocks(norm, max_norm);
-}
-
-ms_status msi_norm_of_devices(ms_fsdp_tree *tree, const msi_param_list *o, double max_norm,
-                              msi_norm *norm)
-{
-    ms_context *ctx = tree->ctx;
-    room_of room = {0};
-    places p = {0};
-    msi_mem_block *all = NULL, *list = NULL;
-    ms_status status;
-
-    MS_TRY_GOTO(measure_all(tree, o, &room), done);
-    MS_TRY_GOTO(places_new(&p, tree, o, &room), done);
-    MS_TRY_GOTO(msi_alloc(ctx, p.nbytes, MS_MEM_SCRATCH, &all), done);
-    MS_TRY_GOTO(upload(ctx, &p, &list), done);
-    char *memory = all->data, *own = memory + tree->shard_rank * room.sharded;
-
-    MS_TRY_GOTO(make_messages(tree, o, norm->order, &room, own, memory + p.kept), done);
-    if (ms_comm_is_fake(tree->comm)) {
-        plan(tree, &room);
-        status = msi_norm_set(norm, max_norm, 0);
-        goto done;
-    }
-    MS_TRY_GOTO(msi_tree_gather_devices(tree, "clip_grad_norm_", own, room.sharded, memory), done);
-    msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* equivalent collective */
-    status = fold_on_device(&p, norm, max_norm, list->data, memory);
-done:
-    msi_release(list);
-    msi_release(all);
-    msi_release_later(ctx, p.block); /* the copy reads it */
-    free(room.cut);
-    return status;
 }
