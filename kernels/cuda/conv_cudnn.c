@@ -1,40 +1,19 @@
-/* Convolutions by cuDNN, which is opened when the first one runs. Algorithms are fixed: products of
- * matrices whose sums repeat, f32 without tf32. Gradients are f32: those of narrow operands are
- * computed from widened ones, which tf32 holds exactly. */
-#include "cuda_device.h"
+/* Convolutions by cuDNN. Algorithms are fixed: products of matrices whose sums repeat, f32 without
+ * tf32. Gradients are f32: those of narrow operands are computed from widened ones, which tf32
+ * holds exactly. */
+#include "cudnn_graph.h"
 
-#if defined(MS_CUDASIM) || __has_include(<cudnn.h>)
-#include <cudnn.h>
+#ifdef CUDA_HAS_CUDNN
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define CALLS(X)                                                                                   \
-    X(cudnnCreate)                                                                                 \
-    X(cudnnDestroy)                                                                                \
-    X(cudnnSetStream)                                                                              \
-    X(cudnnCreateTensorDescriptor)                                                                 \
-    X(cudnnSetTensorNdDescriptor)                                                                  \
-    X(cudnnDestroyTensorDescriptor)                                                                \
-    X(cudnnCreateFilterDescriptor)                                                                 \
-    X(cudnnSetFilterNdDescriptor)                                                                  \
-    X(cudnnDestroyFilterDescriptor)                                                                \
-    X(cudnnCreateConvolutionDescriptor)                                                            \
-    X(cudnnSetConvolutionNdDescriptor)                                                             \
-    X(cudnnSetConvolutionGroupCount)                                                               \
-    X(cudnnSetConvolutionMathType)                                                                 \
-    X(cudnnDestroyConvolutionDescriptor)                                                           \
-    X(cudnnGetConvolutionForwardWorkspaceSize)                                                     \
-    X(cudnnGetConvolutionBackwardDataWorkspaceSize)                                                \
-    X(cudnnGetConvolutionBackwardFilterWorkspaceSize)                                              \
-    X(cudnnConvolutionForward)                                                                     \
-    X(cudnnConvolutionBackwardData)                                                                \
-    X(cudnnConvolutionBackwardFilter)
-
 enum { N_SIZES = offsetof(msi_conv_args, x) / sizeof(int64_t) };
 
-typedef struct plan {
-    struct plan *next;
+typedef struct conv_plan plan;
+
+struct conv_plan {
+    plan *next;
     int64_t of[N_SIZES]; /* of msi_conv_args, up to x */
     int32_t dtype;
     bool gradient, supported;
@@ -43,52 +22,11 @@ typedef struct plan {
     cudnnTensorDescriptor_t x, y;
     cudnnFilterDescriptor_t w;
     cudnnConvolutionDescriptor_t conv;
-} plan;
-
-struct cuda_conv {
-    CALLS(CUDA_POINTER)
-    cudnnHandle_t handle; /* NULL: there is no cuDNN */
-    plan *plans;
 };
 
-/* -- opening ----------------------------------------------------------------------------------- */
-
-static bool find_calls(cuda_conv *c)
+void cuda_conv_close(cuda_cudnn *c)
 {
-    char error[MSI_DEVICE_ERROR];
-    void *library = cuda_open_library((const char *const[]){"libcudnn.so.9", NULL}, error);
-    bool found = library != NULL;
-
-#define FIND(name) found = found && CUDA_FIND(c, library, name, error);
-    CALLS(FIND)
-    return found;
-}
-
-/* NULL: no memory. */
-static cuda_conv *opened(cuda_conv **conv)
-{
-    cuda_conv *c = *conv;
-
-    if (c == NULL && (c = *conv = calloc(1, sizeof(*c))) != NULL &&
-        (!find_calls(c) || c->cudnnCreate(&c->handle) != CUDNN_STATUS_SUCCESS)) {
-        c->handle = NULL;
-    }
-    return c;
-}
-
-void *cuda_conv_handle(cuda_conv **conv)
-{
-    const cuda_conv *c = opened(conv);
-
-    return c != NULL ? c->handle : NULL;
-}
-
-void cuda_conv_close(cuda_conv *c)
-{
-    if (c == NULL) {
-        return;
-    }
-    for (plan *p = c->plans, *next; p != NULL; p = next) {
+    for (plan *p = c->convs, *next; p != NULL; p = next) {
         next = p->next;
         (void)c->cudnnDestroyTensorDescriptor(p->x);
         (void)c->cudnnDestroyTensorDescriptor(p->y);
@@ -96,10 +34,6 @@ void cuda_conv_close(cuda_conv *c)
         (void)c->cudnnDestroyConvolutionDescriptor(p->conv);
         free(p);
     }
-    if (c->handle != NULL) {
-        (void)c->cudnnDestroy(c->handle);
-    }
-    free(c);
 }
 
 /* -- planning ---------------------------------------------------------------------------------- */
@@ -136,7 +70,7 @@ static void sizes_of(int to[5], int64_t first, int64_t second, const int64_t siz
     }
 }
 
-static bool set_tensor(const cuda_conv *c, cudnnTensorDescriptor_t *to, cudnnDataType_t type,
+static bool set_tensor(const cuda_cudnn *c, cudnnTensorDescriptor_t *to, cudnnDataType_t type,
                        const int *size, int n)
 {
     int stride[5];
@@ -149,7 +83,7 @@ static bool set_tensor(const cuda_conv *c, cudnnTensorDescriptor_t *to, cudnnDat
            c->cudnnSetTensorNdDescriptor(*to, type, n, size, stride) == CUDNN_STATUS_SUCCESS;
 }
 
-static bool describe(const cuda_conv *c, plan *p, const msi_conv_args *a)
+static bool describe(const cuda_cudnn *c, plan *p, const msi_conv_args *a)
 {
     const bool flat = a->in[0] * a->out[0] * a->kernel[0] == 1 && a->pad[0] == 0;
     const int n = flat ? 2 : 3;
@@ -180,7 +114,7 @@ static bool describe(const cuda_conv *c, plan *p, const msi_conv_args *a)
            c->cudnnSetConvolutionMathType(p->conv, math) == CUDNN_STATUS_SUCCESS;
 }
 
-static bool choose(const cuda_conv *c, plan *p)
+static bool choose(const cuda_cudnn *c, plan *p)
 {
     static const cudnnConvolutionFwdAlgo_t algos[] = {
         CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM, CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM};
@@ -204,14 +138,14 @@ static bool choose(const cuda_conv *c, plan *p)
 }
 
 /* NULL: not by cuDNN. */
-static const plan *plan_of(cuda_conv *c, const msi_conv_args *a, int32_t dtype, bool gradient)
+static const plan *plan_of(cuda_cudnn *c, const msi_conv_args *a, int32_t dtype, bool gradient)
 {
     plan *p;
 
-    if (c == NULL || c->handle == NULL || !takes(a, dtype)) {
+    if (!takes(a, dtype)) {
         return NULL;
     }
-    for (p = c->plans; p != NULL; p = p->next) {
+    for (p = c->convs; p != NULL; p = p->next) {
         if (p->dtype == dtype && p->gradient == gradient && memcmp(p->of, a, sizeof(p->of)) == 0) {
             break;
         }
@@ -221,8 +155,8 @@ static const plan *plan_of(cuda_conv *c, const msi_conv_args *a, int32_t dtype, 
         p->dtype = dtype;
         p->gradient = gradient;
         p->supported = describe(c, p, a) && choose(c, p);
-        p->next = c->plans;
-        c->plans = p;
+        p->next = c->convs;
+        c->convs = p;
     }
     return p != NULL && p->supported ? p : NULL;
 }
@@ -260,9 +194,9 @@ static size_t work_bytes(const plan *p)
     return rounded_up(p->bytes > p->filter_bytes ? p->bytes : p->filter_bytes);
 }
 
-int64_t cuda_conv_bytes(cuda_conv **conv, const msi_conv_args *a, int32_t dtype, bool gradient)
+int64_t cuda_conv_bytes(cuda_cudnn *c, const msi_conv_args *a, int32_t dtype, bool gradient)
 {
-    const plan *p = plan_of(opened(conv), a, dtype, gradient);
+    const plan *p = plan_of(c, a, dtype, gradient);
 
     if (p == NULL) {
         return 0;
@@ -275,7 +209,7 @@ int64_t cuda_conv_bytes(cuda_conv **conv, const msi_conv_args *a, int32_t dtype,
 }
 
 /* y starts as the bias, so that the result is rounded once. */
-static cudnnStatus_t forward(const cuda_conv *c, cudaStream_t stream, const plan *p,
+static cudnnStatus_t forward(const cuda_cudnn *c, cudaStream_t stream, const plan *p,
                              const msi_conv_args *a)
 {
     const int64_t channels = a->groups * a->out_channels, each = volume(a->out);
@@ -326,7 +260,7 @@ static cudaError_t or_own(cudaError_t e, cudaStream_t stream, int32_t dtype, msi
     return e != cudaErrorNotSupported ? e : cuda_kernels[MSI_K_conv_grad][dtype](stream, &one);
 }
 
-static cudaError_t backward(const cuda_conv *c, cudaStream_t stream, const plan *p,
+static cudaError_t backward(const cuda_cudnn *c, cudaStream_t stream, const plan *p,
                             const msi_conv_args *a)
 {
     const float one = 1, old_x = a->dx_accumulate, old_w = a->dw_accumulate;
@@ -357,45 +291,15 @@ static cudaError_t backward(const cuda_conv *c, cudaStream_t stream, const plan 
     return e;
 }
 
-cudaError_t cuda_conv_run(cuda_conv **conv, cudaStream_t stream, const msi_conv_args *a,
-                          int32_t dtype, bool gradient)
+cudaError_t cuda_conv_run(cuda_cudnn *c, cudaStream_t stream, const msi_conv_args *a, int32_t dtype,
+                          bool gradient)
 {
-    const cuda_conv *c = opened(conv);
-    const plan *p = plan_of(*conv, a, dtype, gradient);
+    const plan *p = plan_of(c, a, dtype, gradient);
 
     if (p == NULL) {
         return cudaErrorNotSupported;
     }
-    if (c->cudnnSetStream(c->handle, stream) != CUDNN_STATUS_SUCCESS) {
-        return cudaErrorLaunchFailure;
-    }
     return gradient ? backward(c, stream, p, a) : outcome(forward(c, stream, p, a));
-}
-
-#else /* no headers of cuDNN: its own kernel */
-
-void *cuda_conv_handle(cuda_conv **conv)
-{
-    (void)conv;
-    return NULL;
-}
-
-void cuda_conv_close(cuda_conv *c)
-{
-    (void)c;
-}
-
-int64_t cuda_conv_bytes(cuda_conv **conv, const msi_conv_args *a, int32_t dtype, bool gradient)
-{
-    (void)conv, (void)a, (void)dtype, (void)gradient;
-    return 0;
-}
-
-cudaError_t cuda_conv_run(cuda_conv **conv, cudaStream_t stream, const msi_conv_args *a,
-                          int32_t dtype, bool gradient)
-{
-    (void)conv, (void)stream, (void)a, (void)dtype, (void)gradient;
-    return cudaErrorNotSupported;
 }
 
 #endif

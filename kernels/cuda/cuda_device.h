@@ -1,5 +1,5 @@
-/* The CUDA device's own parts: attention_cudnn.c, conv_cudnn.c, device.c,
- * driver.c, matmul.c, memory.c, table.c, timing.c. */
+/* The CUDA device's own parts: attention_cudnn.c, conv_cudnn.c, cudnn_graph.c, cudnn_library.c,
+ * device.c, driver.c, matmul.c, memory.c, table.c, timing.c. */
 #ifndef MS_CUDA_DEVICE_H
 #define MS_CUDA_DEVICE_H
 
@@ -111,30 +111,17 @@ void cuda_timing_end(cuda_timing *t, cudaStream_t stream);
 /* All work has run. Prints the table on stderr. NULL is accepted. */
 void cuda_timing_close(cuda_timing *t, int card, const char *(*kernel_name)(int32_t));
 
-/* -- conv_cudnn.c ------------------------------------------------------------------------------
- */
+/* -- cudnn_library.c --------------------------------------------------------------------------- */
 
-typedef struct cuda_conv cuda_conv; /* made on demand */
+/* Opened on demand. Computes convolutions and attention. */
+typedef struct cuda_cudnn cuda_cudnn;
 
-void cuda_conv_close(cuda_conv *c);
-/* Scratch of cuda_conv_run(). */
-int64_t cuda_conv_bytes(cuda_conv **conv, const msi_conv_args *a, int32_t dtype, bool gradient);
-/* cudaErrorNotSupported: not by cuDNN, nothing was enqueued. */
-cudaError_t cuda_conv_run(cuda_conv **conv, cudaStream_t stream, const msi_conv_args *a,
-                          int32_t dtype, bool gradient);
-/* A cudnnHandle_t, which attention shares. NULL: there is no cuDNN. */
-void *cuda_conv_handle(cuda_conv **conv);
-
-/* -- attention_cudnn.c ------------------------------------------------------------------------- */
-
-typedef struct cuda_attention cuda_attention; /* made on demand */
-
-void cuda_attention_close(cuda_attention *c);
-/* Scratch of cuda_attention_run(). */
-int64_t cuda_attention_bytes(cuda_attention **attention, cuda_conv **conv,
-                             const msi_attention_args *a, int32_t dtype, bool gradient);
+/* NULL is accepted. */
+void cuda_cudnn_close(cuda_cudnn *c);
+/* Scratch of cuda_cudnn_run(). */
+int64_t cuda_cudnn_bytes(cuda_cudnn **c, int32_t kernel, int32_t dtype, const void *args);
 /* cudaErrorNotSupported: not by cuDNN, own kernels must write all results. */
-cudaError_t cuda_attention_run(cuda_attention **attention, cuda_conv **conv, cudaStream_t stream,
-                               const msi_attention_args *a, int32_t dtype, bool gradient);
+cudaError_t cuda_cudnn_run(cuda_cudnn **c, cudaStream_t stream, int32_t kernel, int32_t dtype,
+                           const void *args);
 
 #endif

@@ -43,8 +43,7 @@ typedef struct cuda_device {
     struct cudaDeviceProp properties;
     char library[128];
     cuda_matmul *matmul;
-    cuda_conv *conv;
-    cuda_attention *attention;
+    cuda_cudnn *cudnn;   /* opened on demand */
     cuda_timing *timing; /* MS_CUDA_TIME=1, else NULL */
     stream streams[MSI_STREAMS];
     waiting *waiting;
@@ -324,19 +323,13 @@ static int32_t cuda_run(msi_device *base, int32_t to, int32_t kernel, int32_t dt
                         const void *args)
 {
     cuda_device *d = of(base);
-    cudaError_t e = cudaErrorNotSupported;
 
     if (cuda_kernels[kernel][dtype] == NULL) {
         return MSI_DEV_UNSUPPORTED;
     }
     const cudaStream_t s = launch(d, to, (cuda_timed){.kernel = kernel, .dtype = dtype});
+    const cudaError_t e = cuda_cudnn_run(&d->cudnn, s, kernel, dtype, args);
 
-    if (kernel == MSI_K_conv || kernel == MSI_K_conv_grad) {
-        e = cuda_conv_run(&d->conv, s, args, dtype, kernel == MSI_K_conv_grad);
-    } else if (kernel == MSI_K_attention || kernel == MSI_K_attention_grad) {
-        e = cuda_attention_run(&d->attention, &d->conv, s, args, dtype,
-                               kernel == MSI_K_attention_grad);
-    }
     return enqueued(d, s, e == cudaErrorNotSupported ? cuda_kernels[kernel][dtype](s, args) : e);
 }
 
@@ -414,16 +407,13 @@ static int64_t cuda_work_bytes(msi_device *base, int32_t kernel, int32_t dtype, 
         return msi_cuda_embedding_grad_work(dtype, args);
     case MSI_K_conv:
     case MSI_K_conv_grad:
-        bind(d);
-        return cuda_conv_bytes(&d->conv, args, dtype, kernel == MSI_K_conv_grad);
     case MSI_K_attention:
     case MSI_K_attention_grad:
         bind(d);
-        by_library =
-            cuda_attention_bytes(&d->attention, &d->conv, a, dtype, kernel == MSI_K_attention_grad);
-        own = kernel == MSI_K_attention
-                  ? 0
-                  : a->batch * a->heads * a->q_len * (dtype == MS_DTYPE_F64 ? 8 : 4);
+        by_library = cuda_cudnn_bytes(&d->cudnn, kernel, dtype, args);
+        own = kernel == MSI_K_attention_grad
+                  ? a->batch * a->heads * a->q_len * (dtype == MS_DTYPE_F64 ? 8 : 4)
+                  : 0;
         return by_library > own ? by_library : own;
     default:
         return -1;
@@ -647,8 +637,7 @@ static void cuda_close(msi_device *base)
 
     cuda_finish(base);
     cuda_matmul_close(d->matmul);
-    cuda_attention_close(d->attention);
-    cuda_conv_close(d->conv);
+    cuda_cudnn_close(d->cudnn);
     for (int32_t i = 0; i < MSI_STREAMS; i++) {
         stream *s = &d->streams[i];
 
