@@ -62,10 +62,11 @@ typedef struct call {
 } call;
 
 enum {
-    ROW_IN_PLACE = 1, /* writes into memory: no gradient, no meta function */
-    ROW_FINITE = 2,   /* operands are finite numbers of at most 1e4 */
-    ROW_LIBRARY = 4,  /* a library's results depend on the operands' strides */
-    ROW_CONSTANT = 8  /* has no gradient, though results depend on operands smoothly */
+    ROW_IN_PLACE = 1,       /* writes into memory: no gradient, no meta function */
+    ROW_FINITE = 2,         /* operands are finite numbers of at most 1e4 */
+    ROW_LIBRARY = 4,        /* a library's results depend on the operands' strides */
+    ROW_CONSTANT = 8,       /* has no gradient, though results depend on operands smoothly */
+    ROW_DEVICE_LIBRARY = 16 /* as ROW_LIBRARY, but not on the CPU */
 };
 
 typedef struct op_row {
