@@ -281,8 +281,8 @@ describe('the CUDA plug-in on the CPU', function()
           y:backward(x[4])
           return { y:detach(), leaves[1]:grad(), leaves[2]:grad(), leaves[3]:grad() }
         end
-        for _, c in ipairs { { 150, 128, 2 }, { 130, 72, 1, 0.25 }, { 300, 64, 1 },
-            { 70, 33, 2 }, { 40, 24, 2, batch = 2 } } do
+        for _, c in ipairs { { 192, 128, 2 }, { 130, 72, 1, 0.25 }, { 300, 64, 1 },
+            { 320, 64, 1 }, { 70, 33, 2 }, { 64, 24, 2, batch = 2 } } do
           local T, D, heads, p = unpack(c, 1, 4)
           local narrow, wide = {}, {}
           for i = 1, 4 do

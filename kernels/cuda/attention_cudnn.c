@@ -13,6 +13,8 @@
 enum {
     WORK_BYTES = 256 << 20, /* of a slice that can be cut */
     MAX_DEPTH = 128,
+    /* Of queries and keys. Generation has a shape for each token, and each shape costs a plan. */
+    LENGTHS = 64,
     ALIGNMENT = 16
 };
 
@@ -252,11 +254,12 @@ static bool takes(const msi_attention_args *a, int32_t dtype, const operands *x)
     for (int32_t i = 0; i <= DV; i++) {
         fits = fits && (i == STATS || (uintptr_t)x->data[i] % ALIGNMENT == 0);
         for (int32_t d = 0; d < 3 && x->stride[i] != NULL; d++) {
-            fits = fits && x->stride[i][d] % 8 == 0;
+            fits = fits && x->stride[i][d] > 0 && x->stride[i][d] % 8 == 0;
         }
     }
     return fits && (dtype == MS_DTYPE_BF16 || dtype == MS_DTYPE_F16) && a->mask == NULL &&
            !(a->dropout_p > 0) && a->head_dim % 8 == 0 && a->head_dim <= MAX_DEPTH &&
+           a->q_len % LENGTHS == 0 && a->kv_len % LENGTHS == 0 &&
            a->batch * a->heads * a->q_len * a->kv_len * a->head_dim > 0;
 }
 

@@ -292,6 +292,8 @@ static void attend(const call *c, const heads *n, const real *q, const real *k, 
     }
 }
 
+enum { LIBRARY_LENGTH = 64 /* libraries take its multiples */ };
+
 static bool plan_attention(call *c)
 {
     static const int32_t most_keys[N_SIZES] = {5, 70, 300};
@@ -302,7 +304,9 @@ static bool plan_attention(call *c)
         return false;
     }
     c->in[1] = *q;
-    c->in[1].shape[2] = below(c->rng, 8) == 0 ? 0 : 1 + below(c->rng, most_keys[c->size]);
+    c->in[1].shape[2] = q->shape[2] == LIBRARY_LENGTH ? LIBRARY_LENGTH * (1 + below(c->rng, 2))
+                        : below(c->rng, 8) == 0       ? 0
+                                                      : 1 + below(c->rng, most_keys[c->size]);
     c->in[2] = c->in[1];
     c->i[0] = below(c->rng, 2);
     c->p[0] = below(c->rng, 2) ? 0 : 0.75;
@@ -323,8 +327,9 @@ static void begin_heads(call *c)
 static void begin_attention(call *c)
 {
     begin_heads(c);
-    if (below(c->rng, 3) == 0) { /* head dimensions that libraries take */
-        c->in[0].shape[3] = 8 * (1 + below(c->rng, 3));
+    if (below(c->rng, 3) == 0) { /* sizes that libraries take */
+        c->in[0].shape[2] = LIBRARY_LENGTH;
+        c->in[0].shape[3] = 8;
     }
 }
 
@@ -439,8 +444,12 @@ static void begin_attention_packed(call *c)
     x->ndim = 3;
     x->shape[0] = 1 + below(c->rng, 2);
     x->shape[1] = 1 + below(c->rng, c->size ? 30 : 5);
-    x->shape[2] = below(c->rng, 3) == 0 ? 48 * (1 + below(c->rng, 2))
-                                        : 6 * (1 + below(c->rng, c->size ? 5 : 2));
+    x->shape[2] = 6 * (1 + below(c->rng, c->size ? 5 : 2));
+    if (below(c->rng, 3) == 0) {
+        x->shape[0] = 1;
+        x->shape[1] = LIBRARY_LENGTH;
+        x->shape[2] = 48;
+    }
 }
 
 RUN(attention_packed, ms_op_attention_packed(out, in[0], (int32_t)c->i[1], c->i[0], c->p[0]))
