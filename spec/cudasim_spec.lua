@@ -229,9 +229,15 @@ describe('the CUDA plug-in on the CPU', function()
     local output = scripts.shell('env MS_CUDA_TIME=1 ' .. simulated .. [[ luajit -e "
       local ms = require 'moonshard'
       local a, b = ms.randn(64, 32), ms.randn(32, 48)
-      for _ = 1, 300 do ms.matmul(a, b):relu() end"]])
+      local q = ms.randn(1, 1, 64, 8):to 'bf16'
+      for _ = 1, 300 do ms.matmul(a, b):relu() end
+      for n = 63, 64 do
+        local x = q:narrow(3, 1, n)
+        ms.ops.attention(x, x, x)
+      end"]])
     for _, row in ipairs { { 'gemm f32 -> f32, 64 x 48 x 32, batch 1', 300 }, { 'relu f32', 300 },
-      { 'init f32', 2 }, { 'all', 602 } } do
+      { 'attention bf16', 1 }, { 'attention bf16, cuDNN', 1 }, { 'init f32', 3 },
+      { 'all', 606 } } do
       local calls, ms = output:match('\n' .. row[1]:gsub('%p', '%%%0') .. ' +(%d+) +([%d.]+)')
       assert.equal(row[2], tonumber(calls), output)
       assert.is_true(tonumber(ms) > 0)

@@ -97,8 +97,9 @@ enum { CUDA_TIMED_COPY = MSI_K_COUNT, CUDA_TIMED_SET };
 
 /* What calls are summed by. Compared by bytes: it has no padding. */
 typedef struct cuda_timed {
-    int32_t kernel, dtype, c_dtype, many; /* MSI_K_* or CUDA_TIMED_*; many: of run_all() */
-    int64_t m, n, k, batch;               /* of products */
+    int32_t kernel, dtype, c_dtype; /* MSI_K_* or CUDA_TIMED_* */
+    int16_t many, library;          /* bools: of run_all(), by cuDNN */
+    int64_t m, n, k, batch;         /* of products */
 } cuda_timed;
 
 typedef struct cuda_timing cuda_timing;
@@ -106,8 +107,8 @@ typedef struct cuda_timing cuda_timing;
 /* NULL: no memory. */
 cuda_timing *cuda_timing_open(void);
 /* Around one call that enqueues work to the stream. */
-void cuda_timing_begin(cuda_timing *t, cudaStream_t stream, const cuda_timed *what);
-void cuda_timing_end(cuda_timing *t, cudaStream_t stream);
+void cuda_timing_begin(cuda_timing *t, cudaStream_t stream);
+void cuda_timing_end(cuda_timing *t, cudaStream_t stream, const cuda_timed *what);
 /* All work has run. Prints the table on stderr. NULL is accepted. */
 void cuda_timing_close(cuda_timing *t, int card, const char *(*kernel_name)(int32_t));
 

@@ -45,6 +45,7 @@ typedef struct cuda_device {
     cuda_matmul *matmul;
     cuda_cudnn *cudnn;   /* opened on demand */
     cuda_timing *timing; /* MS_CUDA_TIME=1, else NULL */
+    cuda_timed timed;    /* the last call of launch() */
     stream streams[MSI_STREAMS];
     waiting *waiting;
     int32_t n_waiting, waiting_room;
@@ -125,7 +126,7 @@ static int32_t enqueued(cuda_device *d, cudaStream_t s, cudaError_t e)
     const struct timespec moment = {.tv_nsec = 20000};
 
     if (d->timing != NULL) {
-        cuda_timing_end(d->timing, s);
+        cuda_timing_end(d->timing, s, &d->timed);
     }
     if (e != cudaSuccess || !d->synchronous) {
         return outcome(d, e);
@@ -303,8 +304,9 @@ static cudaStream_t launch(cuda_device *d, int32_t which, cuda_timed what)
         d->recent[d->n_run++ % RECENT] = what.kernel;
     }
     if (d->timing != NULL) {
-        cuda_timing_begin(d->timing, s, &what);
+        cuda_timing_begin(d->timing, s);
     }
+    d->timed = what;
     return s;
 }
 
@@ -330,6 +332,7 @@ static int32_t cuda_run(msi_device *base, int32_t to, int32_t kernel, int32_t dt
     const cudaStream_t s = launch(d, to, (cuda_timed){.kernel = kernel, .dtype = dtype});
     const cudaError_t e = cuda_cudnn_run(&d->cudnn, s, kernel, dtype, args);
 
+    d->timed.library = e != cudaErrorNotSupported;
     return enqueued(d, s, e == cudaErrorNotSupported ? cuda_kernels[kernel][dtype](s, args) : e);
 }
 

@@ -98,29 +98,27 @@ static int32_t row_of(cuda_timing *t, const cuda_timed *what)
     return t->n_rows++;
 }
 
-void cuda_timing_begin(cuda_timing *t, cudaStream_t stream, const cuda_timed *what)
+void cuda_timing_begin(cuda_timing *t, cudaStream_t stream)
 {
-    const int32_t at = row_of(t, what);
-
-    if (at < 0) {
-        return;
-    }
-    t->rows[at].calls++;
     if (t->n == t->made) {
         collect(t);
         if (2 * t->n >= t->made) {
             (void)grow(t); /* else the call is counted without its time */
         }
     }
-    if (t->n < t->made && cudaEventRecord(t->intervals[t->n].begin, stream) == cudaSuccess) {
-        t->intervals[t->n].row = at;
-        t->open = true;
-    }
+    t->open = t->n < t->made && cudaEventRecord(t->intervals[t->n].begin, stream) == cudaSuccess;
 }
 
-void cuda_timing_end(cuda_timing *t, cudaStream_t stream)
+void cuda_timing_end(cuda_timing *t, cudaStream_t stream, const cuda_timed *what)
 {
-    t->n += t->open && cudaEventRecord(t->intervals[t->n].end, stream) == cudaSuccess;
+    const int32_t at = row_of(t, what);
+
+    if (at >= 0) {
+        t->rows[at].calls++;
+        if (t->open && cudaEventRecord(t->intervals[t->n].end, stream) == cudaSuccess) {
+            t->intervals[t->n++].row = at;
+        }
+    }
     t->open = false;
 }
 
@@ -146,7 +144,9 @@ static void name(char *to, size_t room, const cuda_timed *w, const char *(*kerne
                  (long long)w->batch);
     } else {
         snprintf(to, room, "%s %s%s", kernel_name(w->kernel), dtype,
-                 w->many ? ", many tensors" : "");
+                 w->many      ? ", many tensors"
+                 : w->library ? ", cuDNN"
+                              : "");
     }
 }
 
