@@ -216,12 +216,14 @@ MS_API ms_status ms_op_nll_loss(ms_tensor **out, ms_tensor *x, ms_tensor *target
 MS_API ms_status ms_op_mse_loss(ms_tensor **out, ms_tensor *x, ms_tensor *y, int32_t reduction);
 /**
  * softmax(q k^T * scale + mask) v without storing the scores (arXiv:2205.14135). A row whose scores
- * are all -inf gives 0 (in PyTorch NaN).
+ * are all -inf gives 0 (in PyTorch NaN). Where cuDNN computes (docs/gpu.md), that row is NaN.
  * @param q       (B, H, T, D), k and v (B, H, S, D); any strides. The result of a q that is a
  *                transposed (B, T, H, D) has that order in memory, too
  * @param scale   finite in f32 (f64 for f64), else MS_VALUE_ERROR; 0 means 1/sqrt(D)
  * @param causal  position t sees s <= t for every S (as PyTorch's is_causal). Masked values may be
- *                inf or NaN, also in the gradient; then results may differ in the last place
+ *                inf or NaN, also in the gradient; then results may differ in the last place. Where
+ *                cuDNN computes, q, k and v must be finite: queries that do not see a value that is
+ *                not may become NaN
  */
 MS_API ms_status ms_op_attention(ms_tensor **out, ms_tensor *q, ms_tensor *k, ms_tensor *v,
                                  bool causal, double scale);
