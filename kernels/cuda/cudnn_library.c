@@ -28,10 +28,11 @@ static void open_library(cuda_cudnn *c)
         return;
     }
     const int version = (int)c->cudnnGetVersion();
+    const bool old = version < ATTENTION_VERSION;
+    const bool disabled = attention != NULL && strcmp(attention, "0") == 0;
 
-    c->no_attention =
-        version < ATTENTION_VERSION || (attention != NULL && strcmp(attention, "0") == 0);
-    if (version < ATTENTION_VERSION) {
+    c->no_attention = old || disabled;
+    if (old && !disabled) {
         fprintf(stderr,
                 "moonshard: cuDNN %d.%d is not used for attention, which needs 9.10 or later; the "
                 "plug-in's own kernels are slower\n",
