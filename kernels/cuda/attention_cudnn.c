@@ -34,16 +34,10 @@ enum {
     X(SCALE, SINGLE, FLOAT, 0, false) /* numbers of the host */                                    \
     X(HIDDEN, SINGLE, FLOAT, 0, false)                                                             \
     X(ONE, SINGLE, FLOAT, 0, false)                                                                \
-    X(S, SCORES, FLOAT, 0, false) /* intermediate results */                                       \
-    X(SCALED, SCORES, FLOAT, 0, false)                                                             \
-    X(Z, SCORES, FLOAT, 0, false)                                                                  \
-    X(ROW, SCORES, INT32, 0, false)                                                                \
+    X(ROW, SCORES, INT32, 0, false) /* intermediate results */                                     \
     X(COL, SCORES, INT32, 0, false)                                                                \
     X(SEEN, SCORES, BOOLEAN, 0, false)                                                             \
-    X(MASKED, SCORES, FLOAT, 0, false)                                                             \
     X(MOST, COLUMN, FLOAT, 0, false)                                                               \
-    X(BELOW, SCORES, FLOAT, 0, false)                                                              \
-    X(E, SCORES, FLOAT, 0, false)                                                                  \
     X(TOTAL, COLUMN, FLOAT, 0, false)                                                              \
     X(LOG, COLUMN, FLOAT, 0, false)                                                                \
     X(P, SCORES, NARROW, 0, false)                                                                 \
@@ -51,16 +45,15 @@ enum {
     X(O_DO_SUM, COLUMN, FLOAT, 0, false)                                                           \
     X(P_T, SCORES, NARROW, 0, true)                                                                \
     X(DV_EACH, KEYS_EACH, NARROW, 0, false)                                                        \
-    X(DP, SCORES, FLOAT, 0, false)                                                                 \
-    X(DP_SUM, SCORES, FLOAT, 0, false)                                                             \
-    X(DP_P, SCORES, FLOAT, 0, false)                                                               \
-    X(DS, SCORES, FLOAT, 0, false)                                                                 \
     X(DS_T, SCORES, NARROW, 0, true)                                                               \
     X(DK_EACH, KEYS_EACH, NARROW, 0, false)                                                        \
     X(K_BACK, KEYS, NARROW, K, false)
 
+/* Intermediate results: scores in f32. */
+#define PLAIN(X) X(S) X(SCALED) X(Z) X(MASKED) X(BELOW) X(E) X(DP) X(DP_SUM) X(DP_P) X(DS)
+
 #define ID(id, ...) id,
-enum { NO_TENSOR, TENSORS(ID) N_TENSORS };
+enum { NO_TENSOR, TENSORS(ID) PLAIN(ID) N_TENSORS, WITH_DATA = ONE + 1 /* the first ones */ };
 
 /* What a plan is made for. Compared by bytes: zeroed first. */
 typedef struct shape {
@@ -91,7 +84,7 @@ void cuda_attention_close(cuda_cudnn *c)
 
 /* -- graphs ------------------------------------------------------------------------------------ */
 
-typedef enum form { QUERIES, KEYS, KEYS_EACH, SCORES, COLUMN, SINGLE } form;
+typedef enum form { SCORES, QUERIES, KEYS, KEYS_EACH, COLUMN, SINGLE } form;
 
 enum { CUDNN_DATA_NARROW = 255 /* of the operands */ };
 
@@ -100,7 +93,7 @@ static const struct {
     form form;
     int32_t type, strides;
     bool swapped;
-} tensors[] = {TENSORS(ROW_OF)};
+} tensors[N_TENSORS] = {TENSORS(ROW_OF)};
 
 static dnn_tensor described(const shape *s, int32_t id)
 {
@@ -116,9 +109,9 @@ static dnn_tensor described(const shape *s, int32_t id)
     const bool swap = tensors[id].swapped || (id == V && s->gradient);
 
     return (dnn_tensor){
-        .kind = id < SCALE ? DNN_MEMORY
-                : id < S   ? DNN_NUMBER
-                           : DNN_VIRTUAL,
+        .kind = id < SCALE       ? DNN_MEMORY
+                : id < WITH_DATA ? DNN_NUMBER
+                                 : DNN_VIRTUAL,
         .type = tensors[id].type != CUDNN_DATA_NARROW ? (cudnnDataType_t)tensors[id].type
                 : s->dtype == MS_DTYPE_BF16           ? CUDNN_DATA_BFLOAT16
                                                       : CUDNN_DATA_HALF,
@@ -352,7 +345,7 @@ static bool run_slice(const plan *p, const msi_attention_args *a, int64_t entry,
     const int64_t first = head * (s->heads / s->kv_heads); /* query head */
     const float scale = (float)a->scale, hidden = -INFINITY, one = 1;
     const char *work = (const char *)rounded_up((int64_t)a->work);
-    const void *data[S] = {[SCALE] = &scale};
+    const void *data[WITH_DATA] = {[SCALE] = &scale};
 
     data[SUM] = s->gradient ? work : NULL;
     data[ONE] = s->gradient ? &one : NULL;
@@ -366,7 +359,7 @@ static bool run_slice(const plan *p, const msi_attention_args *a, int64_t entry,
                                   : 2 * (entry * stride[0] + head_of * stride[1]));
         }
     }
-    return dnn_run(&p->graph, S, data, work + sum_bytes(p));
+    return dnn_run(&p->graph, WITH_DATA, data, work + sum_bytes(p));
 }
 
 /* Own kernels multiply by 1 / sum: the library's statistic includes it. */
