@@ -288,14 +288,14 @@ describe('the CUDA plug-in on the CPU', function()
           return { y:detach(), leaves[1]:grad(), leaves[2]:grad(), leaves[3]:grad() }
         end
         for _, c in ipairs { { 192, 128, 2 }, { 130, 72, 1, 0.25 }, { 300, 64, 1 },
-            { 320, 64, 1 }, { 70, 33, 2 }, { 64, 24, 2, batch = 2 } } do
+            { 320, 64, 1 }, { 70, 33, 2 }, { 64, 24, 2, queries = 4, batch = 2 } } do
           local T, D, heads, p = unpack(c, 1, 4)
-          local narrow, wide = {}, {}
+          local narrow, wide, queries = {}, {}, c.queries or 2
           for i = 1, 4 do
-            narrow[i] = ms.randn({ c.batch or 1, i % 4 < 2 and 2 or heads, T, D }):to 'bf16'
+            narrow[i] = ms.randn({ c.batch or 1, i % 4 < 2 and queries or heads, T, D }):to 'bf16'
             wide[i] = narrow[i]:to 'f32'
           end
-          local opts = { is_causal = true, dropout_p = p, enable_gqa = heads < 2 or nil }
+          local opts = { is_causal = true, dropout_p = p, enable_gqa = heads < queries or nil }
           local found, expected = run(narrow, opts), run(wide, opts)
           for i = 1, 4 do
             local error = (found[i]:to 'f32' - expected[i]):abs():max():item()
