@@ -216,7 +216,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
         add_rows(dq + r * row, (R)1, ds + r * COLS, kv, row, lane, depth);
     }
     for (int64_t d = lane; q0 + r < a.q_len && d < depth; d += LANES) {
-        at<T>(a.dq, a.dq_stride, w.b, w.h, q0 + r)[d] = element<T>::put(dq[r * row + d] * (R)a.scale);
+        at<T>(a.dq, a.dq_stride, w.b, w.h, q0 + r)[d] =
+            element<T>::put(dq[r * row + d] * (R)a.scale);
     }
 }
 

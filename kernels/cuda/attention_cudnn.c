@@ -240,12 +240,23 @@ static operands operands_of(const msi_attention_args *a, bool gradient)
                             {NULL, a->q_stride, a->k_stride, a->v_stride, a->o_stride}};
 }
 
+/* A compiled program keeps the work space that it was recorded with, so plans do not depend on
+ * addresses. */
+static bool are_aligned(const operands *x)
+{
+    bool aligned = true;
+
+    for (int32_t i = 0; i <= DV; i++) {
+        aligned = aligned && (i == STATS || (uintptr_t)x->data[i] % ALIGNMENT == 0);
+    }
+    return aligned;
+}
+
 static bool takes(const msi_attention_args *a, int32_t dtype, const operands *x)
 {
     bool fits = true;
 
     for (int32_t i = 0; i <= DV; i++) {
-        fits = fits && (i == STATS || (uintptr_t)x->data[i] % ALIGNMENT == 0);
         for (int32_t d = 0; d < 3 && x->stride[i] != NULL; d++) {
             fits = fits && x->stride[i][d] > 0 && x->stride[i][d] % 8 == 0;
         }
@@ -376,7 +387,8 @@ static cudaError_t fill_ones(cudaStream_t stream, const msi_attention_args *a)
 cudaError_t cuda_attention_run(cuda_cudnn *c, cudaStream_t stream, const msi_attention_args *a,
                                int32_t dtype, bool gradient)
 {
-    plan *p = usable_plan(c, a, dtype, gradient);
+    const operands x = operands_of(a, gradient);
+    plan *p = are_aligned(&x) ? usable_plan(c, a, dtype, gradient) : NULL;
 
     if (p == NULL) {
         return cudaErrorNotSupported;

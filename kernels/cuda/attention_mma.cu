@@ -485,9 +485,8 @@ static __device__ inline void score_grad(const msi_attention_args &a, const drop
         return;
     }
     const float x = !seen ? -(float)INFINITY : PLAIN ? *s : score(a, w, t, key, *s);
-    const float p = x == -(float)INFINITY
-                        ? hidden<float>()
-                        : power<PLAIN>(x, scale, of.base) * (PLAIN ? 1 : of.rsum);
+    const float p = x == -(float)INFINITY ? hidden<float>()
+                                          : power<PLAIN>(x, scale, of.base) * (PLAIN ? 1 : of.rsum);
     const float keep = PLAIN || !seen ? 1 : kept<float>(a, drop, w, t, key);
 
     *s = p * keep;
