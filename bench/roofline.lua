@@ -7,9 +7,9 @@ local n, D = B * T, C / H -- tokens, width of a head
 local blocks = L * (12 * C ^ 2 + 13 * C)
 local params = blocks + V * C + T * C + 2 * C
 
--- Assumed. FLOP/s of large products with f32 sums; of the tiles of attention, between what their
--- instructions allow and FlashAttention-2 reaches; bytes/s of streaming kernels.
-local PRODUCT, HEAD, FORWARD, BACKWARD, MEMORY = 520e12, 560e12, 190e12, 150e12, 2.9e12
+-- Assumed. FLOP/s of large products with f32 sums; of cuDNN's attention, published for the forward,
+-- less for a backward whose sums repeat; bytes/s of streaming kernels.
+local PRODUCT, HEAD, FORWARD, BACKWARD, MEMORY = 520e12, 560e12, 280e12, 200e12, 2.9e12
 local CALLS, GAP = 327, 1.5e-6 -- docs/gpu.md; seconds of the device between two of them
 local BF16 = 2 -- bytes
 
@@ -21,7 +21,7 @@ local parts = {
   { 'products of the blocks', 6 * n * L * 12 * C ^ 2, PRODUCT },
   { "products of the logits' head", 6 * n * C * V, HEAD },
   { 'attention, forward: 2 products', L * 2 * 2 * scores * D, FORWARD },
-  { 'attention, backward: 7 products', L * 7 * 2 * scores * D, BACKWARD },
+  { 'attention, backward: 5 products', L * 5 * 2 * scores * D, BACKWARD },
   { 'cross-entropy: logits three times', 3 * n * V * BF16, MEMORY },
   { 'layer norm', (2 * L + 1) * 2 * rows, MEMORY },
   { "layer norm's gradient, sums of blocks", (2 * L + 1) * 3 * rows + 0.24e9, MEMORY },
