@@ -100,7 +100,7 @@ void MSI_NAME(LOCAL(norm_cut))(const void *args)
     const msi_norm_cut_args *a = args;
 
     for (int64_t k = 0; k < a->n; k++) {
-        T block[MSI_NORM_CUT];
+        T block[MSI_NORM_BLOCK];
         int64_t n = 0;
 
         for (int64_t i = a->first[k]; i < a->first[k + 1]; i++) {

@@ -95,7 +95,7 @@ template <class T> static __global__ void norm_kernel(const __grid_constant__ no
 /* A warp a block, which it puts together first. */
 template <class T> static __global__ void norm_cut_kernel(const msi_norm_cut_args a)
 {
-    __shared__ T block[MSI_NORM_CUT];
+    __shared__ T block[MSI_NORM_BLOCK];
 
     for (int64_t k = blockIdx.x; k < a.n; k += gridDim.x) {
         int64_t n = 0;

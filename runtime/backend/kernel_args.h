@@ -195,7 +195,8 @@ typedef struct msi_argsort_args {
 
 /** Scaled dot-product attention, element (b, h, t, d) at b*stride[0] + h*stride[1] + t*stride[2] +
  * d. Looked up by the dtype of q. max and rsum (B, H, T) are f32 (f64 for f64): a query's largest
- * scaled score m, and 1 / sum of exp(score - m). Causal: query t sees keys s <= t. Tiles use
+ * scaled score m, and 1 / sum of exp(score - m), or another pair of which exp(score - max) rsum is
+ * the same probability. Causal: query t sees keys s <= t. Tiles use
  * msi_gemm(); `work` has msi_attention_work_bytes().
  * Query head h reads key head h / (heads / kv_heads). A mask broadcasts to (B, H, T, S): its
  * strides are 0 where it repeats, 0 or 1 in S. Dropout zeroes probabilities like msi_dropout_args,
@@ -375,6 +376,9 @@ typedef struct msi_lion_args {
     bool maximize;
 } msi_lion_args;
 
+/** Elements of a block of a norm. */
+enum { MSI_NORM_BLOCK = 4096 };
+
 /** Per block of `block` elements (the last shorter): the sum in f64 of |x|^order (0: of elements
  * that are not 0), or for HUGE_VAL the largest magnitude. Looked up by the dtype of x. NaN
  * propagates, except with order 0. Sums add in the CPU kernel's order on every device. */
@@ -390,7 +394,7 @@ typedef struct msi_norm_piece {
     int64_t from, n;
 } msi_norm_piece;
 
-/** out[k] = the same of `n` blocks of at most MSI_NORM_CUT elements that are in pieces, in order:
+/** out[k] = the same of `n` blocks of at most MSI_NORM_BLOCK elements that are in pieces, in order:
  * block k has pieces [first[k], first[k + 1]). Looked up by the dtype of `in`. */
 typedef struct msi_norm_cut_args {
     int64_t n;
@@ -400,8 +404,6 @@ typedef struct msi_norm_cut_args {
     double *out;
     double order;
 } msi_norm_cut_args;
-
-enum { MSI_NORM_CUT = 4096 };
 
 /** The norm of block results, folded in order, and the factor that clips gradients to max_norm, by
  * norm_fold.h. Looked up as f64. */

@@ -7,8 +7,6 @@
 #include "norm_fold.h"
 #include "tensor.h"
 
-enum { MSI_NORM_BLOCK = 4096 };
-
 /* Check clipping's arguments: MS_VALUE_ERROR unless both are >= 0. */
 ms_status msi_clip_check(double max_norm, double order);
 /* Number of blocks of `numel` elements. */
