@@ -138,11 +138,11 @@ static ms_status measure_param(const msi_norm_measured *m, int32_t rank, extent 
     return MS_OK;
 }
 
-static ms_status measure(const msi_norm_sizes *room, int32_t rank, extent *e)
+static ms_status measure(const msi_norm_sizes *sizes, int32_t rank, extent *e)
 {
     *e = (extent){0};
-    for (int32_t i = 0; i < room->n_cut; i++) {
-        MS_TRY(measure_param(&room->cut[i], rank, e));
+    for (int32_t i = 0; i < sizes->n_cut; i++) {
+        MS_TRY(measure_param(&sizes->cut[i], rank, e));
     }
     return MS_OK;
 }
@@ -218,19 +218,17 @@ static ms_status write_all(const ms_fsdp_tree *tree, const msi_param_list *o, do
     return MS_OK;
 }
 
-/* Compute this rank's messages by kernels: the sharded one, and at `rest` the plain one, then the
- * kept blocks. */
 ms_status msi_norm_write(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
-                         const msi_norm_sizes *room, char *sharded, char *rest)
+                         const msi_norm_sizes *sizes, char *sharded, char *rest)
 {
     extent e;
 
-    MS_TRY(measure(room, tree->shard_rank, &e));
-    MS_TRY(msi_mem_set(tree->ctx, sharded, 0, room->sharded));
-    MS_TRY(msi_mem_set(tree->ctx, rest, 0, room->plain + room->kept));
+    MS_TRY(measure(sizes, tree->shard_rank, &e));
+    MS_TRY(msi_mem_set(tree->ctx, sharded, 0, sizes->sharded));
+    MS_TRY(msi_mem_set(tree->ctx, rest, 0, sizes->plain + sizes->kept));
     return write_all(tree, o, order,
                      (message){(double *)(void *)sharded, sharded + e.blocks,
-                               (double *)(void *)rest, (double *)(void *)(rest + room->plain)});
+                               (double *)(void *)rest, (double *)(void *)(rest + sizes->plain)});
 }
 
 /* -- all ranks' messages ----------------------------------------------------------------------- */
@@ -275,15 +273,15 @@ static ms_status list_cut(msi_norm_places *p, const ms_fsdp_unit *u, int32_t ind
 }
 
 static ms_status list_all(msi_norm_places *p, const ms_fsdp_tree *tree, const msi_param_list *o,
-                          const msi_norm_sizes *room, cursor *at)
+                          const msi_norm_sizes *sizes, cursor *at)
 {
     int64_t plain = place_at(p->plain), kept = place_at(p->kept);
 
     for (int32_t q = 0; q < tree->shard_world; q++) {
         extent e;
 
-        MS_TRY(measure(room, q, &e));
-        at[q] = (cursor){place_at(q * room->sharded), q * room->sharded + e.blocks};
+        MS_TRY(measure(sizes, q, &e));
+        at[q] = (cursor){place_at(q * sizes->sharded), q * sizes->sharded + e.blocks};
     }
     p->first[0] = 0;
     for (int32_t i = 0; i < o->n; i++) {
@@ -302,50 +300,47 @@ static ms_status list_all(msi_norm_places *p, const ms_fsdp_tree *tree, const ms
     return MS_OK;
 }
 
-/* The caller releases p->block, in any case. In a fake group the arrays are not filled. */
 ms_status msi_norm_places_new(msi_norm_places *p, const ms_fsdp_tree *tree, const msi_param_list *o,
-                              const msi_norm_sizes *room)
+                              const msi_norm_sizes *sizes)
 {
     /* a block that is cut has two pieces at least */
-    const int64_t n_cut = room->n_pieces / 2;
+    const int64_t n_cut = sizes->n_pieces / 2;
     const int64_t words =
-        room->n_blocks + n_cut + 1 + 2 * room->n_pieces + n_cut + 2 * (int64_t)tree->shard_world;
+        sizes->n_blocks + n_cut + 1 + 2 * sizes->n_pieces + n_cut + 2 * (int64_t)tree->shard_world;
 
-    p->plain = room->sharded * tree->shard_world;
-    p->kept = p->plain + room->plain * tree->world;
-    p->cut = p->kept + room->kept;
+    p->plain = sizes->sharded * tree->shard_world;
+    p->kept = p->plain + sizes->plain * tree->world;
+    p->cut = p->kept + sizes->kept;
     p->nbytes = p->cut + n_cut * (int64_t)sizeof(double);
     MS_TRY(msi_host_alloc(tree->ctx, words * (int64_t)sizeof(int64_t), MS_MEM_SCRATCH, &p->block));
     p->of_block = p->block->data;
-    p->first = p->of_block + room->n_blocks;
+    p->first = p->of_block + sizes->n_blocks;
     p->pieces = (msi_norm_piece *)(void *)(p->first + n_cut + 1);
-    p->dtype = (int64_t *)(void *)(p->pieces + room->n_pieces);
+    p->dtype = (int64_t *)(void *)(p->pieces + sizes->n_pieces);
     return ms_comm_is_fake(tree->comm)
                ? MS_OK
-               : list_all(p, tree, o, room, (cursor *)(void *)(p->dtype + n_cut));
+               : list_all(p, tree, o, sizes, (cursor *)(void *)(p->dtype + n_cut));
 }
 
-/* Maximum size of any rank's messages, and size of this rank's kept blocks. The caller frees
- * `room->cut`, in any case. */
-ms_status msi_norm_measure(const ms_fsdp_tree *tree, const msi_param_list *o, msi_norm_sizes *room)
+ms_status msi_norm_measure(const ms_fsdp_tree *tree, const msi_param_list *o, msi_norm_sizes *sizes)
 {
-    MS_TRY(msi_new_array(&room->cut, o->n, "parameters to measure"));
-    room->n_cut = collect(o, room->cut);
+    MS_TRY(msi_new_array(&sizes->cut, o->n, "parameters to measure"));
+    sizes->n_cut = collect(o, sizes->cut);
     for (int32_t q = 0; q < tree->shard_world; q++) {
         extent e;
 
-        MS_TRY(measure(room, q, &e));
-        room->sharded =
-            e.blocks + e.fragments > room->sharded ? e.blocks + e.fragments : room->sharded;
-        room->n_pieces += e.n_pieces;
+        MS_TRY(measure(sizes, q, &e));
+        sizes->sharded =
+            e.blocks + e.fragments > sizes->sharded ? e.blocks + e.fragments : sizes->sharded;
+        sizes->n_pieces += e.n_pieces;
     }
     for (int32_t i = 0; i < o->n; i++) {
         const msi_listed_param *at = &o->places[i];
         const int64_t n = msi_norm_blocks_of(tree, at);
 
-        room->n_blocks += n;
+        sizes->n_blocks += n;
         if (!is_cut(at)) {
-            *(msi_norm_is_sent(tree, at) ? &room->plain : &room->kept) +=
+            *(msi_norm_is_sent(tree, at) ? &sizes->plain : &sizes->kept) +=
                 n * (int64_t)sizeof(double);
         }
     }

@@ -10,7 +10,8 @@ typedef struct msi_norm_measured {
     int64_t times;
 } msi_norm_measured;
 
-/* Bytes of a rank's two messages, and of the blocks it keeps to itself. */
+/* Bytes of a rank's two messages, the largest of any rank, and of the blocks that this one keeps.
+ */
 typedef struct msi_norm_sizes {
     msi_norm_measured *cut; /* (n_cut) */
     int32_t n_cut;

@@ -31,21 +31,22 @@ static ms_status cut_norms(const msi_norm_places *p, const int64_t *first,
 
 /* -- by the host ------------------------------------------------------------------------------- */
 
-/* The same into host memory, one behind another. Waits for the device. */
+/* Write this rank's messages and kept blocks to host memory, one behind another. Waits for the
+ * device. */
 static ms_status make_on_host(const ms_fsdp_tree *tree, const msi_param_list *o, double order,
-                              const msi_norm_sizes *room, char *to)
+                              const msi_norm_sizes *sizes, char *to)
 {
-    const int64_t nbytes = room->sharded + room->plain + room->kept;
+    const int64_t nbytes = sizes->sharded + sizes->plain + sizes->kept;
     msi_mem_block *made;
     ms_status status;
 
     if (tree->ctx->device == NULL) {
-        return msi_norm_write(tree, o, order, room, to, to + room->sharded);
+        return msi_norm_write(tree, o, order, sizes, to, to + sizes->sharded);
     }
     MS_TRY(msi_alloc(tree->ctx, nbytes, MS_MEM_SCRATCH, &made));
     char *at = made->data;
 
-    MS_TRY_GOTO(msi_norm_write(tree, o, order, room, at, at + room->sharded), done);
+    MS_TRY_GOTO(msi_norm_write(tree, o, order, sizes, at, at + sizes->sharded), done);
     MS_TRY_GOTO(msi_mem_copy(tree->ctx, to, at, nbytes), done);
     status = msi_settle_stream(tree->ctx);
 done:
@@ -54,10 +55,10 @@ done:
 }
 
 /* Put the value of each plain block, for which every rank sent a result, into the first message. */
-static void agree_on_plain(const ms_fsdp_tree *tree, const msi_norm_sizes *room, double order,
+static void agree_on_plain(const ms_fsdp_tree *tree, const msi_norm_sizes *sizes, double order,
                            double *messages)
 {
-    const int64_t n = room->plain / (int64_t)sizeof(double);
+    const int64_t n = sizes->plain / (int64_t)sizeof(double);
 
     for (int64_t b = 0; b < n; b++) {
         double total = 0;
@@ -94,52 +95,52 @@ static double fold_all(const ms_fsdp_tree *tree, const msi_param_list *o, const 
 
 /* Gather the messages at `mine`: the sharded ones of the shard group, then the plain ones of all
  * ranks. */
-static ms_status exchange(ms_fsdp_tree *tree, const char *mine, const msi_norm_sizes *room,
+static ms_status exchange(ms_fsdp_tree *tree, const char *mine, const msi_norm_sizes *sizes,
                           const msi_norm_places *p, char *memory)
 {
-    if (room->sharded > 0) {
-        MS_TRY(msi_tree_gather_over(tree, tree->shards, "clip_grad_norm_", mine, room->sharded,
+    if (sizes->sharded > 0) {
+        MS_TRY(msi_tree_gather_over(tree, tree->shards, "clip_grad_norm_", mine, sizes->sharded,
                                     memory));
     }
-    if (room->plain > 0) {
-        MS_TRY(msi_tree_gather(tree, "clip_grad_norm_", mine + room->sharded, room->plain,
+    if (sizes->plain > 0) {
+        MS_TRY(msi_tree_gather(tree, "clip_grad_norm_", mine + sizes->sharded, sizes->plain,
                                memory + p->plain));
     }
-    memcpy(memory + p->kept, mine + room->sharded + room->plain, (size_t)room->kept);
+    memcpy(memory + p->kept, mine + sizes->sharded + sizes->plain, (size_t)sizes->kept);
     msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* equivalent collective */
     return MS_OK;
 }
 
 /* The exchange of a fake group, whose other ranks have no messages. Its memory is a real rank's. */
-static void plan(const ms_fsdp_tree *tree, const msi_norm_sizes *room)
+static void plan(const ms_fsdp_tree *tree, const msi_norm_sizes *sizes)
 {
-    if (room->sharded > 0) {
-        msi_comm_plan(tree->shards, MSI_COLL_ALL_GATHER, room->sharded);
+    if (sizes->sharded > 0) {
+        msi_comm_plan(tree->shards, MSI_COLL_ALL_GATHER, sizes->sharded);
     }
-    if (room->plain > 0) {
-        msi_comm_plan(tree->comm, MSI_COLL_ALL_GATHER, room->plain);
+    if (sizes->plain > 0) {
+        msi_comm_plan(tree->comm, MSI_COLL_ALL_GATHER, sizes->plain);
     }
     msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE);
 }
 
 static ms_status fold_on_host(ms_fsdp_tree *tree, const msi_param_list *o, double order,
-                              const msi_norm_sizes *room, const char *mine, double *total)
+                              const msi_norm_sizes *sizes, const char *mine, double *total)
 {
     msi_norm_places p = {0};
     msi_mem_block *all = NULL;
     ms_status status;
 
-    MS_TRY_GOTO(msi_norm_places_new(&p, tree, o, room), done);
+    MS_TRY_GOTO(msi_norm_places_new(&p, tree, o, sizes), done);
     MS_TRY_GOTO(msi_host_alloc(tree->ctx, p.nbytes, MS_MEM_SCRATCH, &all), done);
     if (ms_comm_is_fake(tree->comm)) {
-        plan(tree, room);
+        plan(tree, sizes);
         *total = 0;
         goto done;
     }
     char *memory = all->data;
 
-    MS_TRY_GOTO(exchange(tree, mine, room, &p, memory), done);
-    agree_on_plain(tree, room, order, (double *)(void *)(memory + p.plain));
+    MS_TRY_GOTO(exchange(tree, mine, sizes, &p, memory), done);
+    agree_on_plain(tree, sizes, order, (double *)(void *)(memory + p.plain));
     MS_TRY_GOTO(cut_norms(&p, p.first, p.pieces, memory, order, msi_dispatch_host), done);
     *total = fold_all(tree, o, &p, all->data, order);
     *total = msi_plain_nan(msi_norm_finish(*total, order));
@@ -152,19 +153,19 @@ done:
 ms_status msi_norm_of_ranks(ms_fsdp_tree *tree, const msi_param_list *o, double order,
                             double *total)
 {
-    msi_norm_sizes room = {0};
+    msi_norm_sizes sizes = {0};
     msi_mem_block *mine = NULL;
     ms_status status;
 
-    MS_TRY_GOTO(msi_norm_measure(tree, o, &room), done);
+    MS_TRY_GOTO(msi_norm_measure(tree, o, &sizes), done);
     MS_TRY_GOTO(
-        msi_host_alloc(tree->ctx, room.sharded + room.plain + room.kept, MS_MEM_SCRATCH, &mine),
+        msi_host_alloc(tree->ctx, sizes.sharded + sizes.plain + sizes.kept, MS_MEM_SCRATCH, &mine),
         done);
-    MS_TRY_GOTO(make_on_host(tree, o, order, &room, mine->data), done);
-    status = fold_on_host(tree, o, order, &room, mine->data, total);
+    MS_TRY_GOTO(make_on_host(tree, o, order, &sizes, mine->data), done);
+    status = fold_on_host(tree, o, order, &sizes, mine->data, total);
 done:
     msi_release(mine);
-    free(room.cut);
+    free(sizes.cut);
     return status;
 }
 
@@ -211,30 +212,30 @@ ms_status msi_norm_of_devices(ms_fsdp_tree *tree, const msi_param_list *o, doubl
                               msi_norm *norm)
 {
     ms_context *ctx = tree->ctx;
-    msi_norm_sizes room = {0};
+    msi_norm_sizes sizes = {0};
     msi_norm_places p = {0};
     msi_mem_block *all = NULL, *list = NULL;
     ms_status status;
 
-    MS_TRY_GOTO(msi_norm_measure(tree, o, &room), done);
-    MS_TRY_GOTO(msi_norm_places_new(&p, tree, o, &room), done);
+    MS_TRY_GOTO(msi_norm_measure(tree, o, &sizes), done);
+    MS_TRY_GOTO(msi_norm_places_new(&p, tree, o, &sizes), done);
     MS_TRY_GOTO(msi_alloc(ctx, p.nbytes, MS_MEM_SCRATCH, &all), done);
     MS_TRY_GOTO(upload(ctx, &p, &list), done);
-    char *memory = all->data, *own = memory + tree->shard_rank * room.sharded;
+    char *memory = all->data, *own = memory + tree->shard_rank * sizes.sharded;
 
-    MS_TRY_GOTO(msi_norm_write(tree, o, norm->order, &room, own, memory + p.kept), done);
+    MS_TRY_GOTO(msi_norm_write(tree, o, norm->order, &sizes, own, memory + p.kept), done);
     if (ms_comm_is_fake(tree->comm)) {
-        plan(tree, &room);
+        plan(tree, &sizes);
         status = msi_norm_set(norm, max_norm, 0);
         goto done;
     }
-    MS_TRY_GOTO(msi_tree_gather_devices(tree, "clip_grad_norm_", own, room.sharded, memory), done);
+    MS_TRY_GOTO(msi_tree_gather_devices(tree, "clip_grad_norm_", own, sizes.sharded, memory), done);
     msi_comm_count(tree->comm, MSI_COLL_ALL_REDUCE); /* equivalent collective */
     status = fold_on_device(&p, norm, max_norm, list->data, memory);
 done:
     msi_release(list);
     msi_release(all);
     msi_release_later(ctx, p.block); /* the copy reads it */
-    free(room.cut);
+    free(sizes.cut);
     return status;
 }
