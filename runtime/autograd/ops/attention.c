@@ -229,11 +229,17 @@ static ms_status differentiate(msi_bwd *b, const msi_view *q, const msi_view *k,
 
 /* -- separate q, k, v -------------------------------------------------------------------------- */
 
-/* Memory order of an operand (B, H, T, D) that is a transposed (B, T, H, D): results and gradients
- * have it too, so that transposing them back copies nothing. */
+/* Is (B, H, T, D) a transposed (B, T, H, D) in memory? */
+static bool is_transposed(const msi_view *v)
+{
+    return v->stride[1] < v->stride[2];
+}
+
+/* Give a result or gradient the memory order of its operand, so that transposing it back copies
+ * nothing. */
 static void follow(msi_view *out, const msi_view *operand)
 {
-    if (operand->stride[1] < operand->stride[2]) {
+    if (is_transposed(operand)) {
         out->stride[1] = out->shape[3];
         out->stride[2] = out->shape[1] * out->shape[3];
     }
@@ -292,10 +298,8 @@ out:
 static ms_status open_gradient(msi_target *t, msi_bwd *b, int32_t i, const msi_view *operand,
                                msi_view *grad)
 {
-    const bool follows = operand->stride[1] < operand->stride[2];
-
     t->data = NULL;
-    if (!follows) {
+    if (!is_transposed(operand)) {
         MS_TRY(msi_target_open(t, b, i, operand->dtype, 0));
     }
     if (t->data != NULL) {
