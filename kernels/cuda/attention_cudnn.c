@@ -163,8 +163,8 @@ static void matmul_of_keys(dnn_graph *g, const shape *s, int32_t to, int32_t eac
 }
 
 /* p = exp(s - STATS); dv = p^T do; ds = scale p (do v^T - sum of o do); dk = ds^T q; dq = ds k.
- * dq is written by its product. Of a graph that accumulates dq in an f32 tensor of its own, the
- * library's sums do not repeat, and its engines have no note that says so. */
+ * The product writes dq itself. If an f32 tensor accumulated dq, sums would differ from run to run;
+ * the library does not mark engines for that as nondeterministic. */
 static void describe_gradient(dnn_graph *g, const shape *s)
 {
     dnn_add(g, DNN_MUL, O_DO, DO, O, 0);
